@@ -77,7 +77,7 @@ func (f follower) follow(ctx context.Context, servers []netip.AddrPort) {
 		ips = append(ips, s.Addr())
 	}
 	if err := neighbor.Flush(ctx, ips); err != nil {
-		f.log.WithError(err).Debug("neighbors not flushed")
+		f.log.WithError(err).Debug("cannot flush neighbor entries")
 	}
 	if !f.current.Effective().Firewall(f.linux.Firewall) {
 		return
@@ -88,6 +88,6 @@ func (f follower) follow(ctx context.Context, servers []netip.AddrPort) {
 	defer done()
 	all := append(f.firewall.Resolve(limited, f.current.Effective().Bus.URLs), servers...)
 	if _, err := platform.Converge(ctx, f.firewall, firewall.Diff, firewall.Desired{NATS: all}); err != nil {
-		f.log.WithError(err).Debug("firewall does not follow the bus")
+		f.log.WithError(err).Debug("cannot update the firewall for the bus servers")
 	}
 }

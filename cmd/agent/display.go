@@ -47,14 +47,14 @@ func newDisplay(o runOptions, rec *status.Recorder, notifier unit.Notifier, log 
 // write changes the status, and has it on disk.
 func (d *display) write(change func(*status.Document)) {
 	if err := errors.Join(d.rec.Update(change), d.rec.Flush()); err != nil {
-		d.log.WithError(err).Warn("status not written")
+		d.log.WithError(err).Warn("cannot write the status")
 	}
 }
 
 // progress shows how far a long operation is.
 func (d *display) progress(name string, p status.Progress) {
 	if err := d.rec.SetProgress(name, p); err != nil {
-		d.log.WithError(err).Debug("status not written")
+		d.log.WithError(err).Debug("cannot write the status")
 	}
 }
 
@@ -68,7 +68,7 @@ func (d *display) showState() {
 // showWithheld puts into the status why no job may be started.
 func (d *display) showWithheld(reason string) {
 	if _, err := d.rec.SetWarning(status.JobsWithheld, reason); err != nil {
-		d.log.WithError(err).Warn("status not written")
+		d.log.WithError(err).Warn("cannot write the status")
 	}
 	d.write(func(doc *status.Document) {
 		switch {
@@ -100,7 +100,7 @@ func (d *display) collection() func(logs.Progress) {
 
 // mailsUnserved puts into the status, and once into the log, why monit's mails do not arrive.
 func (d *display) mailsUnserved(why error) {
-	d.warn("alerts of monit do not arrive", "alerts of monit do not arrive; trying again each second", why)
+	d.warn("cannot receive monit's alerts", "cannot receive monit's alerts; retrying every second", why)
 }
 
 // portHeld puts into the status, and once into the log, who has monit's port.
@@ -116,7 +116,7 @@ func (d *display) warn(topic, message string, why error) {
 	}
 	changed, err := d.rec.SetWarning(topic, text)
 	if err != nil {
-		d.log.WithError(err).Warn("status not written")
+		d.log.WithError(err).Warn("cannot write the status")
 	}
 	if changed && why != nil {
 		d.log.WithError(why).Warn(message)
@@ -126,6 +126,6 @@ func (d *display) warn(topic, message string, why error) {
 // warnOfPlatform puts the missing features into the status, whose warnings begin anew with each attempt to boot.
 func (d *display) warnOfPlatform() {
 	if _, err := d.rec.SetWarning("platform", d.missing()); err != nil {
-		d.log.WithError(err).Debug("status not written")
+		d.log.WithError(err).Debug("cannot write the status")
 	}
 }

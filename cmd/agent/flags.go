@@ -36,7 +36,7 @@ func (o runOptions) checkMonitFiles() func(map[string][]byte) error {
 	return nil
 }
 
-// ownSupervisor is an agent that puts its own supervisor in the place of monit.
+// ownSupervisor is an agent that puts its own supervisor in place of monit.
 func (o runOptions) ownSupervisor() bool { return o.supervisor == "systemd" }
 
 func parseRun(args []string, stdout, stderr io.Writer) (o runOptions, code int, ok bool) {
@@ -46,10 +46,10 @@ word run does the same: it is how stemcells start it.`,
 		Examples: []string{"agent -P ubuntu -C /var/vcap/bosh/agent.json",
 			"agent -P dummy -M dummy-nats -b /tmp/vm -C /tmp/vm/agent.json"}}, stdout, stderr)
 	flags.StringVar(&o.platform, "P", "",
-		"`PLATFORM`: ubuntu or centos, which are the same, or dummy for everything that touches no machine")
+		"`PLATFORM`: ubuntu or centos, which are the same, or dummy, which does not touch the machine")
 	flags.StringVar(&o.config, "C", "", "path of `AGENT_JSON`; bosh/agent.json below BASE if not given")
 	flags.StringVar(&o.supervisor, "M", "monit",
-		"`SUPERVISOR`: monit, systemd (the agent's own, inside of monit.service), dummy or dummy-nats")
+		"`SUPERVISOR`: monit, systemd (the agent's own, in monit.service), dummy or dummy-nats")
 	flags.StringVar(&o.base, "b", vcap.DefaultBase, "`BASE` directory")
 	showVersion := flags.Bool("v", false, "print the version and exit")
 	flags.String("r", "/", "accepted and ignored")

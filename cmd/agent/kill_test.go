@@ -321,7 +321,7 @@ func TestProgramReplacedDuringTheBoot(t *testing.T) {
 		eventually.True(t, text, func() bool { return strings.Contains(m.log.String(), text) })
 	}
 	m.start()
-	logged("agent starts")
+	logged("agent starting")
 	if err := os.Remove(m.program); err != nil {
 		t.Fatal(err)
 	}

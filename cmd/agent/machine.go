@@ -73,7 +73,7 @@ type machineOptions struct {
 	log    *logrus.Entry
 	status *status.Recorder
 	monit  bool
-	// ownSupervisor puts the agent's own supervisor in the place of monit.
+	// ownSupervisor puts the agent's own supervisor in place of monit.
 	ownSupervisor bool
 	// readOnly is for agent plan: nothing is written, ejected, brought up or waited for without end.
 	readOnly bool
@@ -166,7 +166,7 @@ func newMachine(o machineOptions) (*machine, error) {
 			monitManager.Warm(ctx, monit.UnitName)
 			if err := disks.Persistent.WatchSizes(ctx); err != nil {
 				o.at("disk").WithError(err).
-					Warn("kernel events of disks are not available; a grown disk is noticed at the next start")
+					Warn("cannot receive the kernel's disk events; a grown disk is noticed only at the next start")
 			}
 		}}, nil
 }
@@ -197,7 +197,7 @@ func newDummyMachine(o machineOptions) (*machine, error) {
 		func() map[string]settings.Network {
 			found, err := dummy.Networks(o.dirs, b.Networks())
 			if err != nil {
-				o.log.WithError(err).Warn("networks without the address of the dummy's lease")
+				o.log.WithError(err).Warn("cannot read the dummy's DHCP lease; its network has no address")
 			}
 			return found
 		},
@@ -218,7 +218,7 @@ func (m *machine) sendAlert(alerts *agent.Alerts, a monit.Alert) {
 // busCertificates are those whose expiry operators are warned of.
 func (m *machine) busCertificates() []agent.Certificate {
 	cert := m.current.Effective().Bus.Cert
-	return []agent.Certificate{{Name: "bus client", PEM: cert.Certificate}, {Name: "bus authority", PEM: cert.CA}}
+	return []agent.Certificate{{Name: "bus client", PEM: cert.Certificate}, {Name: "bus CA", PEM: cert.CA}}
 }
 
 // addresses are all addresses of the machine's networks, sorted.
@@ -294,7 +294,7 @@ func addSources(m *bootstrap.Machine, current *store.Current, o machineOptions) 
 	log := o.at("sources")
 	waiting := func(ctx context.Context, text string) {
 		if aside := store.Aside(m.Dirs); text != "" && len(aside) > 0 && !current.Present() {
-			text += "; the cached copy was damaged, and set aside as " + strings.Join(aside, ", ")
+			text += "; the cached copy was damaged and set aside as " + strings.Join(aside, ", ")
 		}
 		if span := engine.SpanOf(ctx); span != nil && span.Waiting(text) {
 			o.announceWait(text)
@@ -358,9 +358,9 @@ func repeatStart(ctx context.Context, supervisor monit.Supervisor, log *logrus.E
 	started, err := supervisor.StartUnmonitored(ctx)
 	switch {
 	case err != nil && ctx.Err() == nil:
-		log.WithError(err).Warn("the Director's last start was not repeated")
+		log.WithError(err).Warn("cannot repeat the Director's last start")
 	case len(started) > 0:
-		log.WithField("services", strings.Join(started, ",")).Info("monit had not recorded the Director's last start; services are started")
+		log.WithField("services", strings.Join(started, ",")).Info("monit had not recorded the Director's last start; starting services")
 	}
 }
 
@@ -389,7 +389,7 @@ func addJobs(m *bootstrap.Machine, o machineOptions, client *monit.Client, manag
 	return pending
 }
 
-// chooseSupervisor decides what runs inside of monit's unit.
+// chooseSupervisor decides what runs inside monit's unit.
 func chooseSupervisor(m *bootstrap.Machine, o machineOptions, manager services) error {
 	starter, known := m.Supervisor.(monit.Starter)
 	if !known {
@@ -398,7 +398,7 @@ func chooseSupervisor(m *bootstrap.Machine, o machineOptions, manager services) 
 	systemd, runs := manager.(*unit.Systemd)
 	if !runs {
 		if o.ownSupervisor {
-			return errors.New("-M systemd puts the agent's supervisor into systemd's monit.service, and runit runs monit here: use -M monit")
+			return errors.New("-M systemd needs systemd's monit.service, but runit runs monit here: use -M monit")
 		}
 		return nil
 	}

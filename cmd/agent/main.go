@@ -45,7 +45,7 @@ func commands() cli.Table {
 	return cli.Table{
 		{Name: "run", Summary: "run the agent (what a stemcell does with flags alone)", Run: runAgent},
 		{Name: "status", Summary: "show state, verdict and boot steps, or --wait for them", Run: show.Status},
-		{Name: "timeline", Summary: "draw where the time of the boot went", Run: timeline.Run},
+		{Name: "timeline", Summary: "show where the boot spent its time", Run: timeline.Run},
 		{Name: "doctor", Summary: "find out why the Director may not see this machine", Run: doctor.Run},
 		{Name: "support", Summary: "write a support archive without secrets", Run: support.Version(version).Run},
 		{Name: "metrics", Summary: "print the state of boot, bus, disks and jobs for Prometheus", Run: metrics.Run},
@@ -54,7 +54,7 @@ func commands() cli.Table {
 		{Name: "plan", Summary: "show what a boot would change on this machine", Run: runPlan},
 		{Name: "disk", Summary: "accept, release or format a persistent disk", Run: disk.Command(describeDisk)},
 		{Name: "jobs", Summary: "show the processes of the jobs", Run: jobs.Run},
-		{Name: "supervise", Summary: "run the jobs in the place of monit", Run: supervise.Run},
+		{Name: "supervise", Summary: "run the jobs in place of monit", Run: supervise.Run},
 		{Name: "compile", Summary: "compile release tarballs on this machine, without a Director", Run: compile.Run},
 		{Name: "log-level", Summary: "show or change the log level of the running agent", Run: loglevel.Run},
 		{Name: "completion", Summary: "print the completion of commands and flags for a shell", Run: completion.Command(commands)},

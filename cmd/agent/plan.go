@@ -18,7 +18,7 @@ import (
 func runPlan(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("plan", cli.Help{Arguments: "[-C AGENT_JSON] [-b BASE] [--json] [--timeout DURATION]",
 		Purpose: `Shows what a boot would change on this machine, step by step, with the proof for each
-destructive step on disks. It asks the sources as 'agent settings' does and touches nothing.
+destructive step on disks. It asks the sources as 'agent settings' does and changes nothing.
 Changes marked "after STEP" presume what that step will have done by then. Exit codes: 0 plan
 made, 1 the boot would fail or a step cannot be planned, 2 usage.`, Examples: []string{"agent plan", "agent plan --json --timeout 5s"}}, stdout, stderr)
 	path := flags.String("C", "", "`AGENT_JSON` that names the sources; bosh/agent.json below BASE if not given")

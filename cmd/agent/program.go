@@ -40,7 +40,7 @@ func (p program) openPort(ctx context.Context, kept net.Listener) *net.TCPListen
 // keepPort lets systemd keep the port while the agent is started again.
 func (p program) keepPort(listener *net.TCPListener) {
 	if err := p.notifier.Keep(monit.AlertsSocket, listener); err != nil {
-		p.log.WithError(err).Warn("port of monit's alerts is not kept open during a restart of the agent")
+		p.log.WithError(err).Warn("systemd cannot keep monit's alert port open while the agent restarts")
 	}
 	_, _ = p.releasePortIfReplaced() // it may have been replaced before systemd kept the port
 }
@@ -79,7 +79,7 @@ func (p program) releasePortIfReplaced() (replaced bool, _ error) {
 		return false, nil
 	}
 	if err := p.notifier.Release(monit.AlertsSocket); err != nil {
-		p.log.WithError(err).Warn("service manager keeps the port of monit's alerts")
+		p.log.WithError(err).Warn("cannot make systemd release monit's alert port")
 	}
 	p.withdrawIdentity()
 	p.log.Info("the agent's program was replaced")
@@ -108,7 +108,7 @@ func (p program) showIdentity() error {
 func (p program) withdrawIdentity() {
 	for path := range p.identity() {
 		if err := atomicfile.Remove(path); err != nil {
-			p.log.WithError(err).Debug("the instance still shows this version")
+			p.log.WithError(err).Debug("cannot remove a file that identifies this agent")
 		}
 	}
 }

@@ -60,11 +60,11 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	limitHeap()
 	notifier, err := unit.TakeNotifier()
 	if err != nil {
-		log.WithError(err).Warn("service manager cannot be notified")
+		log.WithError(err).Warn("cannot notify the service manager")
 	}
 	kept, err := unit.TakeListener(monit.AlertsSocket)
 	if err != nil {
-		log.WithError(err).Warn("sockets of the service manager are not usable")
+		log.WithError(err).Warn("cannot use the sockets passed by the service manager")
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -167,7 +167,7 @@ func newAudit(ctx context.Context, o runOptions, background *sync.WaitGroup, log
 	syslog := mbus.NewSyslog(mbus.Program{Version: version, Supervisor: o.supervisor})
 	background.Go(func() {
 		if err := syslog.Run(ctx); err != nil && ctx.Err() == nil {
-			log.WithError(err).Warn("audit ended")
+			log.WithError(err).Warn("audit log stopped")
 		}
 	})
 	return syslog
@@ -206,11 +206,11 @@ func openStatus(o runOptions, dirs vcap.Dirs) (*status.Recorder, error) {
 // manager starts the agent again.
 func cannotStart(ctx context.Context, o runOptions, log *logrus.Entry, notifier unit.Notifier, cause error) {
 	v := engine.Verdict{State: status.Failed, Step: "start", Cause: cause,
-		Advice: "correct it; 'agent validate " + o.config + "' reports whether it is good"}
+		Advice: "correct it, and check it with 'agent validate " + o.config + "'"}
 	line := &status.ServiceLine{Send: notifier.Status, Log: log}
 	bootstrap.Announcer{Root: "/", Log: log, Notify: line.Show}.Failed(ctx, v)
 	if err := record(o, v); err != nil {
-		log.WithError(err).Warn("status not written")
+		log.WithError(err).Warn("cannot write the status")
 	}
 	if !o.dummy() {
 		untilChanged(ctx, o.config, startPause)
@@ -254,11 +254,11 @@ func (b *booting) run(ctx context.Context, cancel func(), boot func(context.Cont
 		cancel()
 		b.background.Wait()
 		if err := b.display.rec.Stop(); err != nil {
-			b.log.WithError(err).Debug("status not written")
+			b.log.WithError(err).Debug("cannot write the status")
 		}
 	}()
 	b.log.WithFields(logrus.Fields{"version": version, "supervisor": b.o.supervisor, "base": b.dirs.Base(),
-		"stemcell": b.etc("stemcell_version"), "stemcell_git_sha": b.etc("stemcell_git_sha1")}).Info("agent starts")
+		"stemcell": b.etc("stemcell_version"), "stemcell_git_sha": b.etc("stemcell_git_sha1")}).Info("agent starting")
 	b.spawn(func() {
 		if missing := b.display.missing(); missing != "" {
 			b.log.WithField("missing", missing).Warn("kernel or container engine lacks features")
@@ -277,17 +277,17 @@ func (b *booting) run(ctx context.Context, cancel func(), boot func(context.Cont
 	b.spawn(func() { b.program.releasePortWhenReplaced(ctx) })
 	b.spawn(func() {
 		if err := b.bus.Run(ctx); err != nil {
-			b.at("bus").WithError(err).Error("bus ended")
+			b.at("bus").WithError(err).Error("bus stopped")
 		}
 	})
 	if err := boot(ctx); err != nil && ctx.Err() == nil {
-		b.log.WithError(err).Error("agent stops")
+		b.log.WithError(err).Error("agent stopping")
 		return cli.ExitFailed
 	}
 	<-ctx.Done()
-	b.log.Info("agent stops on a signal")
+	b.log.Info("agent stopping on a signal")
 	if err := b.program.notifier.Stopping(); err != nil {
-		b.log.WithError(err).Debug("service manager not notified")
+		b.log.WithError(err).Debug("cannot notify the service manager")
 	}
 	// Upstream's exit code after a signal; the service manager starts it again either way.
 	return cli.ExitFailed
@@ -362,7 +362,7 @@ func (b *booting) ready(ctx context.Context, v engine.Verdict) error {
 	tasks, err := task.Open(ctx, task.Options{Path: b.machine.current.Place().TaskRecord(),
 		Log: b.at("task")})
 	if err != nil {
-		b.log.WithError(err).Warn("the record of tasks is not usable; tasks do not survive a restart")
+		b.log.WithError(err).Warn("cannot use the task record; tasks will not survive a restart")
 	}
 	s := newServing(b, tasks)
 	s.report(ctx)
@@ -376,7 +376,7 @@ func (b *booting) ready(ctx context.Context, v engine.Verdict) error {
 	b.dispatcher.Ready(action.Actions(s.deps), tasks)
 	b.bus.ForgetAlert()
 	if err := b.program.showIdentity(); err != nil {
-		b.log.WithError(err).Warn("the instance does not show the agent's version")
+		b.log.WithError(err).Warn("cannot write the files that identify the agent")
 	}
 	_, _ = b.program.releasePortIfReplaced() // it may have been replaced before these files were written
 	if reason := b.machine.JobsWithheld(); reason != "" {
@@ -387,7 +387,7 @@ func (b *booting) ready(ctx context.Context, v engine.Verdict) error {
 	// After the first pong: a power cut in between only makes the next boot count as the first one
 	// again.
 	if err := (bootstrap.ReadyMarker{Dirs: b.dirs}).Set(b.machine.Settings.Effective().Settings.AgentID); err != nil {
-		b.log.WithError(err).Warn("ready marker not written")
+		b.log.WithError(err).Warn("cannot write the ready marker")
 	}
 	b.log.WithFields(logrus.Fields{"state": string(v.State), "took": after.Round(100 * time.Microsecond).String(),
 		"changes": changes}).Info("agent is ready")
@@ -398,7 +398,7 @@ func (b *booting) ready(ctx context.Context, v engine.Verdict) error {
 		b.display.history.Keep(ctx, status.BootOver)
 	})
 	if err := b.program.notifier.Ready(); err != nil {
-		b.log.WithError(err).Warn("service manager not notified")
+		b.log.WithError(err).Warn("cannot notify the service manager")
 	}
 	return nil
 }
@@ -418,7 +418,7 @@ func newServing(b *booting, tasks *task.Tasks) *serving {
 	if use, err := blobs.Prepare(e.Blobstore); err != nil {
 		// The agent serves without a blobstore, so that the machine can be inspected and repaired;
 		// each use of the store fails with the reason.
-		b.log.WithError(err).Warn("blobstore is not usable")
+		b.log.WithError(err).Warn("cannot use the blobstore")
 	} else {
 		use()
 	}
@@ -429,7 +429,7 @@ func newServing(b *booting, tasks *task.Tasks) *serving {
 	collector := logs.Collector{Dirs: b.dirs, Root: "/", Log: log, Journal: logs.Journal,
 		Progress: b.display.collection}
 	if err := errors.Join(instance.Sweep(), blobs.Sweep(), collector.Sweep()); err != nil {
-		b.log.WithError(err).Warn("leftovers were not removed")
+		b.log.WithError(err).Warn("cannot remove leftovers of an earlier process")
 	}
 	return &serving{b, instance, action.Deps{
 		Tasks: tasks,
@@ -454,7 +454,7 @@ func newServing(b *booting, tasks *task.Tasks) *serving {
 		Networks: m.networks,
 		SayShutdown: func(ctx context.Context) {
 			if err := b.bus.Publish(ctx, "hm", "shutdown", nil); err != nil {
-				log.WithError(err).Warn("Health Monitor not told of the shutdown")
+				log.WithError(err).Warn("cannot notify the Health Monitor of the shutdown")
 			}
 		},
 	}}
@@ -466,7 +466,7 @@ func (s *serving) report(ctx context.Context) {
 	run := func(name string, f func(context.Context) error) {
 		s.spawn(func() {
 			if err := f(ctx); err != nil && ctx.Err() == nil {
-				log.WithError(err).WithField("report", name).Error("report ended")
+				log.WithError(err).WithField("report", name).Error("report stopped")
 			}
 		})
 	}
@@ -488,7 +488,7 @@ func (s *serving) report(ctx context.Context) {
 		return mails.Run(ctx, monit.AlertsAddress, func(m monit.Alert) {
 			if s.instance.Expected(m) {
 				log.WithFields(logrus.Fields{"service": m.Service, "event": m.Event}).
-					Debug("alert dropped: the agent itself starts or stops the service")
+					Debug("alert dropped: the agent itself is starting or stopping the service")
 				return
 			}
 			s.machine.sendAlert(s.alerts, m)

@@ -5,7 +5,7 @@ commands=(
 	'help:list the commands, or show the help of one'
 	'run:run the agent (what a stemcell does with flags alone)'
 	'status:show state, verdict and boot steps, or --wait for them'
-	'timeline:draw where the time of the boot went'
+	'timeline:show where the boot spent its time'
 	'doctor:find out why the Director may not see this machine'
 	'support:write a support archive without secrets'
 	'metrics:print the state of boot, bus, disks and jobs for Prometheus'
@@ -14,7 +14,7 @@ commands=(
 	'plan:show what a boot would change on this machine'
 	'disk:accept, release or format a persistent disk'
 	'jobs:show the processes of the jobs'
-	'supervise:run the jobs in the place of monit'
+	'supervise:run the jobs in place of monit'
 	'compile:compile release tarballs on this machine, without a Director'
 	'log-level:show or change the log level of the running agent'
 	'completion:print the completion of commands and flags for a shell'
@@ -32,8 +32,8 @@ help) _describe command commands ;;
 run)
 	_arguments \
 		'-C[path of AGENT_JSON; bosh/agent.json below BASE if not given]:AGENT_JSON:_default' \
-		'-M[SUPERVISOR; monit, systemd (the agent'\''s own, inside of monit.service), dummy or dummy-nats]:SUPERVISOR:_default' \
-		'-P[PLATFORM; ubuntu or centos, which are the same, or dummy for everything that touches no machine]:PLATFORM:_default' \
+		'-M[SUPERVISOR; monit, systemd (the agent'\''s own, in monit.service), dummy or dummy-nats]:SUPERVISOR:_default' \
+		'-P[PLATFORM; ubuntu or centos, which are the same, or dummy, which does not touch the machine]:PLATFORM:_default' \
 		'-b[BASE directory]:BASE:_default' \
 		'--no-alerts[accepted and ignored]' \
 		'-r[accepted and ignored]:string:_default' \
@@ -45,7 +45,7 @@ status)
 		'--file[status FILE to read]:FILE:_default' \
 		'--json[print the status document]' \
 		'-v[show every boot step, with what it waited for, saw and changed]' \
-		'--wait[wait for failed, or ready with its bus, at most DURATION if one is given]:DURATION:_default' \
+		'--wait[wait until the agent has failed, or is ready with its bus, at most DURATION if one is given]:DURATION:_default' \
 		'--help[show the help of the command]' '*:file:_files'
 	;;
 timeline)
@@ -65,8 +65,8 @@ doctor)
 		'-b[BASE directory]:BASE:_default' \
 		'--file[status FILE to read]:FILE:_default' \
 		'--json[print a JSON document]' \
-		'--timeout[how long to wait for each other machine]:duration:_default' \
-		'-v[show what is good as well]' \
+		'--timeout[how long to wait for each remote host]:duration:_default' \
+		'-v[also show checks that passed]' \
 		'--help[show the help of the command]' '*:file:_files'
 	;;
 support)
@@ -74,7 +74,7 @@ support)
 		'-C[AGENT_JSON; bosh/agent.json below BASE if not given]:AGENT_JSON:_default' \
 		'-b[BASE directory]:BASE:_default' \
 		'--file[status FILE to read]:FILE:_default' \
-		'--timeout[how long to wait for each other machine and program]:duration:_default' \
+		'--timeout[how long to wait for each remote host and each program]:duration:_default' \
 		'--help[show the help of the command]' '*:file:_files'
 	;;
 metrics)
@@ -96,9 +96,9 @@ settings)
 	_arguments \
 		'-C[AGENT_JSON that names the sources; bosh/agent.json below BASE if not given]:AGENT_JSON:_default' \
 		'-b[BASE directory with the cached state]:BASE:_default' \
-		'--explain[show where each value came from, and what became of each source]' \
+		'--explain[show where each value came from, and the outcome of each source]' \
 		'--json[print a JSON document]' \
-		'--query[print the one value at PATH, as '\''agent settings'\'' names it; JSON if it has parts]:PATH:_default' \
+		'--query[print only the value at PATH, as '\''agent settings'\'' names it; objects and lists as JSON]:PATH:_default' \
 		'--timeout[how long to wait for sources]:duration:_default' \
 		'--help[show the help of the command]' '*:file:_files'
 	;;
@@ -113,7 +113,7 @@ plan)
 disk)
 	_arguments \
 		'-b[BASE directory]:BASE:_default' \
-		'--yes[format; lose what is on the disk]' \
+		'--yes[format; confirm that all data on the disk is lost]' \
 		'--help[show the help of the command]' '*:file:_files'
 	;;
 jobs)
@@ -142,13 +142,13 @@ log-level)
 	;;
 completion)
 	_arguments \
-		'--name[NAME that the program is called by]:NAME:_default' \
+		'--name[NAME of the program]:NAME:_default' \
 		'1:argument:(bash zsh fish)' \
 		'--help[show the help of the command]' '*:file:_files'
 	;;
 man)
 	_arguments \
-		'--name[NAME that the program is called by]:NAME:_default' \
+		'--name[NAME of the program]:NAME:_default' \
 		'--help[show the help of the command]' '*:file:_files'
 	;;
 version)

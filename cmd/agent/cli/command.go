@@ -64,7 +64,7 @@ commands:
 	}
 	fmt.Fprint(w, `
 'agent COMMAND --help' shows the flags of a command, with examples.
-exit codes: 0 good, 1 bad input or failed, 2 wrong usage
+exit codes: 0 success, 1 bad input or failure, 2 usage error
 `)
 }
 

@@ -67,7 +67,7 @@ func (f *Flags) Parse(args []string, least, most int) (code int, ok bool) {
 	}
 	switch n := len(f.arguments); {
 	case n < least:
-		return f.Misused("an argument is missing"), false
+		return f.Misused("missing argument"), false
 	case most >= 0 && n > most:
 		return f.Misused("unexpected argument %q", f.arguments[most]), false
 	}

@@ -19,7 +19,7 @@ func WriteJSON(w io.Writer, v any) error {
 	return out.Encode(v)
 }
 
-// NotChecked stands in the place of what only root may look at.
+// NotChecked stands in place of what only root may look at.
 const NotChecked = "not checked (run as root)"
 
 // Advise adds to an error that comes of missing privileges what to do about it.

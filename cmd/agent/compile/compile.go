@@ -84,7 +84,7 @@ func stemcellSlug(osRelease string, dirs vcap.Dirs) (string, error) {
 		{keys["ID"], "ID in " + osRelease}, {keys["VERSION_CODENAME"], "VERSION_CODENAME in " + osRelease}, {strings.TrimSpace(string(version)), versionFile},
 	} {
 		if part.value == "" || strings.ContainsAny(part.value, "/ \n") {
-			return "", fmt.Errorf("identify the stemcell: %s is not usable: %q", part.from, part.value)
+			return "", fmt.Errorf("identify the stemcell: %s is invalid: %q", part.from, part.value)
 		}
 	}
 	return keys["ID"] + "-" + keys["VERSION_CODENAME"] + "/" + strings.TrimSpace(string(version)), nil

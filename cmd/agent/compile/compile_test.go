@@ -136,14 +136,14 @@ packages:
 	}
 
 	for name, change := range map[string]map[string]string{
-		"needs itself":       {"./release.MF": strings.Replace(mf("lib"), "[]", "[app]", 1)},
+		"depends on itself":  {"./release.MF": strings.Replace(mf("lib"), "[]", "[app]", 1)},
 		"does not have":      {"./release.MF": mf("nope")},
 		"Checksum mismatch":  {"packages/base.tgz": app},
 		"not a release":      {"./release.MF": "", "x": ""},
 		"exit code 9":        {"packages/base.tgz": tgz(t, map[string]string{"packaging": "exit 9"})},
-		"compiled already":   {"./release.MF": mf("lib") + "compiled_packages:\n- name: x\n"},
+		"already compiled":   {"./release.MF": mf("lib") + "compiled_packages:\n- name: x\n"},
 		"leaves the archive": {"../evil": "x"},
-		"not usable":         {"./release.MF": strings.Replace(mf("lib"), "name: lib", "name: ../lib", 1)},
+		"missing or invalid": {"./release.MF": strings.Replace(mf("lib"), "name: lib", "name: ../lib", 1)},
 		"manifest: line 2":   {"./release.MF": "name: [\n[\n"},
 	} {
 		files := maps.Clone(good)

@@ -1,5 +1,5 @@
 // Package completion is `agent completion`: what shells need to complete commands and flags, made from the table of
-// commands. The scripts are static: pressing the tabulator starts no program.
+// commands. The scripts are static: pressing Tab runs no program.
 package completion
 
 import (
@@ -27,7 +27,7 @@ func run(ctx context.Context, table cli.Table, args []string, stdout, stderr io.
 	flags := cli.NewFlags("completion", cli.Help{Arguments: strings.Join(Shells, "|"), Words: Shells,
 		Purpose:  "Prints a script that lets a shell complete commands and flags. The install script puts it where\nshells look for it.",
 		Examples: []string{"agent completion bash > /etc/bash_completion.d/agent", "source <(agent completion bash)"}}, stdout, stderr)
-	program := flags.String("name", "agent", "`NAME` that the program is called by")
+	program := flags.String("name", "agent", "`NAME` of the program")
 	if code, ok := flags.Parse(args, 1, 1); !ok {
 		return code
 	}

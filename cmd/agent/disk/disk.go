@@ -25,20 +25,20 @@ func Command(describe Describe) cli.RunFunc {
 
 func run(ctx context.Context, describe Describe, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("disk", cli.Help{Arguments: "accept|release|format CID",
-		Purpose: `Leaves a request about a persistent disk, which the agent acts upon and logs when it next decides
-about that disk (mount_disk, or the next attempt to mount the store). Exit codes: 0 left, 1 not left or nothing
-done, 2 usage.`,
+		Purpose: `Records a request about a persistent disk. The agent acts upon it, and logs that, when it next decides
+about that disk (mount_disk, or the next attempt to mount the store). Exit codes: 0 recorded, 1 not recorded or
+nothing done, 2 usage.`,
 		Terms: []cli.Term{
 			{Word: "accept", Text: "The disk that is attached under this CID is the right one, whatever the record says: mount it and " +
 				"record its identifiers. It is not formatted unless it is blank."},
 			{Word: "release", Text: "Forget what is on record about this CID: the disk is gone, or may hold another store."},
-			{Word: "format", Text: "Prepare the disk that is attached under this CID anew, once. WHAT IS ON IT IS LOST. Shows what that " +
-				"is; does it with --yes only."},
+			{Word: "format", Text: "Reformat the disk that is attached under this CID, once. ALL DATA ON IT IS LOST. Without --yes, " +
+				"only shows what would be lost."},
 		},
 		Examples: []string{"agent disk accept vol-0a1b2c3d", "agent disk release vol-0a1b2c3d",
 			"agent disk format vol-0a1b2c3d --yes"}}, stdout, stderr)
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory")
-	yes := flags.Bool("yes", false, "format: lose what is on the disk")
+	yes := flags.Bool("yes", false, "format: confirm that all data on the disk is lost")
 	if code, ok := flags.Parse(args, 2, 2); !ok {
 		return code
 	}
@@ -54,7 +54,7 @@ done, 2 usage.`,
 		}
 		fmt.Fprintln(stdout, text)
 		if !*yes {
-			fmt.Fprintf(stderr, "agent disk: nothing was done; to lose what is on this disk, run 'agent disk format %s --yes'\n", cid)
+			fmt.Fprintf(stderr, "agent disk: nothing was done; to erase this disk, run 'agent disk format %s --yes'\n", cid)
 			return cli.ExitFailed
 		}
 	}

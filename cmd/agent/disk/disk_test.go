@@ -35,10 +35,10 @@ func TestRequests(t *testing.T) {
 	}{
 		{[]string{"accept", "vol-1", "-b", dirs.Base()}, 0, "will accept vol-1"},
 		{[]string{"release", "vol-2", "-b", dirs.Base()}, 0, "will release vol-2"},
-		{[]string{"release", "vol-3", "-b", dirs.Base()}, 1, `vol-3 is not on record; these are: ["vol-2"]`},
+		{[]string{"release", "vol-3", "-b", dirs.Base()}, 1, `vol-3 is not on record; recorded disks: ["vol-2"]`},
 		{[]string{"accept", "vol-1", "-b", t.TempDir() + "/none"}, 1, "no such file"},
 		{[]string{"format", "vol-3", "--yes", "-b", dirs.Base()}, 1, "is not known"},
-		{[]string{"format", "vol-4", "-b", dirs.Base()}, 1, "/dev/vdc: holds precious things\nagent disk: nothing was done; to lose what is on this disk, run 'agent disk format vol-4 --yes'"},
+		{[]string{"format", "vol-4", "-b", dirs.Base()}, 1, "/dev/vdc: holds precious things\nagent disk: nothing was done; to erase this disk, run 'agent disk format vol-4 --yes'"},
 		{[]string{"destroy", "vol-1"}, 2, "not one of accept, release and format"},
 		{[]string{"accept"}, 2, "missing"},
 		{[]string{"accept", ""}, 1, "CID is empty"},

@@ -1,4 +1,4 @@
-// Package doctor is `agent doctor`: why may the Director not see this machine? Package observe looks at
+// Package doctor is `agent doctor`: it finds out why the Director may not see this machine. Package observe looks at
 // the machine; here pure functions decide what that means, each finding with what was checked, what was
 // found and what to do, the most likely cause first.
 package doctor
@@ -22,17 +22,17 @@ const exitWarnings = 3
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("doctor", cli.Help{Arguments: "[--json] [-v] [--timeout DURATION]",
 		Purpose: `Looks for the reason why a Director may not see this machine, the most likely first: settings,
-certificates, the way to each bus server step by step, clock, gateway, MTU, firewall, disks, units,
-jobs. Changes nothing; works without a running agent and without a network. Exit codes: 0 nothing
-found, 1 a problem, 2 usage, 3 warnings only, or only root may check some of it.`,
+certificates, each step of the connection to each bus server, clock, gateway, MTU, firewall, disks,
+units, jobs. Changes nothing; works without a running agent and without a network. Exit codes: 0 nothing
+found, 1 a problem, 2 usage, 3 warnings only, or some checks need root.`,
 		Examples: []string{"agent doctor", "agent doctor --json", "agent doctor -v --timeout 10s"}}, stdout, stderr)
 	o := observe.Options{}
 	flags.StringVar(&o.Config, "C", "", "`AGENT_JSON` that names the sources; bosh/agent.json below BASE if not given")
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory")
 	flags.StringVar(&o.Status, "file", vcap.RunDir.Status(), "status `FILE` to read")
-	flags.DurationVar(&o.Timeout, "timeout", 5*time.Second, "how long to wait for each other machine")
+	flags.DurationVar(&o.Timeout, "timeout", 5*time.Second, "how long to wait for each remote host")
 	asJSON := flags.Bool("json", false, "print a JSON document")
-	verbose := flags.Bool("v", false, "show what is good as well")
+	verbose := flags.Bool("v", false, "also show checks that passed")
 	if code, ok := flags.Parse(args, 0, 0); !ok {
 		return code
 	}

@@ -112,11 +112,11 @@ func TestFirstFinding(t *testing.T) {
 			d.State, d.Verdict = status.Starting, ""
 			d.Steps = []status.Step{{Name: "network", Outcome: status.Running, Waiting: "MAC 02:00:00:00:be:ef"},
 				{Name: "supervisor", Outcome: status.Pending}}
-		}, "boot", "waits for MAC 02:00:00:00:be:ef", 3},
+		}, "boot", "is waiting for MAC 02:00:00:00:be:ef", 3},
 		{"route removed", func(m *observe.Facts) {
 			filtered(m)
 			m.Network.Gateways, m.Settings.Gateways = nil, []string{"10.0.0.1"}
-		}, "gateway", "there is no default route, and the settings name the gateway 10.0.0.1", 1},
+		}, "gateway", "there is no default route, although the settings name the gateway 10.0.0.1", 1},
 		{"expired certificate", func(m *observe.Facts) {
 			server(natsbus.ProbeTLS, "the server does not accept the agent's certificate: remote error", false)(m)
 			m.Identity.Certificates[0].NotAfter = now.Add(-time.Hour)
@@ -124,12 +124,12 @@ func TestFirstFinding(t *testing.T) {
 		{"certificate for another agent", func(m *observe.Facts) {
 			server(natsbus.ProbeSubscription, "permissions violation", false)(m)
 			m.Identity.Certificates[0].Name = "a-2.bootstrap.agent.bosh-internal"
-		}, "certificate", "belongs to the agent a-2, this one is a-1", 1},
+		}, "certificate", "belongs to agent a-2, but this is agent a-1", 1},
 		{"certificate that ends soon",
 			func(m *observe.Facts) { m.Identity.Certificates[0].NotAfter = now.Add(73 * time.Hour) }, "certificate",
 			"in 3 days", 3},
 		{"agent that the Director does not know", server(natsbus.ProbeAuthorization, "authorization violation", false),
-			"bus", "does not admit the agent", 1},
+			"bus", "does not authorize the agent", 1},
 		{"DNS gone", server(natsbus.ProbeDNS, "lookup director.internal: no such host", false), "bus", "cannot be resolved by DNS", 1},
 		{"port filtered", filtered, "bus", "the port is filtered", 1},
 		{"port filtered here",
@@ -157,7 +157,7 @@ func TestFirstFinding(t *testing.T) {
 			m.Clock = observe.Clock{}
 			m.Bus.Servers[0].NotAfter, m.Identity.Certificates[0].NotAfter =
 				now.AddDate(0, -1, 0), now.AddDate(0, -1, 0)
-		}, "clock", "no time daemon keeps the clock, which shows 2026-11-16 12:00 UTC, and the certificate of 10.0.0.6:4222 ended", 1},
+		}, "clock", "the clock (not synchronized) shows 2026-11-16 12:00 UTC, but the certificate of 10.0.0.6:4222 expired", 1},
 		{"expired server, clock kept", func(m *observe.Facts) {
 			server(natsbus.ProbeTLS,
 				"the agent does not trust the server's certificate: x509: certificate has expired", false)(m)
@@ -187,7 +187,7 @@ func TestFirstFinding(t *testing.T) {
 			m.Agent.Status.Ended, m.Agent.Restarts = &status.End{How: "watchdog, killed by ABRT", At: now}, 1
 		}, "agent", "watchdog, killed by ABRT; systemd has restarted the agent once", 0},
 		{"agent that never ran", func(m *observe.Facts) { m.Agent = observe.Agent{StatusErr: "no status"} }, "agent",
-			"does not run", 1},
+			"is not running", 1},
 		{"settings corrupt", func(m *observe.Facts) {
 			m.Settings = observe.Settings{Err: "no source has settings", Files: []observe.SettingsFile{{Path: "/var/vcap/bosh/settings.json", Damage: "not valid JSON"}}}
 			m.Bus, m.Identity = observe.Bus{}, observe.Identity{}
@@ -197,14 +197,14 @@ func TestFirstFinding(t *testing.T) {
 		{"settings set aside", func(m *observe.Facts) {
 			m.Settings.Files = append(m.Settings.Files,
 				observe.SettingsFile{Path: "/var/vcap/bosh/settings.json.corrupt", Aside: true, Modified: now})
-		}, "settings files", "was damaged, and set aside as /var/vcap/bosh/settings.json.corrupt at 2026-11-16", 0},
+		}, "settings files", "was damaged and set aside as /var/vcap/bosh/settings.json.corrupt at 2026-11-16", 0},
 		{"settings set aside, and none since", func(m *observe.Facts) {
 			m.Settings = observe.Settings{Err: "no source has settings", Files: []observe.SettingsFile{
 				{Path: "/var/vcap/bosh/settings.json.corrupt", Aside: true, Modified: now}}}
 			m.Bus, m.Identity = observe.Bus{}, observe.Identity{}
 		}, "settings files", "was damaged", 1},
 		{"sources gone", func(m *observe.Facts) { m.Settings.SourcesErr = "no route to host" }, "settings",
-			"the sources do not serve", 3},
+			"the settings sources failed; using", 3},
 		{"no settings", func(m *observe.Facts) {
 			m.Settings, m.Bus, m.Identity = observe.Settings{Err: "nothing"}, observe.Bus{}, observe.Identity{}
 		}, "settings", "there are no settings", 1},
@@ -227,7 +227,7 @@ func TestFirstFinding(t *testing.T) {
 		{"boot step waits", func(m *observe.Facts) {
 			m.Agent.Status.Steps[0] = status.Step{Name: "settings", Outcome: status.Running, Advice: "attach it",
 				Waiting: "http://169.254.169.254"}
-		}, "boot", "waits for http", 3},
+		}, "boot", "is waiting for http", 3},
 		{"jobs withheld", func(m *observe.Facts) {
 			m.Agent.Status.State, m.Agent.Status.Warnings = status.Degraded, []string{status.JobsWithheld + ": persistent disk disk-1 is being checked"}
 			m.Disk.Mounted, m.Supervisor.Err = "", "connection refused"
@@ -367,7 +367,7 @@ func TestOtherUsersAreToldThatTheySeeLess(t *testing.T) {
 	Print(&out, findings, false)
 	if text := strings.Join(strings.Fields(out.String()), " "); !strings.Contains(text,
 		"not checked (run as root): settings files, settings, gateway, certificate, bus") ||
-		strings.Contains(text, "systemctl start monit") || strings.Contains(text, "the bus needs none") {
+		strings.Contains(text, "systemctl start monit") || strings.Contains(text, "the bus does not need one") {
 		t.Errorf("the screen is\n%s", out.String())
 	}
 }

@@ -22,10 +22,10 @@ const restartAgent = "restart the agent: 'systemctl restart --no-block bosh-agen
 // A file system is full when root cannot write the records of the agent any more, and nearly full at the
 // share at which operators are usually warned.
 const (
-	fullBytes    = 4 << 20
-	fullInodes   = 64
-	nearlyShare  = 0.05
-	minWorthTell = 64 << 20 // smaller file systems are small on purpose
+	fullBytes   = 4 << 20
+	fullInodes  = 64
+	nearlyShare = 0.05
+	minWarnSize = 64 << 20 // smaller file systems are small on purpose
 )
 
 var store = vcap.New(vcap.DefaultBase).Store()
@@ -40,27 +40,27 @@ func migrating(m observe.Facts) bool {
 }
 
 func space(m observe.Facts) (found []Finding) {
-	const do = "remove what is not needed: 'du -xhd1 %s' shows where it is, journals go with 'journalctl --vacuum-size=100M'"
+	const do = "remove what is not needed: 'du -xhd1 %s' shows where it is, 'journalctl --vacuum-size=100M' shrinks the journal"
 	for _, f := range m.FileSystems {
 		how := fmt.Sprintf(do, f.Path)
 		switch {
 		case f.ReadOnly && f.Path == store && migrating(m):
 			// migrate_disk copies a store that does not change.
 		case f.ReadOnly && f.Path != "/run":
-			found = append(found, problem("see the kernel's log for I/O errors ('journalctl -k'); repair the disk and reboot", "the file system of %s is read-only", f.Path))
+			found = append(found, problem("look for I/O errors in the kernel log ('journalctl -k'); repair the disk and reboot", "the file system of %s is read-only", f.Path))
 		case f.Size == 0:
 		case f.Free < fullBytes:
 			found = append(found, problem(how, "no space left on %s: %d of %d MiB are free", f.Path, f.Free>>20, f.Size>>20))
 		case f.Inodes > 0 && f.FreeInodes < fullInodes:
 			found = append(found, problem("remove directories with many small files: 'du --inodes -xd1 "+f.Path+"' shows where they are", "no inodes left on %s: %d of %d are free", f.Path, f.FreeInodes, f.Inodes))
-		case f.Size > minWorthTell && float64(f.Free) < nearlyShare*float64(f.Size):
+		case f.Size > minWarnSize && float64(f.Free) < nearlyShare*float64(f.Size):
 			found = append(found, warning(how, "little space left on %s: %d of %d MiB are free", f.Path, f.Free>>20, f.Size>>20))
 		case f.Inodes > 0 && float64(f.FreeInodes) < nearlyShare*float64(f.Inodes):
 			found = append(found, warning(how, "few inodes left on %s: %d of %d are free", f.Path, f.FreeInodes, f.Inodes))
 		}
 	}
 	if len(found) == 0 {
-		return []Finding{good("%d file systems have space", len(m.FileSystems))}
+		return []Finding{good("%d file systems have free space", len(m.FileSystems))}
 	}
 	return found
 }
@@ -73,7 +73,7 @@ const (
 )
 
 func clock(m observe.Facts) (found []Finding) {
-	const do = "set the clock: see 'timedatectl', the settings' ntp servers, and the clock of the hypervisor; then " + restartAgent
+	const do = "set the clock: check 'timedatectl', the settings' ntp servers and the hypervisor's clock; then " + restartAgent
 	samples := 0
 	for _, s := range m.Clock.Samples {
 		if s.Err != "" {
@@ -85,23 +85,23 @@ func clock(m observe.Facts) (found []Finding) {
 			if off >= clockWrong {
 				severity = problem
 			}
-			return []Finding{severity(do, "the clock is %s %s, says %s", status.About(off), direction(s.Offset),
+			return []Finding{severity(do, "the clock is %s %s, according to %s", status.About(off), direction(s.Offset),
 				s.From)}
 		}
 	}
 	// A server's certificate is made before it is used: one from the future indicates a clock that is behind.
 	for _, s := range m.Bus.Servers {
 		if !s.NotBefore.IsZero() && m.Time.Before(s.NotBefore) {
-			return []Finding{problem(do, "the clock is behind: it shows %s, and the certificate of %s was made on %s", day(m.Time), s.Address, day(s.NotBefore))}
+			return []Finding{problem(do, "the clock is behind: it shows %s, but the certificate of %s is valid only from %s", day(m.Time), s.Address, day(s.NotBefore))}
 		}
 		if !s.NotAfter.IsZero() && m.Time.After(s.NotAfter) && samples == 0 {
-			severity, who := warning, "a time daemon"
+			severity, how := warning, "synchronized"
 			if !m.Clock.Synchronized {
-				severity, who = problem, "no time daemon"
+				severity, how = problem, "not synchronized"
 			}
 			found = append(found, severity(do,
-				"%s keeps the clock, which shows %s, and the certificate of %s ended on %s: either is wrong",
-				who, day(m.Time), s.Address, day(s.NotAfter)))
+				"the clock (%s) shows %s, but the certificate of %s expired on %s: one of the two is wrong",
+				how, day(m.Time), s.Address, day(s.NotAfter)))
 		}
 	}
 	switch {
@@ -109,14 +109,14 @@ func clock(m observe.Facts) (found []Finding) {
 		return found
 	case samples == 0 && !m.Clock.Synchronized && m.Clock.Moved.Abs() >= clockWrong:
 		return []Finding{warning(do,
-			"the clock was set %s %s since the agent started, and no time daemon keeps it; it shows %s",
+			"the clock was set %s %s since the agent started, and no time daemon synchronizes it; it shows %s",
 			status.About(m.Clock.Moved.Abs()), direction(m.Clock.Moved), day(m.Time))}
 	case samples > 0:
-		return []Finding{good("it agrees with %d other machines", samples)}
+		return []Finding{good("agrees with other hosts (%d asked)", samples)}
 	case m.Clock.Synchronized:
-		return []Finding{good("a time daemon keeps it")}
+		return []Finding{good("synchronized by a time daemon")}
 	}
-	return []Finding{note("see 'timedatectl' and the settings' ntp servers", "no time daemon keeps the clock, and no other machine could be asked; it shows %s", day(m.Time))}
+	return []Finding{note("see 'timedatectl' and the settings' ntp servers", "no time daemon synchronizes the clock, and there is no other host to compare it with; it shows %s", day(m.Time))}
 }
 
 func direction(ahead time.Duration) string {
@@ -131,13 +131,13 @@ func config(m observe.Facts) (found []Finding) {
 		return []Finding{unchecked()}
 	}
 	if m.Config.Err != "" {
-		return []Finding{problem("correct it, then 'agent validate "+m.Config.Path+"' reports whether it is good",
+		return []Finding{problem("correct it, and check it with 'agent validate "+m.Config.Path+"'",
 			"%s", m.Config.Err)}
 	}
 	for _, text := range m.Config.Warnings {
 		found = append(found, note("", "%s", text))
 	}
-	return append(found, good("%s can be used", m.Config.Path))
+	return append(found, good("%s is valid", m.Config.Path))
 }
 
 func settingsFiles(m observe.Facts) (found []Finding) {
@@ -151,15 +151,15 @@ func settingsFiles(m observe.Facts) (found []Finding) {
 				severity = note
 			}
 			found = append(found,
-				severity("see that 'agent settings' is as it should be, then remove the file; without settings, recreate the VM",
-					"a settings file was damaged, and set aside as %s at %s", f.Path, day(f.Modified)))
+				severity("check that 'agent settings' shows the right values, then remove the file; if there are no settings, recreate the VM",
+					"a settings file was damaged and set aside as %s at %s", f.Path, day(f.Modified)))
 			continue
 		}
 		if f.Damage == "" {
 			continue
 		}
 		found = append(found,
-			severity(restartAgent+": it takes the previous generation, or asks its sources; if that does not help, recreate the VM",
+			severity(restartAgent+"; it uses the previous generation of the file, or asks its sources; if that does not help, recreate the VM",
 				"%s is damaged: %s", f.Path, f.Damage))
 	}
 	if len(found) == 0 {
@@ -172,9 +172,9 @@ func settingsFound(m observe.Facts) (found []Finding) {
 	s := m.Settings
 	switch {
 	case s.Err != "":
-		found = append(found, problem("'agent settings --explain' says what each source said", "there are no settings: %s", s.Err))
+		found = append(found, problem("'agent settings --explain' shows what each source answered", "there are no settings: %s", s.Err))
 	case s.SourcesErr != "" && !cleared(m):
-		found = append(found, warning("see that the source is there: 'agent settings --explain'", "the sources do not serve, and %s is used%s: %s", s.From, age(m), s.SourcesErr))
+		found = append(found, warning("check that the source can be reached: 'agent settings --explain'", "the settings sources failed; using %s%s: %s", s.From, age(m), s.SourcesErr))
 	default:
 		found = append(found, good("from %s%s, agent id %s", s.From, age(m), s.AgentID))
 	}
@@ -204,16 +204,16 @@ func persistentDisk(m observe.Facts) []Finding {
 	d := m.Disk
 	switch {
 	case d.CID == "" && d.Mounted == "":
-		return []Finding{good("none is recorded")}
+		return []Finding{good("no persistent disk is recorded")}
 	case d.Gone:
 		return []Finding{problem("attach it again ('bosh cck'), then "+restartAgent,
 			"the persistent disk %s is mounted, but the kernel has lost its device %s", d.CID, d.Mounted)}
 	case m.Agent.Status.JobsWithheld() != "": // something else may be mounted there
 		return []Finding{problem("mount the disk ('bosh cck', or mount_disk by the Director); the jobs are started when it is mounted", "%s: %s", status.JobsWithheld, m.Agent.Status.JobsWithheld())}
 	case d.Mounted == "" && m.Agent.Running && m.Agent.Status != nil && m.Agent.Status.Unmounted == d.CID:
-		return []Finding{note("run mount_disk to use it again", "the persistent disk %s was taken off by unmount_disk", d.CID)}
+		return []Finding{note("run mount_disk to use it again", "the persistent disk %s was unmounted by unmount_disk", d.CID)}
 	case d.Mounted == "":
-		return []Finding{problem("attach it again ('bosh cck'), or let the Director detach it", "the persistent disk %s is recorded as mounted and is not", d.CID)}
+		return []Finding{problem("attach it again ('bosh cck'), or have the Director detach it", "the persistent disk %s is recorded as mounted, but is not mounted", d.CID)}
 	}
 	return []Finding{good("%s is mounted from %s", d.CID, d.Mounted)}
 }
@@ -227,9 +227,9 @@ func process(m observe.Facts) []Finding {
 	}
 	switch {
 	case d == nil:
-		return []Finding{problem(start, "the agent does not run: %s%s", m.Agent.StatusErr, unit)}
+		return []Finding{problem(start, "the agent is not running: %s%s", m.Agent.StatusErr, unit)}
 	case d.Halted:
-		return []Finding{problem("let it go on: 'systemctl kill -s CONT bosh-agent'; systemd's watchdog kills and restarts one that stays stopped",
+		return []Finding{problem("resume it: 'systemctl kill -s CONT bosh-agent'; systemd's watchdog kills and restarts an agent that stays stopped",
 			"the agent's process %d is stopped by a signal%s", d.PID, unit)}
 	case !m.Agent.Running:
 		return []Finding{problem(start, "the agent is not running: its process %d is gone%s", d.PID, unit)}
@@ -239,11 +239,11 @@ func process(m observe.Facts) []Finding {
 			"the process before this one ended at %s: %s; systemd has restarted the agent %s",
 			day(d.Ended.At), d.Ended.How, times(m.Agent.Restarts))}
 	}
-	return []Finding{good("process %d runs since %s%s", d.PID, day(d.Started), unit)}
+	return []Finding{good("process %d has been running since %s%s", d.PID, day(d.Started), unit)}
 }
 
 func adviceFor(s status.Step) string {
-	return cmp.Or(s.Advice, "see 'agent status -v' for its evidence") + "; the boot is tried again by itself"
+	return cmp.Or(s.Advice, "see 'agent status -v' for its evidence") + "; the agent retries the boot by itself"
 }
 
 // unmade reports that an agent which is still to become ready has not come past a step.
@@ -274,7 +274,7 @@ func boot(m observe.Facts) (found []Finding) {
 		case s.Outcome == status.Running && s.Waiting != "" && d.Verdict != "": // the last try failed
 			found = append(found, problem(adviceFor(s), "%s", d.Verdict))
 		case s.Outcome == status.Running && s.Waiting != "":
-			found = append(found, warning(adviceFor(s), "boot step %s waits for %s", s.Name, s.Waiting))
+			found = append(found, warning(adviceFor(s), "boot step %s is waiting for %s", s.Name, s.Waiting))
 		}
 	}
 	if d.Verdict != "" && len(found) == 0 {
@@ -302,13 +302,13 @@ func supervisor(m observe.Facts) (found []Finding) {
 	s := m.Supervisor
 	switch {
 	case !s.Expected:
-		return []Finding{good("this machine has none")}
+		return []Finding{good("this machine has no supervisor")}
 	case s.Err != "" && m.Agent.Status.JobsWithheld() != "": // monit would start the jobs on an empty store
 		return []Finding{good("not started while the store is not mounted")}
 	case s.Err != "" && s.Unit != "inactive" && s.Unit != "failed" && justReady(m):
 		return []Finding{note("wait a few seconds", "the supervisor monit does not answer yet: the agent has just started it")}
 	case s.Err != "" && s.Unit != "failed" && m.Agent.Running && m.Tasks.Running > 0: // apply and start have monit read its files again
-		return []Finding{note("wait for the task", "the supervisor monit does not answer while a task of the Director runs")}
+		return []Finding{note("wait for the task", "the supervisor monit does not answer while a Director's task is running")}
 	case s.Err != "":
 		return []Finding{problem("start it: 'systemctl start monit'; 'journalctl -u monit' shows why it ended", "the supervisor monit does not answer: %s", s.Err)}
 	}
@@ -323,7 +323,7 @@ func supervisor(m observe.Facts) (found []Finding) {
 			logs = []string{vcap.New(vcap.DefaultBase).JobLogs() + " for their logs"}
 		}
 		return []Finding{warning("see "+strings.Join(logs, ", ")+", and 'monit summary'",
-			"processes of jobs do not run: %s", strings.Join(failing, ", "))}
+			"job processes are not running: %s", strings.Join(failing, ", "))}
 	}
 	return []Finding{good("%d processes", len(s.Services))}
 }
@@ -343,7 +343,7 @@ func units(m observe.Facts) (found []Finding) {
 		found = append(found, severity("'systemctl status "+name+"' shows why", "%s has failed", name))
 	}
 	if len(found) == 0 {
-		return []Finding{good("none has failed")}
+		return []Finding{good("no unit has failed")}
 	}
 	return found
 }
@@ -352,8 +352,8 @@ func foreignFiles(m observe.Facts) (found []Finding) {
 	for _, l := range m.Network.State.NICs() {
 		for _, f := range m.Network.State.Files {
 			if f.Path == l.NetworkFile && !f.Ours() && m.Network.State.Configured() {
-				found = append(found, warning("remove it, or "+restartAgent+", which puts it aside",
-					"networkd configures %s by %s, which the agent did not write", l.Name, f.Path))
+				found = append(found, warning("remove it, or let the agent set it aside: "+restartAgent,
+					"networkd configures %s from %s, which the agent did not write", l.Name, f.Path))
 			}
 		}
 	}
@@ -367,13 +367,14 @@ func leftovers(m observe.Facts) (found []Finding) {
 	for _, text := range m.Leftovers {
 		switch {
 		case strings.HasPrefix(text, "process "):
-			found = append(found, warning("only one agent may run: end the one that systemd does not know ('systemctl status bosh-agent')", "%s", text))
+			found = append(found, warning("only one agent may run: stop the one that systemd did not start ('systemctl status bosh-agent')", "%s", text))
 		case strings.HasSuffix(text, networkd.AsideSuffix):
-			found = append(found, note("", "%s was put aside by the agent", text))
+			found = append(found, note("", "the agent has set %s aside", text))
 		case strings.Contains(text, "/foreign/"):
-			found = append(found, note("remove it when its disks are no longer needed", "%s is the state of another agent, put aside", text))
+			found = append(found, note("remove it when its disks are no longer needed", "%s is the state of another agent, which was set aside", text))
 		default:
-			found = append(found, note("remove it if this agent is to do its work", "%s is of another tool", text))
+			found = append(found, note("remove it if this agent replaces that tool",
+				"%s belongs to another tool", text))
 		}
 	}
 	if len(found) == 0 {

@@ -15,7 +15,7 @@ import (
 
 func addresses(m observe.Facts) (found []Finding) {
 	if m.Network.Err != "" {
-		return []Finding{problem("run it as root, and see the kernel's log", "the links cannot be listed: %s", m.Network.Err)}
+		return []Finding{problem("run it as root, and check the kernel log", "cannot list links: %s", m.Network.Err)}
 	}
 	var have []string
 	up := 0
@@ -33,7 +33,7 @@ func addresses(m observe.Facts) (found []Finding) {
 		ip, err := netip.ParseAddr(want)
 		if err == nil && !slices.Contains(have, ip.String()) {
 			found = append(found, problem("compare networks in 'agent settings' with 'ip address'; 'agent plan' shows what a boot would change",
-				"no link has the address %s of the settings; there are %s", want, orNone(have)))
+				"no link has the address %s from the settings; addresses found: %s", want, orNone(have)))
 		}
 	}
 	switch {
@@ -42,9 +42,9 @@ func addresses(m observe.Facts) (found []Finding) {
 	case len(m.Network.State.NICs()) == 0:
 		return []Finding{problem("attach a network card", "the machine has no network card")}
 	case up == 0:
-		return []Finding{problem("switch a link on, or let the agent boot", "no network card is up")}
+		return []Finding{problem("bring a link up, or wait for the agent to boot", "no network card is up")}
 	case len(have) == 0:
-		return []Finding{problem("see 'networkctl status' for the lease, and 'agent status' for the step network", "no link has an address that reaches beyond it")}
+		return []Finding{problem("check the DHCP lease with 'networkctl status', and the step network with 'agent status'", "no link has a global address")}
 	}
 	return []Finding{good("%s", strings.Join(have, ", "))}
 }
@@ -69,7 +69,7 @@ func gateway(m observe.Facts) (found []Finding) {
 			answering = append(answering, g.IP+" on "+g.Link)
 			continue
 		}
-		found = append(found, severity("see that the gateway of the settings' network is right and up, and that the link is in the right VLAN or port group",
+		found = append(found, severity("check that the gateway in the settings is right and up, and that the link is in the right VLAN or port group",
 			"gateway %s does not answer on %s", g.IP, g.Link))
 	}
 	switch {
@@ -79,9 +79,10 @@ func gateway(m observe.Facts) (found []Finding) {
 		return []Finding{note("", "there is no default route yet")}
 	case len(m.Network.Gateways) == 0 && !reachable(m) && len(m.Settings.Gateways) > 0:
 		return []Finding{problem("'agent plan' shows what a boot would change; "+restartAgent,
-			"there is no default route, and the settings name the gateway %s", strings.Join(m.Settings.Gateways, ", "))}
+			"there is no default route, although the settings name the gateway %s",
+			strings.Join(m.Settings.Gateways, ", "))}
 	case len(m.Network.Gateways) == 0 && !reachable(m):
-		return []Finding{problem("give one network of the settings a gateway and the default \"gateway\"", "there is no default route")}
+		return []Finding{problem("in the settings, give one network a gateway and the default \"gateway\"", "there is no default route")}
 	case len(m.Network.Gateways) == 0:
 		return []Finding{note("", "there is no default route; the bus can be reached without one")}
 	}
@@ -98,16 +99,16 @@ func mtu(m observe.Facts) (found []Finding) {
 			continue
 		}
 		if l.MTU < minMTU {
-			found = append(found, warning(fmt.Sprintf("set it to what the IaaS gives, usually 1500: 'ip link set %s mtu 1500'", l.Name),
-				"%s has an MTU of %d bytes, less than the %d that every IaaS gives", l.Name, l.MTU, minMTU))
+			found = append(found, warning(fmt.Sprintf("set it to the MTU of the IaaS, usually 1500: 'ip link set %s mtu 1500'", l.Name),
+				"%s has an MTU of %d bytes, less than the %d that every IaaS supports", l.Name, l.MTU, minMTU))
 		}
 		sizes = append(sizes, fmt.Sprintf("%s %d", l.Name, l.MTU))
 	}
 	for _, s := range m.Bus.Servers {
 		// A NATS server speaks first, in one small packet; the handshake's are as large as the MTU allows.
 		if s.Failed == natsbus.ProbeTLS && s.Timeout {
-			found = append(found, problem("lower the MTU of the link to what the network carries, for example 'ip link set eth0 mtu 1400', or correct the network's",
-				"small packets reach %s and the TLS handshake gets no answer: large packets are lost on the way (MTU: %s)", s.Address, strings.Join(sizes, ", ")))
+			found = append(found, problem("lower the MTU of the link to that of the network, for example 'ip link set eth0 mtu 1400', or correct the MTU of the network",
+				"small packets reach %s, but the TLS handshake gets no answer: large packets are lost on the way (MTU: %s)", s.Address, strings.Join(sizes, ", ")))
 		}
 	}
 	if len(found) > 0 {
@@ -123,31 +124,31 @@ func certificate(m observe.Facts) (found []Finding) {
 	id := m.Identity
 	switch {
 	case !id.Needed && m.Settings.Err != "":
-		return []Finding{note("", "without settings no certificate is known")}
+		return []Finding{note("", "there are no settings, and so no certificate to check")}
 	case !id.Needed:
-		return []Finding{good("the bus needs none")}
+		return []Finding{good("the bus does not need one")}
 	case id.KeyErr != "":
 		return []Finding{problem("recreate the VM, or correct env.bosh.mbus.cert in the settings", "certificate and private key of the bus cannot be used: %s", id.KeyErr)}
 	}
-	const renew = "rotate the Director's NATS certificates and recreate the VM; if the date is right for the certificate, correct this machine's clock"
+	const renew = "rotate the Director's NATS certificates and recreate the VM; if the certificate should still be valid, correct this machine's clock"
 	names := 0
 	for _, c := range id.Certificates {
 		what := fmt.Sprintf("the %s certificate %q", c.Role, c.Name)
 		switch left := c.NotAfter.Sub(m.Time); {
 		case m.Time.Before(c.NotBefore):
-			found = append(found, problem("correct the clock of this machine, or of the one that signed it", "%s is valid only from %s on", what, day(c.NotBefore)))
+			found = append(found, problem("correct the clock of this machine, or of the machine that signed the certificate", "%s is not valid before %s", what, day(c.NotBefore)))
 		case left <= 0:
 			found = append(found, problem(renew, "%s expired on %s", what, day(c.NotAfter)))
 		case left < soon:
 			found = append(found, warning(renew, "%s expires on %s, in %d days", what, day(c.NotAfter), int(left.Hours()/24)))
 		}
 		if owner, of := agentOf(c.Name); c.Role == observe.RoleClient && of && m.Settings.AgentID != "" && owner != m.Settings.AgentID {
-			found = append(found, problem("recreate the VM: its settings hold the certificate of another one", "%s belongs to the agent %s, this one is %s", what, owner, m.Settings.AgentID))
+			found = append(found, problem("recreate the VM: its settings contain another agent's certificate", "%s belongs to agent %s, but this is agent %s", what, owner, m.Settings.AgentID))
 		}
 		names++
 	}
 	if id.ChainErr != "" {
-		found = append(found, warning("see that env.bosh.mbus.cert.ca and .certificate of the settings belong together", "the agent's certificate does not lead to the authority of the settings: %s", id.ChainErr))
+		found = append(found, warning("check that env.bosh.mbus.cert.ca has signed env.bosh.mbus.cert.certificate", "the agent's certificate does not chain to the CA in the settings: %s", id.ChainErr))
 	}
 	if len(found) == 0 {
 		return []Finding{good("%d certificates are valid", names)}
@@ -168,13 +169,13 @@ func bus(m observe.Facts) (found []Finding) {
 	b := m.Bus
 	switch {
 	case len(b.URLs) == 0 && m.Settings.Err != "":
-		return []Finding{note("", "without settings no bus is known")}
+		return []Finding{note("", "there are no settings, and so no bus to check")}
 	case len(b.URLs) == 0:
-		return []Finding{problem("give the settings mbus, or env.bosh.mbus.urls", "the settings name no message bus")}
+		return []Finding{problem("set mbus or env.bosh.mbus.urls in the settings", "the settings name no message bus")}
 	case b.IdentityErr != "":
 		return []Finding{problem("correct mbus URLs and certificates in the settings", "%s", b.IdentityErr)}
 	case b.ListenErr != "":
-		return []Finding{problem("see 'agent status': an agent that is ready listens", "the bus does not listen at %s: %s", b.Listens, b.ListenErr)}
+		return []Finding{problem("check 'agent status': the agent listens once it is ready", "the bus does not listen at %s: %s", b.Listens, b.ListenErr)}
 	case b.Listens != "":
 		return []Finding{good("listens at %s", b.Listens)}
 	}
@@ -205,28 +206,28 @@ func explain(m observe.Facts, s observe.Server) (what, do string) {
 	switch s.Failed {
 	case natsbus.ProbeDNS:
 		return fmt.Sprintf("the name %s cannot be resolved by DNS: %s", host, s.Err),
-			fmt.Sprintf("see that the DNS servers of the settings (%s) answer: 'resolvectl query %s'", orNone(m.Settings.DNS), host)
+			fmt.Sprintf("check that the DNS servers in the settings (%s) answer: 'resolvectl query %s'", orNone(m.Settings.DNS), host)
 	case natsbus.ProbeTCP:
 		if s.Timeout {
-			what = fmt.Sprintf("TCP to %s (%s) gets no answer: the port is filtered, or the machine is gone", s.Address, strings.Join(s.Addresses, ", "))
+			what = fmt.Sprintf("no answer to TCP on %s (%s): the port is filtered, or the host is down", s.Address, strings.Join(s.Addresses, ", "))
 			if len(m.Drops) > 0 {
 				what += "; local chains that drop packets: " + strings.Join(m.Drops, ", ")
 			}
-			return what, "let this machine reach that port: security groups and firewalls of the IaaS, 'nft list ruleset' here"
+			return what, "allow connections from this machine to that port: check security groups and firewalls of the IaaS, and 'nft list ruleset' here"
 		}
-		return fmt.Sprintf("TCP to %s fails: %s", s.Address, s.Err), "see that the Director's NATS server runs and listens there"
+		return fmt.Sprintf("cannot connect to %s: %s", s.Address, s.Err), "check that the Director's NATS server is running and listens there"
 	case natsbus.ProbeGreeting:
-		return fmt.Sprintf("%s accepts connections but does not speak NATS: %s", s.Address, s.Err), "see that the port is NATS's, and that no proxy is in between"
+		return fmt.Sprintf("%s accepts connections but does not speak NATS: %s", s.Address, s.Err), "check that it is the port of NATS, and that there is no proxy in between"
 	case natsbus.ProbeTLS:
 		return explainTLS(s)
 	case natsbus.ProbeAuthorization:
 		if s.Password {
 			return fmt.Sprintf("%s does not accept the user and password of the bus URL in the settings: %s",
 					s.Address, s.Err),
-				"the Director's NATS password was changed, or the settings hold another one's: recreate the VM, so that it gets the current one"
+				"the Director's NATS password was changed, or the settings are for another Director: recreate the VM, so that it gets the current password"
 		}
-		return fmt.Sprintf("%s does not admit the agent by its certificate: %s", s.Address, s.Err),
-			"a new VM is refused until nats-sync has admitted it, about a minute; if it lasts, the Director does not know this VM: 'bosh vms', then recreate it"
+		return fmt.Sprintf("%s does not authorize the agent's certificate: %s", s.Address, s.Err),
+			"a new VM is refused for about a minute, until nats-sync has added it; if it stays refused, the Director does not have this VM: check 'bosh vms', then recreate it"
 	}
 	return fmt.Sprintf("%s lets the agent log in, but not subscribe to agent.%s: %s", s.Address, m.Settings.AgentID, s.Err),
 		"the certificate belongs to another agent, or the VM was deleted in the Director: recreate it"
@@ -236,22 +237,22 @@ func explainTLS(s observe.Server) (what, do string) {
 	switch {
 	case strings.Contains(s.Err, "unknown authority"):
 		return fmt.Sprintf("the certificate %q of %s is not signed by the CA in the settings: %s", s.Name, s.Address, s.Err),
-			"the Director's CA was changed, or the settings hold another one's: recreate the VM, so that it gets the current CA"
+			"the Director's CA was changed, or the settings are for another Director: recreate the VM, so that it gets the current CA"
 	case strings.Contains(s.Err, "does not accept the agent's certificate"):
-		return fmt.Sprintf("%s: %s", s.Address, s.Err), "see the check certificate for its validity and name; if it is good, the server trusts another CA: recreate the VM"
+		return fmt.Sprintf("%s: %s", s.Address, s.Err), "see the check 'certificate' for its validity and name; if it passed, the server trusts another CA: recreate the VM"
 	}
-	return fmt.Sprintf("TLS with %s fails: %s", s.Address, s.Err), "see that URL, CA and the server's certificate belong to one Director"
+	return fmt.Sprintf("TLS with %s failed: %s", s.Address, s.Err), "check that URL, CA and the server's certificate belong to the same Director"
 }
 
 func firewallRules(m observe.Facts) []Finding {
 	if len(m.Drops) == 0 {
-		return []Finding{good("no chain of others drops outgoing packets")}
+		return []Finding{good("no chain of another program drops outgoing packets")}
 	}
 	severity := note
 	if !reachable(m) {
 		severity = warning
 	}
-	return []Finding{severity("'nft list ruleset' shows them; let root reach the bus", "%s", strings.Join(m.Drops, ", "))}
+	return []Finding{severity("'nft list ruleset' shows them; allow root to reach the bus", "%s", strings.Join(m.Drops, ", "))}
 }
 
 func orNone(list []string) string {

@@ -1,4 +1,4 @@
-// Package jobs is `agent jobs`: the processes of the jobs as their supervisor knows them, monit or the agent's own.
+// Package jobs is `agent jobs`: the processes of the jobs as their supervisor, monit or the agent's own, sees them.
 package jobs
 
 import (
@@ -43,10 +43,10 @@ type Job struct {
 // Run is the command.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("jobs", cli.Help{Arguments: "[--json | --watch]",
-		Purpose: `Shows the processes of the jobs as their supervisor knows them: state, pid, uptime, memory, how often
-each was restarted, when and why it ended last, and of those that do not run, with --json of all, what
-is wrong and the last lines of their newest log file.
-Needs root. Exit codes: 0 all run, 1 some do not or the supervisor does not answer, 2 usage.`,
+		Purpose: `Shows the processes of the jobs as their supervisor sees them: state, pid, uptime, memory, how often
+each was restarted, and when and why it last ended. For processes that are not running, with --json for
+all, also shows what is wrong and the last lines of their newest log file.
+Needs root. Exit codes: 0 all are running, 1 some are not or the supervisor does not answer, 2 usage.`,
 		Examples: []string{"agent jobs", "agent jobs --json", "agent jobs --watch"}}, stdout, stderr)
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory")
 	asJSON := flags.Bool("json", false, "print JSON")

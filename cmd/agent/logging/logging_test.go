@@ -17,7 +17,7 @@ func TestOneLinePerEntry(t *testing.T) {
 		log  func(*logrus.Entry)
 		want string
 	}{
-		{func(e *logrus.Entry) { e.Info("agent starts") }, `\[agent\] TIME INFO - agent starts`},
+		{func(e *logrus.Entry) { e.Info("agent starting") }, `\[agent\] TIME INFO - agent starting`},
 		{func(e *logrus.Entry) {
 			e.WithField("component", "boot").WithFields(logrus.Fields{"b": 2, "a": "x y"}).Warn("late")
 		}, `\[boot\] TIME WARN - late a="x y" b=2`},

@@ -30,7 +30,7 @@ func Toggle(ctx context.Context, signals <-chan os.Signal, log *logrus.Entry, re
 	for {
 		level := log.Logger.GetLevel()
 		if err := rec.Update(func(d *status.Document) { d.LogLevel = level.String() }); err != nil {
-			log.WithError(err).Debug("status not written")
+			log.WithError(err).Debug("cannot write the status")
 		}
 		select {
 		case <-signals:
@@ -52,7 +52,7 @@ const answerTime = 5 * time.Second
 // Run is `agent log-level`.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("log-level", cli.Help{Arguments: "[" + strings.Join(levels, "|") + "]", Words: levels,
-		Purpose:  "Shows the log level of the running agent, or changes it until it ends: the agent gets SIGUSR1, which\ntoggles between info and debug. Secrets are logged at neither.",
+		Purpose:  "Shows the log level of the running agent, or changes it until the agent ends: it sends SIGUSR1, which\ntoggles between info and debug. Neither level logs secrets.",
 		Examples: []string{"agent log-level", "agent log-level debug", "agent log-level info"}}, stdout, stderr)
 	path := flags.String("file", vcap.RunDir.Status(), "status `FILE` of the agent")
 	if code, ok := flags.Parse(args, 0, 1); !ok {
@@ -97,7 +97,7 @@ func change(ctx context.Context, path, want string) (string, error) {
 		return d.LogLevel == want, err
 	})
 	if err != nil {
-		return "", fmt.Errorf("process %d does not change its level: %w", d.PID, err)
+		return "", fmt.Errorf("process %d did not change its log level: %w", d.PID, err)
 	}
 	return d.LogLevel, nil
 }

@@ -25,7 +25,7 @@ func run(ctx context.Context, table cli.Table, version string, args []string, st
 	flags := cli.NewFlags("man", cli.Help{Arguments: "DIRECTORY",
 		Purpose:  "Writes the manual pages of the agent and of each command, section 8, into a directory.",
 		Examples: []string{"agent man /usr/local/share/man/man8"}}, stdout, stderr)
-	program := flags.String("name", "agent", "`NAME` that the program is called by")
+	program := flags.String("name", "agent", "`NAME` of the program")
 	if code, ok := flags.Parse(args, 1, 1); !ok {
 		return code
 	}
@@ -55,7 +55,7 @@ func overview(program, version string, all []cli.Description) string {
 	var p roff
 	p.title(program, version)
 	p.section("NAME")
-	p.text(program + ` \- agent of BOSH virtual machines`)
+	p.text(program + ` \- agent for BOSH virtual machines`)
 	p.section("SYNOPSIS")
 	p.bold(program, " ", "COMMAND", " [flags] [arguments]")
 	p.line(".br")
@@ -67,13 +67,13 @@ func overview(program, version string, all []cli.Description) string {
 		p.item(program+" "+d.Name, escape(d.Summary)+"; see "+escape(program+"-"+d.Name)+"(8)")
 	}
 	p.section("EXIT STATUS")
-	p.text("0 good, 1 bad input or failed, 2 wrong usage. Commands that have others say so.")
+	p.text("0 success, 1 bad input or failure, 2 usage error. Commands with further exit codes list them.")
 	p.section("ENVIRONMENT")
-	p.item("NO_COLOR", "if not empty, no colors; neither with TERM=dumb")
-	p.item("COLUMNS", "the width of what is written to files and pipes, 80 if not set")
+	p.item("NO_COLOR", "if not empty, disables colors, as TERM=dumb does")
+	p.item("COLUMNS", "the width of output to files and pipes, 80 if not set")
 	p.section("FILES")
 	dirs := vcap.New("")
-	p.item(dirs.AgentJSON(), "the configuration of the stemcell")
+	p.item(dirs.AgentJSON(), "the stemcell's configuration of the agent")
 	p.item(dirs.Log(), "the log")
 	p.item(vcap.RunDir.Status(), "the status")
 	return p.String()

@@ -20,8 +20,8 @@ import (
 // Run is `agent metrics`.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("metrics", cli.Help{Arguments: "[--textfile FILE]",
-		Purpose: `Prints gauges in Prometheus' text format: state, boot steps, bus, long work, file systems, processes of
-jobs and the expiry of certificates. With --textfile it replaces FILE, for node_exporter's
+		Purpose: `Prints gauges in Prometheus' text format: state, boot steps, bus, long tasks, file systems, job
+processes and the expiry of certificates. With --textfile it replaces FILE, for node_exporter's
 --collector.textfile.directory. What only root may read is left out for others. Exit codes: 0 printed, 1 not written, 2 usage.`,
 		Examples: []string{"agent metrics", "agent metrics --textfile /var/lib/prometheus/node-exporter/cambium.prom"}}, stdout, stderr)
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory")
@@ -55,7 +55,7 @@ func write(w io.Writer, m observe.Facts) {
 	if d == nil {
 		d = &status.Document{}
 	}
-	p.family("cambium_agent_running", "1 if the agent's process runs.")
+	p.family("cambium_agent_running", "1 if the agent's process is running.")
 	p.sample("cambium_agent_running", truth(m.Agent.Running))
 	p.family("cambium_agent_restarts", "How often systemd has restarted the agent since it was started on purpose.")
 	p.sample("cambium_agent_restarts", float64(m.Agent.Restarts))
@@ -97,11 +97,11 @@ func restricted(p printer, m observe.Facts) {
 	if m.Supervisor.Expected {
 		p.sample("cambium_supervisor_up", truth(m.Supervisor.Err == ""))
 	}
-	p.family("cambium_job_process_running", "1 if a supervised process runs.")
+	p.family("cambium_job_process_running", "1 if a supervised process is running.")
 	for _, s := range m.Supervisor.Services {
 		p.sample("cambium_job_process_running", truth(s.State == "running"), "name", s.Name, "monitored", fmt.Sprint(s.Monitored))
 	}
-	p.family("cambium_certificate_expiry_timestamp_seconds", "When a certificate ends.")
+	p.family("cambium_certificate_expiry_timestamp_seconds", "When a certificate expires.")
 	for _, c := range m.Identity.Certificates {
 		p.sample("cambium_certificate_expiry_timestamp_seconds", float64(c.NotAfter.Unix()), "role", c.Role, "name", c.Name)
 	}
@@ -119,9 +119,9 @@ func boot(p printer, d status.Document) {
 			p.sample("cambium_boot_step_seconds", s.Took().Seconds(), "step", s.Name, "outcome", string(s.Outcome))
 		}
 	}
-	p.family("cambium_boot_tries", "How often the boot was tried by this process.")
+	p.family("cambium_boot_tries", "How often this process has tried the boot.")
 	p.sample("cambium_boot_tries", float64(max(d.Try, 1)))
-	p.family("cambium_boot_failed", "1 from the first try that fails until one succeeds.")
+	p.family("cambium_boot_failed", "1 from the first failed try until one succeeds.")
 	p.sample("cambium_boot_failed", truth(d.Verdict != ""))
 	p.family("cambium_boot_mark_seconds", "When, after the start of the agent, something happened for the first time.")
 	for _, mark := range d.Marks {
@@ -131,7 +131,7 @@ func boot(p printer, d status.Document) {
 	if d.Bus != nil {
 		p.sample("cambium_bus_connected", truth(d.Bus.Reachable()))
 	}
-	p.family("cambium_task_progress_bytes", "How far a long task is.")
+	p.family("cambium_task_progress_bytes", "Progress of a long task.")
 	for name, g := range d.Progress {
 		p.sample("cambium_task_progress_bytes", float64(g.Done), "task", name)
 	}

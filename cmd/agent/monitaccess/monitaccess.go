@@ -1,6 +1,5 @@
-// Package monitaccess is the program bosh-enable-monit-access, which jobs call that talk to monit
-// themselves: the firewall lets nothing but the agent reach monit otherwise. On a machine it is a
-// link to the agent.
+// Package monitaccess is the program bosh-enable-monit-access, for jobs that talk to monit themselves:
+// without it, the firewall lets only the agent reach monit. On a machine it is a link to the agent.
 package monitaccess
 
 import (
@@ -28,7 +27,7 @@ func Run(ctx context.Context, _ []string, _, stderr io.Writer) int {
 		return cli.ExitOK // every process can reach monit
 	}
 	if err != nil {
-		log.WithError(err).Error("monit access not enabled")
+		log.WithError(err).Error("cannot enable access to monit")
 		return cli.ExitFailed
 	}
 	return cli.ExitOK

@@ -1,5 +1,5 @@
 // Package monitcli is the program monit, for the scripts of jobs and for people, where the agent's supervisor runs in
-// the place of monit: the same arguments, lines and exit codes. On such a machine it is a link to the agent.
+// place of monit: the same arguments, lines and exit codes. On such a machine it is a link to the agent.
 package monitcli
 
 import (
@@ -27,11 +27,11 @@ const Name = "monit"
 
 const usage = `usage: monit [options] command
   start|stop|restart NAME|all        start, stop or restart a service, or all services
-  monitor|unmonitor NAME|all         switch the monitoring of a service, or of all services
+  monitor|unmonitor NAME|all         enable or disable monitoring of a service, or of all services
   summary, status                    show the state of all services
   validate                           check all services now
   reload                             read the files of all jobs again
-  quit                               end the daemon; the services go on
+  quit                               end the daemon; the services keep running
 options:
   -g GROUP   with all: the services of the group
   -t         check the files of all jobs, or FILE, and do nothing else
@@ -89,7 +89,7 @@ func (p program) run(ctx context.Context, args []string) int {
 	}
 	switch {
 	case *version:
-		fmt.Fprintf(p.stdout, "This is Monit version %s\nspoken by the agent's supervisor\n", supervisor.Version)
+		fmt.Fprintf(p.stdout, "This is Monit version %s\nprovided by the agent's supervisor\n", supervisor.Version)
 		return cli.ExitOK
 	case *test:
 		return p.report(p.test(*file))
@@ -127,7 +127,7 @@ func (p program) command(ctx context.Context, command string, names []string, gr
 	case "validate":
 		return p.signal(unix.SIGUSR1, "monit daemon at %d awakened\n")
 	default:
-		return fmt.Errorf("there is no command %q; -h shows the usage", command)
+		return fmt.Errorf("unknown command %q; -h shows the usage", command)
 	}
 }
 
@@ -138,7 +138,7 @@ func (p program) act(ctx context.Context, action, name, group string) error {
 	}
 	status, err := p.client.StatusOf(ctx, group)
 	if err == nil && group != "" && len(status.Services) == 0 {
-		err = fmt.Errorf("there is no service in a group %q", group)
+		err = fmt.Errorf("there is no service in group %q", group)
 	}
 	for _, s := range status.Services {
 		if failed := p.client.Act(ctx, action, s.Name); failed != nil {
@@ -158,7 +158,7 @@ func (p program) signal(signal unix.Signal, text string) error {
 		err = p.kill(pid, signal)
 	}
 	if err != nil {
-		return fmt.Errorf("the daemon does not run: %w", err)
+		return fmt.Errorf("the daemon is not running: %w", err)
 	}
 	fmt.Fprint(p.stdout, strings.Replace(text, "%d", strconv.Itoa(pid), 1))
 	return nil
@@ -184,7 +184,7 @@ func (p program) test(file string) error {
 func (p program) executeStemcells(args []string) error {
 	own, err := os.Stat("/proc/self/exe")
 	if err != nil {
-		return fmt.Errorf("find out which file this program is: %w", err)
+		return fmt.Errorf("find this program's executable: %w", err)
 	}
 	for _, path := range p.stemcell {
 		if info, err := os.Stat(path); err == nil && !os.SameFile(own, info) {

@@ -107,13 +107,13 @@ func TestCommands(t *testing.T) {
 		{args: "start all -g vcap", actions: []string{"start a", "start b c"}},
 		{args: "-g vcap stop all", actions: []string{"stop a", "stop b c"}},
 		{args: "stop all", code: 1, actions: []string{"stop a", "stop b c"}, stderr: "monit: stop busy: " + pending},
-		{args: "start all -g other", code: 1, stderr: "monit: there is no service in a group \"other\"\n"},
+		{args: "start all -g other", code: 1, stderr: "monit: there is no service in group \"other\"\n"},
 		{args: "start busy", code: 1, stderr: "monit: " + pending},
 		{args: "start x", code: 1, stderr: "monit: monit answered 404 Not Found: There is no service by that name\n"},
 		{args: "start", code: 1, stderr: "monit: give the name of one service, or all, after start\n"},
-		{args: "begin a", code: 1, stderr: "monit: there is no command \"begin\"; -h shows the usage\n"},
+		{args: "begin a", code: 1, stderr: "monit: unknown command \"begin\"; -h shows the usage\n"},
 		{args: "-x", code: 1, stderr: "monit: flag provided but not defined: -x; -h shows the usage\n"},
-		{args: "-V", stdout: "This is Monit version 5.2.5\nspoken by the agent's supervisor\n"},
+		{args: "-V", stdout: "This is Monit version 5.2.5\nprovided by the agent's supervisor\n"},
 		{args: "-h", stdout: usage},
 	} {
 		t.Run(test.args, func(t *testing.T) {
@@ -216,7 +216,7 @@ func TestSignals(t *testing.T) {
 	for _, wrong := range []string{"", "1", "0", "-1", "x"} {
 		write(t, p.pidFile, wrong)
 		if code, stdout, stderr := call("quit"); code != 1 || stdout != "" ||
-			!strings.HasPrefix(stderr, "monit: the daemon does not run: "+p.pidFile) {
+			!strings.HasPrefix(stderr, "monit: the daemon is not running: "+p.pidFile) {
 			t.Errorf("pid %q: got %d, %q, %q", wrong, code, stdout, stderr)
 		}
 	}
@@ -243,7 +243,7 @@ func TestSyntax(t *testing.T) {
 		}
 	}
 	write(t, b, "check process b with\n pidfile b")
-	want := "monit: " + a + `:1: service "a": depends on "b", which no accepted file has` + "\nmonit: " +
+	want := "monit: " + a + `:1: service "a": depends on "b", which no valid file defines` + "\nmonit: " +
 		b + `:2:10: service "b": expected an absolute path, found "b"` + "\n"
 	if code, stdout, stderr := call("-t"); code != 1 || stdout != "" || stderr != want {
 		t.Errorf("got %d, %q, %q, want %q", code, stdout, stderr, want)

@@ -95,7 +95,7 @@ func (s screen) print(d status.Document, verbose bool) {
 func (s screen) state(d status.Document) string {
 	switch {
 	case d.Halted:
-		return fmt.Sprintf("not running: its process is stopped by a signal (it was %s); 'systemctl kill -s CONT bosh-agent' lets it go on", d.LastState)
+		return fmt.Sprintf("not running: its process is stopped by a signal (it was %s); 'systemctl kill -s CONT bosh-agent' resumes it", d.LastState)
 	case d.State == status.NotRunning:
 		since := "an unknown time"
 		if d.Stopped != nil {

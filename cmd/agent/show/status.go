@@ -48,13 +48,14 @@ func (w *waitFlag) Set(text string) (err error) {
 func Status(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("status", cli.Help{Arguments: "[-v] [--wait [DURATION]] [--json]", Purpose: `Shows the state of the agent, its verdict, its bus, where its settings came from, and what has
 failed or is still to be done; without --wait also what is wrong with the machine itself, such as a
-full disk. With --wait an agent is ready when the Director can reach it, too. Exit codes: 0 ready, 1
+full disk. With --wait, ready also means that the Director can reach the agent. Exit codes: 0 ready, 1
 failed or not running, 2 usage, 3 degraded (ready, but a step warned, the machine has a problem, or the
-bus is away for too long, a minute at the start), 4 still starting (with --wait: at the deadline, or no
-agent until then).`,
+bus has been disconnected for too long, a minute at the start), 4 still starting (with --wait: at the
+deadline, or no agent appeared until then).`,
 		Examples: []string{"agent status", "agent status -v", "agent status --wait 10m", "agent status --json"}}, stdout, stderr)
 	var wait waitFlag
-	flags.Var(&wait, "wait", "wait for failed, or ready with its bus, at most `DURATION` if one is given")
+	flags.Var(&wait, "wait",
+		"wait until the agent has failed, or is ready with its bus, at most `DURATION` if one is given")
 	asJSON := flags.Bool("json", false, "print the status document")
 	verbose := flags.Bool("v", false, "show every boot step, with what it waited for, saw and changed")
 	path := flags.String("file", vcap.RunDir.Status(), "status `FILE` to read")

@@ -151,7 +151,7 @@ func TestStatusText(t *testing.T) {
 	withProblem := ready
 	const withheld = status.JobsWithheld + ": persistent disk vol-1 is blank"
 	withProblem.Warnings = []string{withheld} // which is printed once
-	withProblem.AddFindings([]string{withheld, "no space left on /var/vcap/data: 0 of 976 MiB are free"}, []string{"eth0 has an MTU of 576 bytes, less than the 1280 that every IaaS gives"})
+	withProblem.AddFindings([]string{withheld, "no space left on /var/vcap/data: 0 of 976 MiB are free"}, []string{"eth0 has an MTU of 576 bytes, less than the 1280 that every IaaS supports"})
 	retried := booted()
 	retried.State, retried.Try, retried.Started = status.Starting, 3, ago(time.Minute)
 	pausing := booted()

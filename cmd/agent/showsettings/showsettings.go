@@ -38,8 +38,8 @@ up. Exit codes: 0 settings found (also in the cache), 1 none, no such value or b
 		Examples: []string{"agent settings", "agent settings --explain", "agent settings --query disks.persistent", "agent settings --query agent_id"}}, stdout, stderr)
 	path := flags.String("C", "", "`AGENT_JSON` that names the sources; bosh/agent.json below BASE if not given")
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory with the cached state")
-	explain := flags.Bool("explain", false, "show where each value came from, and what became of each source")
-	query := flags.String("query", "", "print the one value at `PATH`, as 'agent settings' names it; JSON if it has parts")
+	explain := flags.Bool("explain", false, "show where each value came from, and the outcome of each source")
+	query := flags.String("query", "", "print only the value at `PATH`, as 'agent settings' names it; objects and lists as JSON")
 	asJSON := flags.Bool("json", false, "print a JSON document")
 	timeout := flags.Duration("timeout", 30*time.Second, "how long to wait for sources")
 	if code, ok := flags.Parse(args, 0, 0); !ok {

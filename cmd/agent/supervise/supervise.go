@@ -1,4 +1,4 @@
-// Package supervise is `agent supervise`: the supervisor of jobs, as a process of its own in the place of monit.
+// Package supervise is `agent supervise`: the supervisor of jobs, as a process of its own in place of monit.
 package supervise
 
 import (
@@ -37,10 +37,10 @@ const portPause = time.Second
 
 // Run is the command.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	flags := cli.NewFlags("supervise", cli.Help{Purpose: `Runs the jobs of this machine in the place of monit, until it gets SIGTERM: it reads the monit
+	flags := cli.NewFlags("supervise", cli.Help{Purpose: `Runs the jobs of this machine in place of monit, until it gets SIGTERM: it reads the monit
 files of the jobs, starts and stops what they name, restarts what has ended, and answers monit's
-HTTP requests on ` + strings.TrimPrefix(monit.DefaultURL, "http://") + `. The jobs run on when it ends. SIGHUP has it read the files again.
-The agent starts it inside of monit.service with -M systemd; nobody needs to call it.`,
+HTTP requests on ` + strings.TrimPrefix(monit.DefaultURL, "http://") + `. The jobs keep running when it ends. SIGHUP makes it read the files again.
+With -M systemd the agent starts it in monit.service; there is no need to call it.`,
 		Examples: []string{"agent supervise"}}, stdout, stderr)
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory")
 	if code, ok := flags.Parse(args, 0, 0); !ok {
@@ -48,7 +48,7 @@ The agent starts it inside of monit.service with -M systemd; nobody needs to cal
 	}
 	log := logging.SetUp(stderr).WithField("component", "supervisor")
 	if err := run(ctx, vcap.New(*base), log); err != nil {
-		log.WithError(err).Error("supervisor ends")
+		log.WithError(err).Error("supervisor failed")
 		return cli.ExitFailed
 	}
 	return cli.ExitOK
@@ -79,7 +79,7 @@ func run(ctx context.Context, dirs vcap.Dirs, log *logrus.Entry) error {
 		}
 	}()
 	defer signal.Stop(signals)
-	log.Info("supervisor starts")
+	log.Info("supervisor starting")
 	go serve(ctx, s, log)
 	s.Run(ctx)
 	return nil
@@ -102,7 +102,7 @@ func serve(ctx context.Context, s *supervisor.Supervisor, log *logrus.Entry) {
 		}
 		if err.Error() != said {
 			said = err.Error()
-			log.WithError(err).Error("the port of the supervisor is not served; end the process that has it")
+			log.WithError(err).Error("cannot listen on the supervisor's port; end the process that holds it")
 		}
 		if retry.Sleep(ctx, portPause) != nil {
 			return

@@ -1,4 +1,4 @@
-// Package support is `agent support`: one archive with what a person needs who cannot log in to the
+// Package support is `agent support`: one archive for a person who cannot log in to the
 // machine: status, timeline, findings of the doctor, redacted settings, journals, and the state of
 // network, disks and units. It works without a running agent, is bounded in size and holds no secret.
 package support
@@ -34,7 +34,7 @@ is the standard output. Exit codes: 0 written, 1 not written, 2 usage.`,
 	flags.StringVar(&o.config, "C", "", "`AGENT_JSON`; bosh/agent.json below BASE if not given")
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory")
 	flags.StringVar(&o.status, "file", vcap.RunDir.Status(), "status `FILE` to read")
-	flags.DurationVar(&o.timeout, "timeout", 5*time.Second, "how long to wait for each other machine and program")
+	flags.DurationVar(&o.timeout, "timeout", 5*time.Second, "how long to wait for each remote host and each program")
 	if code, ok := flags.Parse(args, 1, 1); !ok {
 		return code
 	}
@@ -118,7 +118,7 @@ func bounded(data []byte) []byte {
 	if len(data) <= maxFile {
 		return data
 	}
-	const notice = "… the beginning was left out …\n"
+	const notice = "… truncated at the beginning …\n"
 	return append([]byte(notice), data[len(data)-maxFile+len(notice):]...)
 }
 

@@ -21,7 +21,7 @@ import (
 // run.
 var inChromium = flag.Bool("chromium", false, "draw with chromium in place of rsvg-convert")
 
-// paint has the picture drawn by a program that is not a browser: it knows no variables of CSS.
+// paint has the picture drawn by a program that is not a browser: it does not support CSS variables.
 func paint(t *testing.T, picture []byte) image.Image {
 	t.Helper()
 	from, to := filepath.Join(t.TempDir(), "picture.svg"), filepath.Join(t.TempDir(), "picture.png")

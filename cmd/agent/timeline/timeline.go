@@ -21,8 +21,8 @@ import (
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("timeline", cli.Help{Arguments: "[--blame] [--boot N] [--json | --svg FILE]",
 		Purpose: `Draws the boot as a waterfall: kernel, init, each source, step and wait, the connection to the bus
-and the first heartbeat. A boot that is stuck, failed or was tried again is drawn as far as it is.
-What was before the agent is not to scale. Exit codes: 0 drawn, 1 no such boot, 2 usage.`,
+and the first heartbeat. A boot that is stuck, failed or was retried is drawn as far as it is.
+The time before the agent's start is not to scale. Exit codes: 0 drawn, 1 no such boot, 2 usage.`,
 		Examples: []string{"agent timeline", "agent timeline --blame", "agent timeline --boot -1",
 			"agent timeline --svg boot.svg"}}, stdout, stderr)
 	path := flags.String("file", vcap.RunDir.Status(), "status `FILE` to read")
@@ -95,7 +95,7 @@ func load(ctx context.Context, path, history string, boot int) (current Chart, e
 		}
 	}
 	if -boot > len(others) {
-		return current, nil, fmt.Errorf("boot %d is not recorded: %d earlier boots are, in %s", boot, len(others), history)
+		return current, nil, fmt.Errorf("boot %d is not recorded: %s has %d earlier boots", boot, history, len(others))
 	}
 	old := others[len(others)+boot]
 	chart := From(old, old.Age())

@@ -151,7 +151,7 @@ func choose(args []string, system bool, dirs vcap.Dirs) (documents []document, e
 		}
 	}
 	if len(args) == 0 {
-		return nil, errors.New("an argument is missing")
+		return nil, errors.New("missing argument")
 	}
 	for _, path := range args {
 		documents = append(documents, document{path: path, kind: kind})
@@ -192,7 +192,7 @@ func (d *document) print(w io.Writer, rep report.Report) {
 	}
 	kind := ""
 	if d.guessed {
-		kind = " (taken for " + d.kind + ")"
+		kind = " (assumed to be " + d.kind + ")"
 	}
 	switch {
 	case rep.Failed():

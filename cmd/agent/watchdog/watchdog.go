@@ -24,10 +24,10 @@ func Feed(ctx context.Context, period time.Duration, dispatcher mbus.Handler, al
 		select {
 		case <-answered:
 			if err := alive(); err != nil {
-				log.WithError(err).Warn("watchdog not fed")
+				log.WithError(err).Warn("cannot notify the watchdog")
 			}
 		case <-time.After(period):
-			log.Error("dispatcher does not answer")
+			log.Error("dispatcher does not respond; the watchdog will restart the agent")
 		case <-ctx.Done():
 			return
 		}

@@ -55,7 +55,7 @@ func bus(ctx context.Context, e settings.Effective, timeout time.Duration) (foun
 	}
 	first, err := url.Parse(e.Bus.URLs[0].Reveal())
 	if err != nil {
-		found.IdentityErr = "bus URL " + e.Bus.URLs[0].String() + " is not a URL"
+		found.IdentityErr = "bus URL " + e.Bus.URLs[0].String() + " is not valid"
 		return found
 	}
 	if first.Scheme == "https" {
@@ -169,7 +169,7 @@ func sample(ctx context.Context, origin string, timeout time.Duration) Sample {
 	_ = answer.Body.Close() // of a HEAD request there is none
 	said, err := http.ParseTime(answer.Header.Get("Date"))
 	if err != nil {
-		found.Err = "its answer has no Date"
+		found.Err = "the response has no Date header"
 		return found
 	}
 	found.Offset = time.Since(said).Round(time.Second)

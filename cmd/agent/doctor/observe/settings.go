@@ -179,7 +179,7 @@ type Certificate struct {
 // Roles of certificates.
 const (
 	RoleClient    = "bus client"
-	RoleAuthority = "bus authority"
+	RoleAuthority = "bus CA"
 )
 
 func identity(e settings.Effective) (found Identity) {
