@@ -29,7 +29,7 @@ func FillPaths(document []byte, paths map[string]string) ([]byte, error) {
 		return []byte(path)
 	})
 	if len(missing) > 0 {
-		return nil, fmt.Errorf("the settings name %s, and the machine has no such disk; add it with --ephemeral or --disk", strings.Join(missing, ", "))
+		return nil, fmt.Errorf("the settings name %s, but the machine has no such disk; add it with --ephemeral or --disk", strings.Join(missing, ", "))
 	}
 	return filled, nil
 }
@@ -194,7 +194,7 @@ func (i *Instance) Release(ctx context.Context) error {
 	for id := range images {
 		if _, taken := i.lab.kept[id]; taken {
 			i.lab.mu.Unlock()
-			return fmt.Errorf("a deleted machine has left a disk %s already; remove it with: lab disk delete %s", id, id)
+			return fmt.Errorf("there already is a disk %s of a deleted machine; remove it with: lab disk delete %s", id, id)
 		}
 	}
 	i.lab.mu.Unlock()

@@ -57,13 +57,13 @@ func (i *Instance) Await(ctx context.Context, progress func(format string, args 
 		case <-i.Done():
 			return "", fmt.Errorf("machine %s powered itself off; its console is %s", i.Short, i.Console())
 		case <-within.Done():
-			return "", unanswered(ctx, i, fmt.Errorf("no verdict of the agent: %w", within.Err()))
+			return "", unanswered(ctx, i, fmt.Errorf("no verdict from the agent: %w", within.Err()))
 		case <-time.After(verdictPause):
 		}
 		d := account(i)
 		if time.Since(said) >= progressPause {
 			said = time.Now()
-			progress("waiting for the agent for %.0f s%s", time.Since(begin).Seconds(), waitsFor(d))
+			progress("waiting for the agent: %.0f s%s", time.Since(begin).Seconds(), waitsFor(d))
 		}
 		if d.State == status.Failed || d.State == status.Starting && len(d.Earlier) > 0 {
 			if verdict = failure(d); verdict != "" {

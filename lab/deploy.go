@@ -212,7 +212,7 @@ func (l *Lab) Spec(i *Instance, m release.Manifest, g release.Group, index int) 
 		_, err := i.Agent.Do(ctx, "upload_blob", map[string]any{"blob_id": blob, "checksum": digest, "payload": mime(templates)})
 		var e *director.Exception
 		if errors.As(err, &e) && strings.Contains(e.Message, "unknown message ") {
-			return fmt.Errorf("the agent knows no upload_blob, and the lab has no other way for templates: %w", err)
+			return fmt.Errorf("the agent does not support upload_blob, and the lab cannot deliver templates: %w", err)
 		}
 		return err
 	}

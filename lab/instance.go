@@ -247,7 +247,7 @@ func (i *Instance) Change(ctx context.Context, edit func(Document)) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.document == nil {
-		return fmt.Errorf("%s: the settings came from outside", i.Short)
+		return fmt.Errorf("%s: the settings are not the lab's", i.Short)
 	}
 	edit(i.document)
 	return i.delivery.put(ctx, i.document.JSON())
@@ -318,7 +318,7 @@ func (i *Instance) serveHTTPS(d Document) error {
 // often: until the agent is on the bus a ping is lost.
 func (i *Instance) Ready(ctx context.Context) error {
 	if i.Agent == nil {
-		return fmt.Errorf("%s: the settings came from outside, so the lab does not know its agent", i.Short)
+		return fmt.Errorf("%s: the settings are not the lab's, so it does not know the agent", i.Short)
 	}
 	eager := *i.Agent
 	eager.Ping = 100 * time.Millisecond
@@ -354,7 +354,7 @@ func (i *Instance) Delete(ctx context.Context) error {
 	return errors.Join(failed, os.RemoveAll(i.dir()))
 }
 
-// Removed reports whether the machine was deleted, which is another end than one of its own.
+// Removed reports whether the machine was deleted, which differs from an end of its own.
 func (i *Instance) Removed() bool { return i.removed.Load() }
 
 // unplug ends the machine and takes it from the lab; its files stay.

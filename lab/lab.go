@@ -147,7 +147,7 @@ func New(ctx context.Context, o Options) (*Lab, error) {
 		_ = l.lock.Close()
 		_ = os.Remove(lockPath(o.Name))
 		if errors.Is(err, os.ErrExist) {
-			return nil, fmt.Errorf("lab %s is left over from a crash; lab clean %s removes it", o.Name, o.Name)
+			return nil, fmt.Errorf("lab %s is left over from a crash; remove it with: lab clean %s", o.Name, o.Name)
 		}
 		return nil, err
 	}

@@ -31,7 +31,7 @@ func lock(name, dir string) (*os.File, error) {
 	}
 	if old, _ := os.ReadFile(f.Name()); len(old) > 0 {
 		_ = f.Close()
-		return nil, fmt.Errorf("lab %s is left over from a crash; lab clean %s removes it", name, name)
+		return nil, fmt.Errorf("lab %s is left over from a crash; remove it with: lab clean %s", name, name)
 	}
 	if _, err := f.WriteAt([]byte(dir), 0); err != nil {
 		_ = f.Close()

@@ -1,5 +1,5 @@
 // Command cpi is the CPI of the lab: it reads one request from standard input and writes one
-// reply to standard output, as a Director and `bosh create-env` want it. Its exit status is 0 also
+// reply to standard output, as a Director and `bosh create-env` expect it. Its exit status is 0 also
 // when the reply is an error, since callers do not read the reply otherwise. It holds no state: the
 // holder does, a process that it starts when a call needs one.
 package main

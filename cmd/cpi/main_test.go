@@ -29,7 +29,7 @@ func TestAnswerWithoutAHolder(t *testing.T) {
 		"info needs no configuration":   {`{"method":"info","arguments":[]}`, "/nothing", ""},
 		"nothing is there":              {`{"method":"has_vm","arguments":["vm-1"],"api_version":2}`, good, ""},
 		"deletes succeed":               {`{"method":"delete_vm","arguments":["vm-1"],"api_version":2}`, good, ""},
-		"no request":                    {``, good, "not a JSON object"},
+		"no request":                    {``, good, "does not have the form of the CPI contract"},
 		"no configuration":              {`{"method":"has_vm","arguments":["vm-1"]}`, "/nothing", "configuration"},
 		"configuration is not JSON":     {`{"method":"has_vm","arguments":["vm-1"]}`, config("x"), "configuration"},
 		"name with a slash":             {`{"method":"has_vm","arguments":["vm-1"]}`, config(`{"name":"../x"}`), "name"},

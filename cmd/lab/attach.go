@@ -23,7 +23,7 @@ func attach(ctx context.Context, c *call) error {
 		return err
 	}
 	if len(c.extra) == 0 {
-		return usagef("no program")
+		return usagef("missing command after --")
 	}
 	conn, err := net.Dial("unix", c.args[0])
 	if err != nil {
@@ -58,7 +58,7 @@ func attach(ctx context.Context, c *call) error {
 	for {
 		f, err := guest.Read(conn)
 		if err != nil {
-			return errors.New("the machine has gone")
+			return errors.New("the connection to the machine was lost")
 		}
 		switch f.Kind {
 		case guest.Stdout:

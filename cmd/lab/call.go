@@ -72,7 +72,7 @@ func argument(text string) (json.RawMessage, error) {
 		return json.RawMessage(text), nil
 	}
 	if strings.HasPrefix(text, "{") || strings.HasPrefix(text, "[") {
-		return nil, usagef("an argument begins like JSON but is none")
+		return nil, usagef("an argument begins like JSON but is not valid JSON")
 	}
 	data, err := json.Marshal(text)
 	if err != nil {

@@ -60,7 +60,7 @@ func demo(ctx context.Context, c *call) error {
 	if err := s.run(ctx, p); err != nil {
 		return err
 	}
-	_, _ = fmt.Fprint(c.stdout, "\nEverything is removed now; KEEP=1 make demo keeps it, to look around with lab shell, lab logs and lab watch.\n")
+	_, _ = fmt.Fprint(c.stdout, "\nEverything is being removed; KEEP=1 make demo keeps it, to look around with lab shell, lab logs and lab watch.\n")
 	return s.lab.Close(context.WithoutCancel(ctx))
 }
 
@@ -301,7 +301,7 @@ func (s *show) web(ctx context.Context) error {
 			body, err := io.ReadAll(response.Body)
 			_ = response.Body.Close()
 			if err != nil || string(body) != "hello from the lab\n" {
-				return fmt.Errorf("the web server says %q (%w)", body, err)
+				return fmt.Errorf("the web server answered %q (%w)", body, err)
 			}
 			return nil
 		}
@@ -319,7 +319,7 @@ func (s *show) output(ctx context.Context, args ...string) (string, error) {
 	return strings.Join(strings.Fields(out), " "), err
 }
 
-// supervise puts the agent's own supervisor in the place of monit, until the machine boots; the job keeps running.
+// supervise puts the agent's own supervisor in place of monit, until the machine boots; the job keeps running.
 func (s *show) supervise(ctx context.Context) (string, error) {
 	if _, err := s.i.Output(ctx, "sh", "-c", `d=/run/systemd/system/bosh-agent.service.d; mkdir -p $d
 printf '[Service]\nExecStart=\nExecStart=/var/vcap/bosh/bin/bosh-agent -P ubuntu -C /var/vcap/bosh/agent.json -M systemd\n' >$d/demo.conf

@@ -27,7 +27,7 @@ func (p *plan) missing() error {
 	case engineQEMU:
 		return qemu.Engine{}.Missing()
 	}
-	return usagef("there is no engine %q", p.Engine)
+	return usagef("unknown engine %q; want nspawn or qemu", p.Engine)
 }
 
 // engine is nil for the lab's own choice.

@@ -34,7 +34,7 @@ func enter(ctx context.Context, c *call) error {
 		return err
 	}
 	if len(c.extra) == 0 {
-		return usagef("no command after --")
+		return usagef("missing command after --")
 	}
 	if err := iaas.ValidName(name); err != nil {
 		return usageError{err}
@@ -133,7 +133,7 @@ func listIaaS(ctx context.Context, dir string) ([]iaasListing, error) {
 
 func writeIaaS(w io.Writer, l iaasListing) {
 	if !l.Held {
-		_, _ = fmt.Fprintf(w, "IaaS %s of the CPI, not held by a process: the next call of the CPI, or lab enter, starts its VMs\n", l.Name)
+		_, _ = fmt.Fprintf(w, "IaaS %s of the CPI, not held by a process; the next CPI call, or lab enter, starts its VMs\n", l.Name)
 		return
 	}
 	_, _ = fmt.Fprintf(w, "IaaS %s of the CPI, network namespace %s\n", l.Name, l.Namespace)
@@ -211,7 +211,7 @@ func hostRoute(ctx context.Context, c *call) error {
 func cpiTLS(ctx context.Context, c *call) error {
 	name, containers := "", false
 	c.iaasFlag(&name)
-	c.flags.BoolVar(&containers, "containers", false, "let it make containers, which do not hold root inside")
+	c.flags.BoolVar(&containers, "containers", false, "let it create containers, which do not confine root")
 	if err := c.parse(0, 0); err != nil {
 		return err
 	}

@@ -110,7 +110,7 @@ func list(ctx context.Context, c *call) error {
 			_, _ = fmt.Fprintf(w, "left over from crashes: %s (lab clean removes them)\n", strings.Join(left, ", "))
 		}
 		if len(held) > 0 {
-			_, _ = fmt.Fprintf(w, "of tests that are running: %s\n", strings.Join(held, ", "))
+			_, _ = fmt.Fprintf(w, "used by running tests: %s\n", strings.Join(held, ", "))
 		}
 		if len(states)+len(left)+len(held)+len(clouds) == 0 {
 			_, _ = fmt.Fprintln(w, "no lab is up")
@@ -234,7 +234,7 @@ func logs(ctx context.Context, c *call) error {
 	var console, follow, all bool
 	c.flags.BoolVar(&console, "console", false, "show the console instead of the agent's log")
 	c.flags.BoolVar(&all, "all", false, "show the whole journal instead of the agent's log")
-	c.flags.BoolVar(&follow, "follow", false, "go on as more is written")
+	c.flags.BoolVar(&follow, "follow", false, "keep printing as the log grows")
 	if err := c.parse(0, 1); err != nil {
 		return err
 	}

@@ -221,8 +221,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		_, _ = fmt.Fprintf(stderr, "lab %s: %v\n", c.name, err)
 		return 1
 	}
-	_, _ = fmt.Fprintf(stderr, "lab: no command %q%s\n'lab help' lists the commands\n", args[0], suggestion(args[0],
-		all))
+	_, _ = fmt.Fprintf(stderr, "lab: unknown command %q%s\n'lab help' lists the commands\n",
+		args[0], suggestion(args[0], all))
 	return 2
 }
 

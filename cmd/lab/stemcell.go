@@ -61,7 +61,7 @@ func stemcell(ctx context.Context, c *call) error {
 	}
 	// The CPI's machines use KVM if it was seen to work: the kernel in a stemcell cannot be tried.
 	if err := (qemu.Engine{Images: cache}).Probe(ctx); err != nil {
-		c.progress("whether KVM works is not known, and virtual machines of the CPI are emulated: %v", err)
+		c.progress("cannot determine whether KVM works; the CPI's virtual machines are emulated: %v", err)
 	}
 	if info, err := os.Stat(output); err == nil && info.IsDir() {
 		output = filepath.Join(output, filepath.Base(made))

@@ -26,7 +26,7 @@ type target struct {
 
 // flags of everything that can look outside of labs.
 func (t *target) flags(c *call) {
-	c.flags.StringVar(&t.ca, "ca", "", "with --url, a `file` with the authority to trust")
+	c.flags.StringVar(&t.ca, "ca", "", "with --url, a `file` with the CA to trust")
 	c.flags.StringVar(&t.cert, "cert", "", "with a NATS --url, a `file` with the client certificate")
 	c.flags.StringVar(&t.key, "key", "", "with a NATS --url, a `file` with its key")
 	c.flags.StringVar(&t.settings, "settings", "", "take URL, agent id and certificates from a settings.json")
@@ -53,7 +53,7 @@ func (t target) call(ctx context.Context, request control.Call, say func(string)
 		return control.Perform(ctx, *h.Agent(), request, say)
 	}
 	if t.agentID == "" {
-		return nil, usagef("an agent on NATS is named by --agent-id")
+		return nil, usagef("an agent on NATS needs --agent-id")
 	}
 	conn, err := t.connect(ca, cert, key)
 	if err != nil {
@@ -78,7 +78,7 @@ func (t target) scheme() (string, error) {
 
 func (t target) connect(ca, cert, key []byte) (*nats.Conn, error) {
 	if len(cert) == 0 || len(key) == 0 {
-		return nil, usagef("a NATS server wants a client certificate: --cert and --key, or --settings")
+		return nil, usagef("a NATS server needs a client certificate: give --cert and --key, or --settings")
 	}
 	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
@@ -88,7 +88,7 @@ func (t target) connect(ca, cert, key []byte) (*nats.Conn, error) {
 	if len(ca) > 0 {
 		config.RootCAs = x509.NewCertPool()
 		if !config.RootCAs.AppendCertsFromPEM(ca) {
-			return nil, errors.New("the authority's file holds no certificate")
+			return nil, errors.New("the CA file contains no certificate")
 		}
 	}
 	conn, err := nats.Connect(t.url, nats.Secure(config), nats.Timeout(10*time.Second), nats.MaxReconnects(-1))
@@ -109,7 +109,7 @@ func (t target) monitor() (*director.Monitor, error) {
 		return nil, err
 	}
 	if scheme != "nats" {
-		return nil, usagef("heartbeats and alerts travel over NATS only")
+		return nil, usagef("only agents on NATS send heartbeats and alerts")
 	}
 	conn, err := t.connect(ca, cert, key)
 	if err != nil {

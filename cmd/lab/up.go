@@ -66,7 +66,7 @@ func parseSize(text string) (int64, error) {
 	}
 	n, err := strconv.ParseInt(number, 10, 64)
 	if err != nil || n <= 0 || n > 1<<50>>shift {
-		return 0, fmt.Errorf("size %q is not like 512M or 10G", text)
+		return 0, fmt.Errorf("invalid size %q; want a size such as 512M or 10G", text)
 	}
 	return n << shift, nil
 }
@@ -85,8 +85,8 @@ func up(ctx context.Context, c *call) error {
 	c.flags.StringVar(&ephemeral, "ephemeral", "10G", "`size` of the ephemeral disk, 0 for none")
 	c.flags.Var(&disks, "disk", "`size` of a further disk to attach; may be repeated")
 	c.flags.BoolVar(&p.HTTPS, "https", false, "let the agent listen on HTTPS, as for create-env, instead of NATS")
-	c.flags.IntVar(&p.Publish, "publish", -1, "make the machine's HTTPS port reachable on this loopback `port`, 0 for any")
-	c.flags.BoolVar(&foreground, "foreground", false, "stay, and end with the machine")
+	c.flags.IntVar(&p.Publish, "publish", -1, "publish the machine's HTTPS port on this loopback `port`, 0 for any")
+	c.flags.BoolVar(&foreground, "foreground", false, "stay in the foreground until the machine ends")
 	c.flags.BoolVar(&p.NoMachine, "empty", false, "start a lab without a machine, for deploy")
 	c.flags.BoolVar(&p.NoWait, "no-wait", false, "do not wait for the agent's first answer or its verdict")
 	c.flags.BoolVar(&p.Bare, "bare", false, "run neither NATS nor the blobstore, for settings that name others")
@@ -96,7 +96,7 @@ func up(ctx context.Context, c *call) error {
 		return err
 	}
 	if p.Publish > 65535 {
-		return usagef("port %d does not exist", p.Publish)
+		return usagef("port %d is out of range", p.Publish)
 	}
 	if !slices.Contains(lab.Sources(), lab.Source(p.Source)) {
 		return usagef("settings source %q is not one of %v", p.Source, lab.Sources())
@@ -149,7 +149,7 @@ func (p *plan) read(agentJSON, document string, warn func(format string, args ..
 		all.Append(settings.Validate(document, secret.NewJSON(filled)))
 	}
 	if all.Failed() {
-		return fmt.Errorf("the machine would not come up with these documents:\n%s", strings.TrimSpace(all.String()))
+		return fmt.Errorf("the machine would not boot with these documents:\n%s", strings.TrimSpace(all.String()))
 	}
 	for _, e := range all.Entries {
 		warn("%s", e)
@@ -195,7 +195,7 @@ func (p *plan) findAgent() error {
 		p.Agent = filepath.Join(filepath.Dir(own), "agent")
 	}
 	if _, err := os.Stat(p.Agent); err != nil {
-		return fmt.Errorf("the agent's binary: %w; make build makes it, or name one with --agent", err)
+		return fmt.Errorf("the agent's binary: %w; build it with 'make build', or name one with --agent", err)
 	}
 	agent, err := filepath.Abs(p.Agent)
 	p.Agent = agent
@@ -349,7 +349,7 @@ func start(ctx context.Context, p plan, report func(control.Line)) (failed error
 		if err != nil {
 			return err
 		}
-		report(control.Line{Progress: "machine " + i.Short + " starts"})
+		report(control.Line{Progress: "starting machine " + i.Short})
 		if err := i.Start(ctx); err != nil {
 			return err
 		}

@@ -26,7 +26,7 @@ type board struct {
 func watch(ctx context.Context, c *call) error {
 	var once bool
 	var t target
-	c.flags.BoolVar(&once, "once", false, "show what there is and end")
+	c.flags.BoolVar(&once, "once", false, "show what is known and exit")
 	c.flags.StringVar(&t.url, "url", "", "the NATS server of agents outside of labs: nats://host:port")
 	t.flags(c)
 	if err := c.parse(0, 1); err != nil {
@@ -103,7 +103,7 @@ func (c *call) watched(t target, b board) (string, error) {
 		return "", nil
 	}
 	if t.given() {
-		return "", usagef("a machine is named without --url and --settings")
+		return "", usagef("MACHINE cannot be combined with --url or --settings")
 	}
 	for agent, name := range b.names {
 		if name == c.args[0] {
@@ -118,7 +118,7 @@ func (c *call) watched(t target, b board) (string, error) {
 func (c *call) events(ctx context.Context, t target, b *board, once bool) (func(func(control.Line)) error, error) {
 	if t.given() {
 		if once {
-			return nil, usagef("a NATS server keeps nothing to show --once")
+			return nil, usagef("--once needs a lab: a NATS server does not keep earlier events")
 		}
 		m, err := t.monitor()
 		if err != nil {

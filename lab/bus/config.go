@@ -1,7 +1,6 @@
-// Package bus is the NATS server of a BOSH deployment: mutual TLS with certificates of one
-// authority, users named by their certificate's subject, and for each of them only the
-// subjects that a Director's nats-sync allows. It runs in the lab's process, or as Debian's
-// nats-server program.
+// Package bus is the NATS server of a BOSH deployment: mutual TLS with certificates of one CA, users named by their
+// certificate's subject, and for each of them only the subjects that a Director's nats-sync allows. It runs in the
+// lab's process, or as Debian's nats-server program.
 package bus
 
 import (
@@ -60,7 +59,7 @@ func config(host string, port int, f files, agents map[string]bool) ([]byte, err
 	sort.Slice(users, func(i, j int) bool { return users[i].User < users[j].User })
 	var b bytes.Buffer
 	encode := json.NewEncoder(&b)
-	encode.SetEscapeHTML(false) // nats-server knows no \u003e
+	encode.SetEscapeHTML(false) // nats-server does not understand \u003e
 	encode.SetIndent("", "  ")
 	err := encode.Encode(map[string]any{
 		"host": host, "port": port,

@@ -144,7 +144,7 @@ func (s *Server) power(w http.ResponseWriter, r *http.Request) {
 	case "delete":
 		err = i.Release(ctx)
 	default:
-		err = fmt.Errorf("a machine has no %q", r.PathValue("verb"))
+		err = fmt.Errorf("unknown machine command %q", r.PathValue("verb"))
 	}
 	if err == nil && r.URL.Query().Has("wait") && i.Agent != nil && i.Running() {
 		progress := func(format string, args ...any) { out.send(Line{Progress: fmt.Sprintf(format, args...)}) }
@@ -188,7 +188,7 @@ func (s *Server) disk(w http.ResponseWriter, r *http.Request) {
 	case "resize":
 		err = i.Resize(r.Context(), c.ID, c.Size)
 	default:
-		err = fmt.Errorf("a disk has no %q", c.Verb)
+		err = fmt.Errorf("unknown disk command %q", c.Verb)
 	}
 	reply(w, result, err)
 }
@@ -230,7 +230,7 @@ func (s *Server) call(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case err != nil:
 	case i.Agent == nil:
-		err = errors.New("the settings came from outside, so the lab does not know the agent: name it with --url")
+		err = errors.New("the settings are not the lab's, so it does not know the agent: name it with --url")
 	case !i.Running():
 		err = fmt.Errorf("machine %s is off; switch it on with: lab machine start %s", i.Short, i.Short)
 	}
@@ -263,7 +263,7 @@ func (s *Server) deploy(w http.ResponseWriter, r *http.Request) {
 func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	out := &stream{w: w}
 	if s.lab.Monitor == nil {
-		out.end(nil, errors.New("the lab has no NATS, over which heartbeats and alerts travel; start it without --bare"))
+		out.end(nil, errors.New("the lab has no NATS server, which heartbeats and alerts need; start it without --bare"))
 		return
 	}
 	coming, stop := s.lab.Monitor.Listen()

@@ -1,6 +1,5 @@
-// Package control lets one process ask another for what its lab can do: a lab that was started
-// in the background is held by a process of its own, and every later command reaches it through
-// a socket in the lab's directory.
+// Package control lets commands use a lab that another process holds: a lab that was started in the background is
+// held by a process of its own, and every later command reaches it through a socket in the lab's directory.
 package control
 
 import (

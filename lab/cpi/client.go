@@ -118,7 +118,7 @@ func (c Client) try(ctx context.Context, e Envelope, pass func(Reply) error) err
 	}
 	var reply Reply
 	if err := json.NewDecoder(response.Body).Decode(&reply); err != nil {
-		return fmt.Errorf("the holder of the IaaS ended while it was asked: %w", err)
+		return fmt.Errorf("the holder of the IaaS ended during the call: %w", err)
 	}
 	if pass(reply) == nil && e.Delivery != "" {
 		// Also if this process is told to end now: the caller has the reply.
@@ -301,7 +301,7 @@ func startHolder(ctx context.Context, dir, name string, argv ...string) error {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		_ = holder.Process.Kill()
 		_ = holder.Wait()
-		return errors.New("the holder of the IaaS does not start")
+		return errors.New("the holder of the IaaS did not start; see its log")
 	}
 	_ = holder.Wait()
 	if message := strings.TrimSpace(line); message != "" && message != iaas.ErrHeld.Error() {

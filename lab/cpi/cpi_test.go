@@ -23,11 +23,11 @@ import (
 func TestReadRequest(t *testing.T) {
 	for input, want := range map[string]string{
 		`{"method":"info","arguments":[],"context":{"a":{"b":1}},"more":true}`: "",
-		``:                                 "not a JSON object",
-		`[]`:                               "not a JSON object",
+		``:                                 "does not have the form of the CPI contract",
+		`[]`:                               "does not have the form of the CPI contract",
 		`{"arguments":[]}`:                 "names no method",
 		`{"method":"info"} {}`:             "more than one",
-		`{"method":"x","api_version":"2"}`: "not a JSON object",
+		`{"method":"x","api_version":"2"}`: "does not have the form of the CPI contract",
 	} {
 		r, err := ReadRequest([]byte(input))
 		if want == "" && (err != nil || r.APIVersion != 1) || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {

@@ -274,9 +274,9 @@ func (h *holder) serve(w http.ResponseWriter, r *http.Request, refused []string)
 	if h.deliver(w, r, e.Delivery, reply) {
 		return
 	}
-	log.Warn("the caller is gone and has no reply; what was made for it is removed")
+	log.Warn("the caller is gone and got no reply; removing what was created for it")
 	if err := undo(); err != nil {
-		log.WithError(err).Error("what was made for a caller that is gone was not removed")
+		log.WithError(err).Error("cannot remove what was created for a caller that is gone")
 	}
 }
 

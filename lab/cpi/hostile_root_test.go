@@ -23,7 +23,7 @@ import (
 	"cambium/lab/iaas"
 )
 
-// TestRootHostileArguments calls every method of an IaaS with hostile values in the place of every value of its
+// TestRootHostileArguments calls every method of an IaaS with hostile values in place of every value of its
 // arguments, context and properties. Around the IaaS there are files in every directory that such a value could lead
 // to; they do not change.
 func TestRootHostileArguments(t *testing.T) {

@@ -64,7 +64,7 @@ func hostileValues(base string) []any {
 	return append(values, filepath.Join(base, "sentinel"), "fe80::1%"+filepath.Join(base, "sentinel"))
 }
 
-// mutations calls f with the request with the value in the place of each of its values below arguments and context, and
+// mutations calls f with the request with the value in place of each of its values below arguments and context, and
 // in that of each name of a network.
 func mutations(t *testing.T, request string, value any, f func(place string, request []byte)) {
 	t.Helper()
@@ -133,7 +133,7 @@ func TestTextIsParsedBeforeItIsUsed(t *testing.T) {
 		}
 	}
 	if got := slices.Sorted(maps.Keys(reached)); !slices.Equal(got, text) {
-		t.Errorf("hostile text is used in the place of\n%s\nwant it used only in that of\n%s",
+		t.Errorf("hostile text is used as\n%s\nwant it used only as\n%s",
 			strings.Join(got, "\n"), strings.Join(text, "\n"))
 	}
 }

@@ -179,7 +179,7 @@ func (b backend) do(ctx context.Context, r Request, agent iaas.AgentDefaults, im
 		return local, nil
 	}
 	if n := len(r.Arguments); n < m.least || n > m.most {
-		return Failure(fmt.Errorf("%s wants %d to %d arguments, got %d", r.Method, m.least, m.most, n)), nil
+		return Failure(fmt.Errorf("%s: got %d arguments, want %d to %d", r.Method, n, m.least, m.most)), nil
 	}
 	c := &call{Request: r, iaas: b.IaaS, agent: agent, image: image, refused: b.refused}
 	result, err := m.run(ctx, c)
@@ -215,7 +215,7 @@ func (c *Request) cid(n int, class iaas.Class) (iaas.CID, error) {
 		return iaas.CID{}, err
 	}
 	if text == nil {
-		return iaas.CID{}, fmt.Errorf("%s: argument %d names none of the %s", c.Method, n+1, class)
+		return iaas.CID{}, fmt.Errorf("%s: argument %d (%s) is missing", c.Method, n+1, class)
 	}
 	cid, err := iaas.ParseCID(class, *text)
 	if err != nil {
@@ -268,7 +268,7 @@ func createVM(ctx context.Context, c *call) (any, error) {
 	}
 	if slices.Contains(c.refused, o.Shape.Engine) {
 		return nil, iaas.Failf(iaas.CloudError,
-			"engine %q is not for callers in VMs, since it does not hold root inside; "+
+			"callers in VMs may not use engine %q, since it does not confine root; "+
 				"allow it on the host with: lab cpi-tls --containers", o.Shape.Engine)
 	}
 	if err := c.argument(3, "networks", &o.Networks); err != nil {
@@ -362,7 +362,7 @@ func calculate(r Request) (any, error) {
 		Ephemeral int `json:"ephemeral_disk_size"`
 	}
 	if len(r.Arguments) != 1 {
-		return nil, fmt.Errorf("%s wants 1 argument, got %d", r.Method, len(r.Arguments))
+		return nil, fmt.Errorf("%s: got %d arguments, want 1", r.Method, len(r.Arguments))
 	}
 	if err := r.argument(0, "resources", &wanted); err != nil {
 		return nil, err

@@ -1,6 +1,6 @@
-// Package cpi puts the CPI contract over the lab's IaaS: one JSON request, one JSON reply. The
-// program that a Director or create-env runs forwards the request to the holder, the process that
-// has the IaaS, over HTTP on a local socket; the holder outlives it.
+// Package cpi implements the CPI contract on top of the lab's IaaS: one JSON request, one JSON reply. The program
+// that a Director or create-env runs forwards the request to the holder, the process that has the IaaS, over HTTP on
+// a local socket; the holder outlives it.
 package cpi
 
 import (
@@ -44,7 +44,7 @@ func ReadRequest(data []byte) (Request, error) {
 	var r Request
 	decode := json.NewDecoder(bytes.NewReader(data))
 	if err := decode.Decode(&r); err != nil {
-		return r, fmt.Errorf("the request is not a JSON object as the CPI contract has it: %w", err)
+		return r, fmt.Errorf("the request does not have the form of the CPI contract: %w", err)
 	}
 	if _, err := decode.Token(); !errors.Is(err, io.EOF) {
 		return r, errors.New("there is more than one request on standard input")

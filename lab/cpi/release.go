@@ -39,16 +39,16 @@ chmod 755 "$BOSH_INSTALL_TARGET/bin/cpi"
 func WriteRelease(path, program, version string) error {
 	binary, err := os.ReadFile(program)
 	if err != nil {
-		return fmt.Errorf("the CPI's program: %w; make build makes it", err)
+		return fmt.Errorf("the CPI's program: %w; build it with 'make build'", err)
 	}
 	job := release.SourceJob{Packages: []string{jobName}, Properties: map[string]release.Property{
 		"lab.dir":         {Description: "where the lab keeps its state", Default: "/var/lib/cambium-lab"},
-		"lab.name":        {Description: "name of the IaaS, of which several can be on one machine", Default: "default"},
+		"lab.name":        {Description: "name of the IaaS; a machine can have several", Default: "default"},
 		"lab.host":        {Description: "where the holder of the IaaS is, such as tls://10.245.0.1:25778, for a CPI inside a VM; the local socket if empty", Default: ""},
 		"lab.tls":         {Description: "ca, certificate and private_key for lab.host, as lab cpi-tls prints them", Default: map[string]any{}},
-		"agent.mbus":      {Description: "URL of the message bus that agents are told", Default: ""},
-		"agent.ntp":       {Description: "time servers that agents are told", Default: []string{}},
-		"agent.blobstore": {Description: "blobstore that agents are told, with provider and options", Default: map[string]any{}},
+		"agent.mbus":      {Description: "URL of the message bus for agents", Default: ""},
+		"agent.ntp":       {Description: "time servers for agents", Default: []string{}},
+		"agent.blobstore": {Description: "blobstore for agents, with provider and options", Default: map[string]any{}},
 	}}
 	job.Name, job.Files = jobName, release.Files{"monit": "", "bin/cpi": start, "config/cpi.json": configTemplate}
 	s := release.Source{Name: releaseName, Version: version, Jobs: []release.SourceJob{job},

@@ -107,11 +107,11 @@ func readIdentities(dir, name string) (ids identities, err error) {
 func (i Identity) config() (*tls.Config, *x509.CertPool, error) {
 	pair, err := tls.X509KeyPair([]byte(i.Certificate), []byte(i.PrivateKey))
 	if err != nil {
-		return nil, nil, errors.New("certificate and private key are not a pair in PEM")
+		return nil, nil, errors.New("certificate and private key are not a matching pair in PEM format")
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM([]byte(i.CA)) {
-		return nil, nil, errors.New("the authority is not a certificate in PEM")
+		return nil, nil, errors.New("the CA is not a certificate in PEM format")
 	}
 	return &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS13}, pool, nil
 }
@@ -153,7 +153,7 @@ func (c Client) ListenTLS(ctx context.Context) error { return c.notify(ctx, "/tl
 func NewRemoteClient(url string, id Identity) (Client, error) {
 	address, ok := strings.CutPrefix(url, "tls://")
 	if _, _, err := net.SplitHostPort(address); !ok || err != nil {
-		return Client{}, fmt.Errorf("lab.host %q is not like tls://10.0.0.1:%d", url, TLSPort)
+		return Client{}, fmt.Errorf("lab.host %q is invalid; want, for example, tls://10.0.0.1:%d", url, TLSPort)
 	}
 	config, pool, err := id.config()
 	if err != nil {

@@ -46,7 +46,7 @@ func NewHTTPS(o HTTPSOptions) (*HTTPS, error) {
 	if len(o.CA) > 0 {
 		config.RootCAs = x509.NewCertPool()
 		if !config.RootCAs.AppendCertsFromPEM(o.CA) {
-			return nil, errors.New("CA holds no certificate")
+			return nil, errors.New("the CA file contains no certificate")
 		}
 	}
 	if o.Dial == nil {

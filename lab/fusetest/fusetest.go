@@ -1,7 +1,7 @@
 //go:build linux
 
-// Package fusetest serves disk images that fail: a FUSE file system in a process of its own, for loop devices. The
-// kernel writes to its files while a test that waits for the kernel may not run. For tests only.
+// Package fusetest serves disk images with I/O errors to loop devices: a FUSE file system in a process of its own,
+// since the kernel writes to its files while a test that waits for the kernel cannot run. For tests only.
 package fusetest
 
 import (
@@ -216,7 +216,7 @@ func Serve(t testing.TB, paths ...string) *Images {
 	s.in, s.out = in, bufio.NewReader(out)
 	t.Cleanup(func() {
 		if err := errors.Join(in.Close(), cmd.Wait()); err != nil {
-			t.Errorf("stop the server of images: %v", err)
+			t.Errorf("stop the image server: %v", err)
 		}
 	})
 	s.await()
@@ -226,7 +226,7 @@ func Serve(t testing.TB, paths ...string) *Images {
 func (s *Images) await() {
 	s.t.Helper()
 	if line, err := s.out.ReadString('\n'); err != nil || line != "ready\n" {
-		s.t.Fatalf("the server of images said %q: %v", line, err)
+		s.t.Fatalf("the image server said %q: %v", line, err)
 	}
 }
 

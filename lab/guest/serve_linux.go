@@ -319,7 +319,7 @@ func Unit(program string) []byte {
 }
 
 const unit = `[Unit]
-Description=The lab's hand in this machine
+Description=Guest program of the lab
 DefaultDependencies=no
 After=local-fs.target
 Conflicts=shutdown.target

@@ -67,7 +67,7 @@ func (i *IaaS) checkSpace(more int64) error {
 	}
 	i.mu.Unlock()
 	if more+promised > free {
-		return Failf(NoDiskSpace, "%d MiB are wanted, %d MiB are promised to other disks, and %s has %d MiB free", more/mib, promised/mib, i.store.dir, free/mib)
+		return Failf(NoDiskSpace, "not enough space: %d MiB are needed, %d MiB are reserved for other disks, and %s has %d MiB free", more/mib, promised/mib, i.store.dir, free/mib)
 	}
 	return nil
 }

@@ -1,8 +1,7 @@
-// Package iaas is the lab's infrastructure as a service: stemcells, VMs, persistent disks,
-// snapshots and networks that outlive the process that made them. Every object is a directory with
-// a record; the process that has the directory's lock, the holder, runs the VMs. A holder that
-// starts first removes what a crashed one left in the kernel, then completes or undoes operations
-// that were interrupted, and starts the VMs that are meant to run.
+// Package iaas is the lab's infrastructure as a service: stemcells, VMs, persistent disks, snapshots and networks
+// that outlive the process that made them. Every object is a directory with a record; the process that has the
+// directory's lock, the holder, runs the VMs. When it starts, it first removes what a crashed holder left in the
+// kernel, then completes or undoes operations that were interrupted, and starts the VMs that are meant to run.
 //
 // It knows nothing of the CPI's wire format; package cpi does.
 package iaas
@@ -154,7 +153,7 @@ func (i *IaaS) remains() sweep.Remains {
 
 func (i *IaaS) start() error {
 	if err := i.remains().Remove(); err != nil {
-		return fmt.Errorf("remove what a former holder left: %w", err)
+		return fmt.Errorf("remove what an earlier holder left: %w", err)
 	}
 	if err := i.load(); err != nil {
 		return err
@@ -172,7 +171,7 @@ func (i *IaaS) start() error {
 	}
 	if err := i.ConnectHost(); err != nil {
 		// The VMs start without it; `lab host-route on` reports the reason.
-		i.log.WithError(err).Warn("the host has no link to the VMs")
+		i.log.WithError(err).Warn("cannot restore the host's link to the VMs")
 	}
 	return nil
 }
@@ -301,7 +300,7 @@ func (i *IaaS) Resume(ctx context.Context) {
 		started.Go(func() {
 			defer func() { <-slots }()
 			if err := i.resume(ctx, cid); err != nil {
-				i.log.WithError(err).WithField("cid", cid).Error("VM did not start")
+				i.log.WithError(err).WithField("cid", cid).Error("cannot start the VM")
 			}
 		})
 	}

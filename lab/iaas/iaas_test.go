@@ -172,7 +172,7 @@ func TestLightStemcells(t *testing.T) {
 		"light":          {"", sum("bytes"), ""},
 		"not light":      {"bytes", sum("missing"), ""},
 		"nothing named":  {"", Digest{}, "empty"},
-		"another digest": {"", sum("changed"), "another digest"},
+		"another digest": {"", sum("changed"), "does not match its name"},
 		"missing":        {"", sum("missing"), "put the image there"},
 		"directory":      {"", sum("directory"), "not a regular file"},
 	} {

@@ -42,14 +42,15 @@ func (i *IaaS) conflict(wanted fabric.Networks) error {
 		for cid, vm := range i.vms {
 			for _, taken := range vm.Networks {
 				if err := n.Conflict(taken); err != nil {
-					return Failf(CloudError, "network %s: %w of %s; delete that VM first, or, if no Director and no "+
-						"state file names it, free it with: lab cpi-clean --iaas %s %s", name, err, cid, i.name, cid)
+					return Failf(CloudError, "network %s conflicts with %s: %w; delete that VM first, or, if no "+
+						"Director and no state file names it, free it with: lab cpi-clean --iaas %s %s",
+						name, cid, err, i.name, cid)
 				}
 			}
 		}
 		for otherName, other := range wanted {
 			if err := n.Conflict(other); err != nil && n.MAC != other.MAC { // a card may have several networks
-				return Failf(CloudError, "network %s: %w of network %s", name, err, otherName)
+				return Failf(CloudError, "network %s conflicts with network %s: %w", name, otherName, err)
 			}
 		}
 	}

@@ -110,7 +110,7 @@ func (u Upload) receive(lightDir, path string) (Digest, error) {
 		return Digest{}, err
 	}
 	if _, digest, err = receive(f, path); err == nil && digest != u.Light {
-		err = fmt.Errorf("light stemcell: %s has another digest than its name; copy the image again", light)
+		err = fmt.Errorf("light stemcell: the digest of %s does not match its name; copy the image again", light)
 	}
 	return digest, err
 }
@@ -158,7 +158,7 @@ func settle(work, path string) error {
 	}
 	err = unix.Syncfs(int(dir.Fd())) // a tree has thousands of files
 	if err = errors.Join(err, dir.Close()); err != nil {
-		return fmt.Errorf("flush %s: %w", work, err)
+		return fmt.Errorf("sync %s: %w", work, err)
 	}
 	if err := os.Rename(work, path); err != nil {
 		return err

@@ -222,7 +222,7 @@ func (i *IaaS) power(ctx context.Context, vm VM) error {
 	m, closing := i.machines[vm.CID], i.closing
 	i.mu.Unlock()
 	if closing {
-		return errors.New("the holder ends")
+		return errors.New("the holder is stopping")
 	}
 	if m == nil {
 		var err error
@@ -307,7 +307,7 @@ func (i *IaaS) engine(ctx context.Context, vm VM) (machine.Engine, error) {
 	}
 	raw := i.imagePath(vm.Image, upload.Disk)
 	if _, err := os.Stat(raw); err != nil {
-		return nil, Failf(CloudError, "the stemcell holds a root file system without a disk; only the engine %q can use it", Container)
+		return nil, Failf(CloudError, "the stemcell contains a root file system, not a disk; only engine %q can use it", Container)
 	}
 	// The cache remembers whether KVM works on this host.
 	cache := image.Cache{Dir: tree.DefaultDir()}
@@ -339,16 +339,16 @@ func (i *IaaS) follow(cid CID, m machine.Machine, ended <-chan struct{}) {
 	}
 	log := i.log.WithField("cid", cid)
 	if crashed {
-		log.Warn("VM crashed and is started again")
+		log.Warn("VM crashed; restarting it")
 		if err := i.power(context.Background(), vm); err != nil {
-			log.WithError(err).Error("VM did not start again")
+			log.WithError(err).Error("cannot restart the VM")
 		}
 		return
 	}
 	log.Info("VM powered itself off")
 	vm.On = false
 	if err := i.saveVM(vm); err != nil {
-		log.WithError(err).Error("power-off of the VM was not recorded")
+		log.WithError(err).Error("cannot record that the VM is powered off")
 		return
 	}
 	i.mu.Lock()

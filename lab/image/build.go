@@ -269,7 +269,7 @@ func putInto(ctx context.Context, disk, file, path string, mode fs.FileMode) err
 	out, err := debugfs(ctx, disk, commands)
 	info, statErr := os.Stat(file)
 	if err = errors.Join(err, statErr); err == nil && !strings.Contains(out, fmt.Sprintf("Size: %d\n", info.Size())) {
-		err = errors.New("the file is not there afterwards")
+		err = errors.New("the file was not written")
 	}
 	if err != nil {
 		return fmt.Errorf("debugfs: %s: %w: %s", path, err, out)

@@ -105,7 +105,7 @@ func (c Cache) ensure(ctx context.Context, agent string, b builder) (Image, erro
 		return bake(ctx, filepath.Join(base, "disk"), filepath.Join(work, "disk"), agent, b.files)
 	})
 	if err != nil {
-		return Image{}, fmt.Errorf("bake the agent: %w", err)
+		return Image{}, fmt.Errorf("add the agent to the image: %w", err)
 	}
 	return Image{Disk: filepath.Join(dir, "disk"), Kernel: filepath.Join(base, "kernel"), Initrd: filepath.Join(base, "initrd")}, nil
 }

@@ -38,7 +38,7 @@ func (c Cache) EnsureKernel(ctx context.Context) (Kernel, error) {
 func findKernel(dir string) (Kernel, error) {
 	images, err := filepath.Glob(filepath.Join(dir, "boot", "vmlinuz-*"))
 	if err != nil || len(images) == 0 {
-		return Kernel{}, errors.Join(err, fmt.Errorf("%s has no kernel; remove it, and it is fetched again", dir))
+		return Kernel{}, errors.Join(err, fmt.Errorf("%s has no kernel; remove it, so that it is fetched again", dir))
 	}
 	version := strings.TrimPrefix(filepath.Base(images[0]), "vmlinuz-")
 	return Kernel{Image: images[0], Modules: filepath.Join(dir, "lib", "modules", version), Version: version}, nil
@@ -56,7 +56,7 @@ get() {
 get "$@" || { apt-get -qq update && get "$@"; } || exit 1
 dpkg-deb -x *.deb . && rm -rf *.deb usr boot/System.map*`
 	if _, err := exec.LookPath("apt-get"); err != nil {
-		return fmt.Errorf("package %s is needed, and this host has no apt-get", kernelPackage)
+		return fmt.Errorf("package %s is needed, but this host has no apt-get", kernelPackage)
 	}
 	return run(ctx, "sh", "-c", script, "sh", dir, kernelPackage)
 }

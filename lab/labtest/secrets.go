@@ -26,7 +26,7 @@ func (k Kind) Secrets(t testing.TB, i *lab.Instance, more ...string) (remove fun
 	var all []string
 	collectSecrets(settings, "", &all)
 	if len(all) < 2 {
-		t.Fatalf("the settings hold %d secrets", len(all))
+		t.Fatalf("the settings contain %d secrets", len(all))
 	}
 	patterns := strings.Join(append(all, more...), "\n") + "\n"
 	for _, file := range []machine.File{{Path: Patterns, Data: []byte(patterns), Mode: 0o600},

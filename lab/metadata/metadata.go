@@ -30,7 +30,7 @@ type Instance struct {
 }
 
 // Server is the service. The machine is recognized by its source address, or else by the card that
-// has this address: a Director may have given the machine another one than the IaaS.
+// has this address: a Director may have given the machine a different one than the IaaS did.
 type Server struct {
 	// Neighbor returns the card that has an address, nil if it is not known.
 	Neighbor func(address string) net.HardwareAddr
@@ -45,7 +45,7 @@ type token struct {
 	expires time.Time
 }
 
-// New makes a service that knows no machine.
+// New makes a service without machines.
 func New() *Server {
 	return &Server{instances: map[string]Instance{}, tokens: map[string]token{}}
 }

@@ -131,7 +131,7 @@ func (n Namespace) DialContext(ctx context.Context, network, address string) (c 
 	return c, err
 }
 
-// Dial is DialContext for libraries that know no context.
+// Dial is DialContext for libraries without contexts.
 func (n Namespace) Dial(network, address string) (net.Conn, error) {
 	return n.DialContext(context.Background(), network, address)
 }

@@ -1,6 +1,6 @@
-// Package notes tells people what a lab did by itself to get on, also where a test that passes hides its output: each
-// note goes to standard error and, where NotesFile is set in the environment, to that file, which `make test-vm`
-// prints.
+// Package notes reports what a lab did on its own to recover from a problem, even where a test that passes hides its
+// output: each note goes to standard error and, where NotesFile is set in the environment, to that file, which `make
+// test-vm` prints.
 package notes
 
 import (
@@ -21,7 +21,7 @@ func Add(format string, args ...any) {
 	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "lab: a note is lost:", err)
+		fmt.Fprintln(os.Stderr, "lab: cannot record a note:", err)
 		return
 	}
 	_, _ = f.WriteString(line)

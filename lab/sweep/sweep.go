@@ -166,7 +166,7 @@ func killAndWait(pid int) error {
 			continue
 		}
 		if n == 0 {
-			return fmt.Errorf("process %d does not end", pid)
+			return fmt.Errorf("process %d does not exit", pid)
 		}
 		return err
 	}

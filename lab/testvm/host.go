@@ -107,7 +107,7 @@ func (i Image) Boot(t *testing.T, qemu, environment []string, heard func(word, r
 	t.Helper()
 	log, hung := i.boot(t, qemu, environment, heard)
 	if hung {
-		notes.Add("%s: the kernel did not come up within %v; the machine is started again", t.Name(), upTimeout)
+		notes.Add("%s: the kernel did not boot within %v; restarting the machine", t.Name(), upTimeout)
 		log, _ = i.boot(t, qemu, environment, heard)
 	}
 	return log

@@ -134,7 +134,7 @@ func (c Cache) Ensure(ctx context.Context) (string, error) {
 	}
 	defer func() { _ = lock.Close() }()
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
-		return "", fmt.Errorf("lock of the tree cache: %w", err)
+		return "", fmt.Errorf("lock the tree cache: %w", err)
 	}
 	if c.Built() {
 		return path, Hold(path)

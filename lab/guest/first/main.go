@@ -16,7 +16,7 @@ import (
 
 func main() {
 	if os.Getpid() != 1 {
-		fmt.Fprintln(os.Stderr, "this is the first program of a machine, and does nothing else")
+		fmt.Fprintln(os.Stderr, "this program must run as the first process (PID 1) of a machine")
 		os.Exit(1)
 	}
 	err := guest.Init() // returns only with an error

@@ -20,7 +20,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// segments is a fabric with namespaces in the place of VMs.
+// segments is a fabric with namespaces in place of VMs.
 type segments struct {
 	t *testing.T
 	*Fabric

@@ -100,7 +100,7 @@ func (f *Fabric) makeLink(link hostLink, access Access) error {
 func forwards() error {
 	data, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward")
 	if err == nil && strings.TrimSpace(string(data)) != "1" {
-		err = errors.New("this host forwards no packets; allow it with: sysctl -w net.ipv4.ip_forward=1")
+		err = errors.New("this host does not forward packets; allow it with: sysctl -w net.ipv4.ip_forward=1")
 	}
 	return err
 }
@@ -188,7 +188,7 @@ const shortestPrefix = 8
 // route makes a route to a network; one of which the host reaches a part in another way is refused.
 func (l hostLink) route(to netip.Prefix) error {
 	if to.Bits() < shortestPrefix {
-		return fmt.Errorf("range %s is too large for a route of the host: want a prefix of %d bits at least, "+
+		return fmt.Errorf("range %s is too large for a route on the host: want a prefix of at least %d bits, "+
 			"or end the link with: lab host-route off", to, shortestPrefix)
 	}
 	link, err := netlink.LinkByName(l.name)

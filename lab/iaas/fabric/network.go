@@ -100,7 +100,7 @@ func Plan(vm string, given Networks) (Networks, []Card, error) {
 			}
 			same := func(other Card) bool { return slices.Equal(other.MAC, c.MAC) }
 			if slices.ContainsFunc(cards, same) {
-				return nil, nil, fmt.Errorf("network %s: another card has the address %s, too", name, c.MAC)
+				return nil, nil, fmt.Errorf("network %s: another card also has the address %s", name, c.MAC)
 			}
 			cards = append(cards, c)
 			if n.NICGroup != (value.Group{}) {
@@ -108,7 +108,7 @@ func Plan(vm string, given Networks) (Networks, []Card, error) {
 			}
 		}
 		if cards[at].Segment != n.Segment() {
-			return nil, nil, fmt.Errorf("network %s is on segment %s and shares a card with one on %s",
+			return nil, nil, fmt.Errorf("network %s is on segment %s, but shares a card with one on %s",
 				name, n.Segment(), cards[at].Segment)
 		}
 		cards[at].Networks = append(cards[at].Networks, name)
@@ -135,7 +135,7 @@ func (n Network) check() error {
 		return err
 	}
 	if n.Gateway == n.IP {
-		return fmt.Errorf("ip %s is the gateway's", n.IP)
+		return fmt.Errorf("ip %s is also the gateway", n.IP)
 	}
 	return nil
 }
@@ -144,11 +144,11 @@ func (n Network) check() error {
 func (n Network) bits() (int, error) {
 	mask := n.Netmask.IP()
 	if mask.BitLen() != n.IP.IP().BitLen() {
-		return 0, fmt.Errorf("netmask %q does not fit the address %s", n.Netmask, n.IP)
+		return 0, fmt.Errorf("netmask %q does not match the family of address %s", n.Netmask, n.IP)
 	}
 	ones, total := net.IPMask(mask.AsSlice()).Size()
 	if total == 0 {
-		return 0, fmt.Errorf("netmask %q is none", n.Netmask)
+		return 0, fmt.Errorf("netmask %q is not contiguous", n.Netmask)
 	}
 	return ones, nil
 }
@@ -164,11 +164,11 @@ func (n Network) Segment() value.Name {
 // Conflict says what of a network of another card, or of another VM, this one cannot have, too.
 func (n Network) Conflict(other Network) error {
 	if !n.MAC.IsZero() && n.MAC == other.MAC {
-		return fmt.Errorf("card %s is that", n.MAC)
+		return fmt.Errorf("card %s is in use", n.MAC)
 	}
 	if n.Segment() == other.Segment() {
 		if n.IP != (value.Addr{}) && n.IP == other.IP {
-			return fmt.Errorf("address %s is that", n.IP)
+			return fmt.Errorf("address %s is in use", n.IP)
 		}
 		return nil
 	}

@@ -40,7 +40,7 @@ func TestPlanOfCards(t *testing.T) {
 		"no netmask":           {`{"a":{"type":"manual","ip":"10.0.0.1"}}`, nil, "netmask"},
 		"broken netmask":       {`{"a":{"type":"manual","ip":"10.0.0.1","netmask":"255.0.255.0"}}`, nil, "netmask"},
 		"netmask of version 6": {`{"a":{"type":"manual","ip":"10.0.0.1","netmask":"ffff::"}}`, nil, "netmask"},
-		"the gateway's":        {`{"a":` + manual("10.9.0.1", "") + `}`, nil, "gateway's"},
+		"the gateway's":        {`{"a":` + manual("10.9.0.1", "") + `}`, nil, "is also the gateway"},
 		"unknown type":         {`{"a":{"type":"warp"}}`, nil, "warp"},
 		"address with a zone":  {`{"a":` + manual("fe80::1%/../x", "") + `}`, nil, "zone"},
 		"multicast card":       {with(`{"mac":"01:00:00:00:00:01"}`), nil, "not an address of a network card"},

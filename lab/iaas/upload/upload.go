@@ -115,7 +115,8 @@ func extract(f *os.File, name, to string) error {
 			return false, nil
 		}
 		if h.Size > maxImage {
-			return true, fmt.Errorf("%s would have %d bytes, more than the limit of %d", name, h.Size, int64(maxImage))
+			return true, fmt.Errorf("%s would be %d bytes long, more than the limit of %d",
+				name, h.Size, int64(maxImage))
 		}
 		return true, writeSparse(r, to, h.Size)
 	})
@@ -185,7 +186,7 @@ func (i imageInfo) check(path string) error {
 	case elsewhere:
 		return errElsewhere
 	case i.Size > maxImage:
-		return fmt.Errorf("the disk would have %d bytes, more than the limit of %d", i.Size, int64(maxImage))
+		return fmt.Errorf("the disk would be %d bytes long, more than the limit of %d", i.Size, int64(maxImage))
 	}
 	return nil
 }
@@ -274,7 +275,7 @@ func unpackTree(ctx context.Context, tarball *os.File, dir string, most bound) e
 	defer func() { _ = root.Close() }()
 	for _, name := range []string{"sbin/init", "etc"} {
 		if _, err := root.Lstat(name); err != nil {
-			return fmt.Errorf("the tarball holds neither a disk nor a root file system: there is no %s", name)
+			return fmt.Errorf("the tarball contains neither a disk nor a root file system: there is no %s", name)
 		}
 	}
 	return nil

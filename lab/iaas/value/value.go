@@ -189,7 +189,7 @@ func (m *Metadata) UnmarshalJSON(data []byte) error {
 		return err
 	}
 	if len(given) > maxMetadata {
-		return fmt.Errorf("%d metadata, want at most %d", len(given), maxMetadata)
+		return fmt.Errorf("%d metadata entries, want at most %d", len(given), maxMetadata)
 	}
 	*m = Metadata{}
 	for key, value := range given {
@@ -198,7 +198,7 @@ func (m *Metadata) UnmarshalJSON(data []byte) error {
 			text = string(value)
 		}
 		if len(key) > maxName || len(text) > maxMetadataValue {
-			return errors.New("metadata are too long")
+			return errors.New("a metadata key or value is too long")
 		}
 		(*m)[printable(key)] = printable(text)
 	}

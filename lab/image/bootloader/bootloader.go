@@ -1,5 +1,5 @@
-// Package bootloader makes the disks of stemcells bootable, by BIOS and by EFI, without mounting them and without loop
-// devices: GRUB's own installer wants both.
+// Package bootloader makes the disks of stemcells bootable, by BIOS and by EFI, without mounting them and without
+// loop devices: GRUB's own installer needs both.
 package bootloader
 
 import (
@@ -106,7 +106,7 @@ func (d Disk) installBIOS(ctx context.Context, work string) error {
 		return err
 	}
 	if len(first) != sectorSize || len(rest) <= sectorSize || int64(len(rest)) > d.EFIStart-sectorSize {
-		return fmt.Errorf("boot loader of %d and %d bytes does not fit in front of the first partition", len(first), len(rest))
+		return fmt.Errorf("boot loader of %d and %d bytes does not fit before the first partition", len(first), len(rest))
 	}
 	binary.LittleEndian.PutUint64(first[nextSector:], 1)
 	first[bootDrive] = 0xff // the one that the BIOS has started

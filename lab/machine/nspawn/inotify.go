@@ -24,7 +24,7 @@ func checkInotify() error {
 	for range inotifyInstances {
 		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
 		if errors.Is(err, unix.EMFILE) {
-			return fmt.Errorf("a container needs %d inotify instances, and the host has fewer left: run 'sysctl %s=1024', or stop other containers", inotifyInstances, inotifyLimit)
+			return fmt.Errorf("a container needs %d inotify instances, but the host has fewer left: run 'sysctl %s=1024', or stop other containers", inotifyInstances, inotifyLimit)
 		}
 		if err != nil {
 			return fmt.Errorf("inotify: %w", err)

@@ -101,7 +101,7 @@ func (a *attached) vanish(leader int) {
 	})
 }
 
-// node makes a device node of that name, a single one, in the place of whatever the machine has there.
+// node makes a device node of that name, a single one, in place of whatever the machine has there.
 func node(dev *os.Root, name string, major, minor uint32) error {
 	dir, err := dev.Open(".")
 	if err != nil {

@@ -108,7 +108,7 @@ func (m *Machine) start(ctx context.Context) error {
 	if b.leader, err = leader(ctx, notify, b.exited); err != nil {
 		_ = b.nspawn.Process.Kill()
 		<-b.exited
-		return fmt.Errorf("%w; the console says: %s", err, m.consoleTail())
+		return fmt.Errorf("%w; end of the console: %s", err, m.consoleTail())
 	}
 	m.Booted(b)
 	for _, a := range m.disks {
@@ -193,7 +193,7 @@ func leader(ctx context.Context, notify *net.UnixConn, ended <-chan struct{}) (i
 			if ctx.Err() != nil {
 				return 0, ctx.Err()
 			}
-			return 0, errors.New("systemd-nspawn ended before the machine ran")
+			return 0, errors.New("systemd-nspawn ended before the machine was running")
 		}
 		for lines := bufio.NewScanner(bytes.NewReader(buffer[:n])); lines.Scan(); {
 			if pid, ok := strings.CutPrefix(lines.Text(), "X_NSPAWN_LEADER_PID="); ok {

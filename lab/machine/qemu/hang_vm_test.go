@@ -56,10 +56,10 @@ func TestVMHungKernel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := bytes.Count(console, []byte("the kernel did not come up within 100ms; the machine is started again")); n != 1 {
+	if n := bytes.Count(console, []byte("the kernel did not boot within 100ms; restarting the machine")); n != 1 {
 		t.Errorf("the console says it %d times, want once:\n%s", n, console)
 	}
-	const want = "lab: hung: the kernel did not come up within 100ms; the machine is started again\n"
+	const want = "lab: hung: the kernel did not boot within 100ms; restarting the machine\n"
 	if note, err := os.ReadFile(told); err != nil || string(note) != want {
 		t.Errorf("the note is %q, %v; want %q", note, err, want)
 	}

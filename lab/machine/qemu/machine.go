@@ -148,7 +148,7 @@ func (m *Machine) watch(b *boot) {
 		return
 	}
 	m.hung, b.hung = true, true
-	text := fmt.Sprintf("the kernel did not come up within %v; the machine is started again", m.engine.HangTimeout)
+	text := fmt.Sprintf("the kernel did not boot within %v; restarting the machine", m.engine.HangTimeout)
 	notes.Add("%s: %s", m.Name(), text)
 	m.note("lab: " + text)
 	_ = b.qemu.Process.Kill()

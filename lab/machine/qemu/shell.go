@@ -22,7 +22,7 @@ func (m *Machine) Shell(args ...string) ([]string, error) {
 		return nil, fmt.Errorf("%s: %w", m.Spec.Name, machine.ErrNotRunning)
 	}
 	if len(m.engine.Attach) == 0 {
-		return nil, errors.New("this lab has no program to open a shell with")
+		return nil, errors.New("this lab was started without a program that can open a shell")
 	}
 	if len(args) == 0 {
 		args = []string{"/bin/bash", "-l"}

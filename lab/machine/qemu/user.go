@@ -85,12 +85,12 @@ func access(readOnly bool) int {
 func (d *descriptors) memory(name string, data []byte) (path string, err error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 	if err != nil {
-		return "", fmt.Errorf("file in memory for %s: %w", name, err)
+		return "", fmt.Errorf("memfd for %s: %w", name, err)
 	}
 	f := os.NewFile(uintptr(fd), name)
 	path = fmt.Sprintf("/proc/self/fd/%d", d.add(f))
 	if _, err := f.Write(data); err != nil {
-		return "", fmt.Errorf("file in memory for %s: %w", name, err)
+		return "", fmt.Errorf("memfd for %s: %w", name, err)
 	}
 	return path, nil
 }
