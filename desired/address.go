@@ -23,7 +23,7 @@ func wantRoute(r settings.Route) (network.WantRoute, error) {
 		return network.WantRoute{}, fmt.Errorf("gateway %w", err)
 	}
 	if gw.Is4() != to.Addr().Is4() {
-		return network.WantRoute{}, fmt.Errorf("gateway %s is of the other family than destination %s", gw, to)
+		return network.WantRoute{}, fmt.Errorf("gateway %s and destination %s have different address families", gw, to)
 	}
 	return network.WantRoute{To: to.Masked(), Gateway: gw}, nil
 }
@@ -38,7 +38,7 @@ func staticPrefix(net settings.Network) (netip.Prefix, error) {
 		return prefix, err
 	}
 	if ip := prefix.Addr(); ip.IsUnspecified() || ip.IsMulticast() || ip.IsLoopback() {
-		return prefix, fmt.Errorf("%s cannot be an address of a NIC", ip)
+		return prefix, fmt.Errorf("%s is not usable as the address of a NIC", ip)
 	}
 	return prefix, nil
 }
@@ -82,11 +82,11 @@ func maskBits(mask string, size int) (int, error) {
 	}
 	parsed, err := netip.ParseAddr(mask)
 	if err != nil || parsed.BitLen() != size {
-		return 0, fmt.Errorf("netmask %q does not fit the address", mask)
+		return 0, fmt.Errorf("netmask %q does not match the address family", mask)
 	}
 	bits, of := net.IPMask(parsed.AsSlice()).Size()
 	if of == 0 {
-		return 0, fmt.Errorf("netmask %q has gaps", mask)
+		return 0, fmt.Errorf("netmask %q is not contiguous", mask)
 	}
 	return bits, nil
 }

@@ -144,7 +144,7 @@ func (n *networks) bind() map[string]string {
 			}
 			bound[name] = link
 		default:
-			n.warn(name, "has neither a hardware address nor an alias, and is not configured")
+			n.warn(name, "has neither a hardware address nor an alias; it is not configured")
 		}
 	}
 	return bound
@@ -168,7 +168,7 @@ const maxLabel = 15
 func checkAlias(alias string) error {
 	switch {
 	case alias == "." || alias == ".." || strings.ContainsAny(alias, "/ \t\n\r\v\f"):
-		return fmt.Errorf("alias %q is not a link's name", alias)
+		return fmt.Errorf("alias %q is not a valid link name", alias)
 	case len(alias) > maxLabel:
 		return fmt.Errorf("alias %q is longer than %d characters", alias, maxLabel)
 	}
@@ -192,7 +192,7 @@ func (n *networks) chooseGateways() {
 			continue
 		}
 		if first, taken := n.gateways[gw.Is6()]; taken {
-			n.warn(name, "network %q has the default gateway already; %s is not used", first, gw)
+			n.warn(name, "network %q already has the default gateway; %s is not used", first, gw)
 			continue
 		}
 		n.gateways[gw.Is6()] = name
@@ -225,7 +225,7 @@ func (n *networks) serve(name, link string) bool {
 		if other.link == link && other.prefix == prefix {
 			n.warn(name, "has the same address %s as network %q", prefix.Addr(), other.network)
 		} else {
-			n.fail(name, "address %s belongs to network %q already", prefix.Addr(), other.network)
+			n.fail(name, "address %s already belongs to network %q", prefix.Addr(), other.network)
 			return false
 		}
 	} else {
@@ -286,13 +286,14 @@ func (n *networks) gateway(name string, l *network.WantLink) {
 	gw, err := parseIP(net.Gateway)
 	switch {
 	case net.Gateway == "":
-		n.warn(name, "is the default for gateway and has none")
+		n.warn(name, "is the default for gateway, but has no gateway")
 		return
 	case err != nil:
 		n.warn(name, "gateway %v; there is no default route", err)
 		return
 	case gw.Is4() != prefix.Addr().Is4():
-		n.warn(name, "gateway %s is of the other family than address %s; there is no default route", gw, prefix.Addr())
+		n.warn(name, "gateway %s and address %s have different address families; there is no default route",
+			gw, prefix.Addr())
 		return
 	case gw == prefix.Addr():
 		n.warn(name, "gateway %s is the machine itself; there is no default route", gw)
@@ -304,7 +305,7 @@ func (n *networks) gateway(name string, l *network.WantLink) {
 	if !reaches(l, gw) {
 		// Some IaaSes use a subnet of one address to route everything through the gateway.
 		if !prefix.IsSingleIP() {
-			n.warn(name, "gateway %s is outside of subnet %s; it is expected on the link", gw, prefix.Masked())
+			n.warn(name, "gateway %s is outside subnet %s; it is expected on the link", gw, prefix.Masked())
 		}
 		r.OnLink = true
 	}
@@ -329,7 +330,7 @@ func (n *networks) routes(name string, l *network.WantLink) {
 		want.Network = name
 		if other, taken := n.routed(want); taken {
 			if other != want.Gateway {
-				n.warn(name, "route to %s via %s ignored: it goes via %s already", want.To, want.Gateway, other)
+				n.warn(name, "route to %s via %s ignored: there already is one via %s", want.To, want.Gateway, other)
 			}
 			continue
 		}

@@ -136,7 +136,7 @@ func TestNetwork(t *testing.T) {
 				"a": manual("10.0.0.5", mac0), "b": with(manual("10.0.0.6", mac0), gatewayDefault), "c": with(six, gatewayDefault),
 			},
 			want:     "eth0: 10.0.0.6/24 fd00::5/64 10.0.0.5/24 ra 0.0.0.0/0>10.0.0.1 ::/0>fd00::1;",
-			warnings: []string{`network "c": network "b" is the default for dns already; these servers are not used`},
+			warnings: []string{`network "c": network "b" is already the default for dns; these servers are not used`},
 		},
 		{
 			name: "static and DHCP on one NIC", nics: 1,
@@ -200,13 +200,13 @@ func TestNetwork(t *testing.T) {
 				"c": with(manual("10.0.0.8", ""), func(n *settings.Network) { n.Alias = "eth0:12345678901" }),
 			},
 			want:   "eth0: dhcp;eth1: dhcp;",
-			failed: []string{`network "a": alias "../x" is not a link's name`, `network "b": there is no link eth9`, `network "c": alias "eth0:12345678901" is longer than 15 characters`},
+			failed: []string{`network "a": alias "../x" is not a valid link name`, `network "b": there is no link eth9`, `network "c": alias "eth0:12345678901" is longer than 15 characters`},
 		},
 		{
 			name: "neither address nor alias", nics: 2,
 			nets:     map[string]settings.Network{"a": manual("10.0.0.5", "")},
 			want:     "eth0: dhcp;eth1: dhcp;",
-			warnings: []string{`network "a": has neither a hardware address nor an alias, and is not configured`},
+			warnings: []string{`network "a": has neither a hardware address nor an alias; it is not configured`},
 		},
 		{
 			name: "several networks without an address on the only NIC", nics: 1,
@@ -221,7 +221,7 @@ func TestNetwork(t *testing.T) {
 			},
 			want: "eth0: 10.0.0.5/24 0.0.0.0/0>10.0.0.1;eth1: 10.0.0.6/24;",
 			warnings: []string{
-				`network "b": network "a" has the default gateway already; 10.0.0.1 is not used`,
+				`network "b": network "a" already has the default gateway; 10.0.0.1 is not used`,
 				`network "b": subnet 10.0.0.0/24 on eth1 overlaps with that of network "a" on eth0`,
 			},
 		},
@@ -229,7 +229,7 @@ func TestNetwork(t *testing.T) {
 			name: "gateway outside of the subnet", nics: 1,
 			nets:     map[string]settings.Network{"a": with(manual("10.0.5.5", mac0), gatewayDefault)},
 			want:     "eth0: 10.0.5.5/24 0.0.0.0/0>10.0.0.1!;",
-			warnings: []string{`network "a": gateway 10.0.0.1 is outside of subnet 10.0.5.0/24; it is expected on the link`},
+			warnings: []string{`network "a": gateway 10.0.0.1 is outside subnet 10.0.5.0/24; it is expected on the link`},
 		},
 		{
 			name: "subnet of a single address", nics: 1,
@@ -246,7 +246,7 @@ func TestNetwork(t *testing.T) {
 			name: "one address twice", nics: 2,
 			nets:   map[string]settings.Network{"a": manual("10.0.0.5", mac0), "b": manual("10.0.0.5", mac1)},
 			want:   "eth0: 10.0.0.5/24;eth1: dhcp;",
-			failed: []string{`network "b": address 10.0.0.5 belongs to network "a" already`},
+			failed: []string{`network "b": address 10.0.0.5 already belongs to network "a"`},
 		},
 		{
 			name: "bad addresses and masks", nics: 4,
@@ -259,8 +259,8 @@ func TestNetwork(t *testing.T) {
 			},
 			want: "eth0: dhcp;eth1: dhcp;eth2: dhcp;eth3: dhcp;",
 			failed: []string{
-				`network "e": "bogus" is not a hardware address`, `network "a": "10.0.0.x" is not an IP address`, `network "b": netmask "255.0.255.0" has gaps`,
-				`network "c": netmask "ffff::" does not fit the address`, `network "d": 127.0.0.1 cannot be an address of a NIC`,
+				`network "e": "bogus" is not a hardware address`, `network "a": "10.0.0.x" is not an IP address`, `network "b": netmask "255.0.255.0" is not contiguous`,
+				`network "c": netmask "ffff::" does not match the address family`, `network "d": 127.0.0.1 is not usable as the address of a NIC`,
 			},
 		},
 		{
@@ -281,8 +281,8 @@ func TestNetwork(t *testing.T) {
 			want: "eth0: 10.0.0.5/24 10.1.0.5/24 10.9.0.0/16>10.1.0.1 10.8.0.0/16>10.7.0.1!;",
 			warnings: []string{
 				`network "a": route to fd01::/16 via fd00::1 ignored: eth0 has no address of that family`,
-				`network "a": route ignored: gateway fd00::1 is of the other family than destination 10.6.0.0/16`,
-				`network "b": route to 10.9.0.0/16 via 10.1.0.2 ignored: it goes via 10.1.0.1 already`,
+				`network "a": route ignored: gateway fd00::1 and destination 10.6.0.0/16 have different address families`,
+				`network "b": route to 10.9.0.0/16 via 10.1.0.2 ignored: there already is one via 10.1.0.1`,
 			},
 		},
 		{

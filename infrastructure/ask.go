@@ -162,7 +162,7 @@ func ask[T any](ctx context.Context, p policy, names []string,
 			s := &states[e.i]
 			if e.err != nil && p.logged[names[e.i]] != e.err.Error() {
 				p.logged[names[e.i]] = e.err.Error()
-				p.log.WithError(e.err).WithFields(logrus.Fields{"source": names[e.i], "attempt": s.attempts + 1, "question": p.what}).Warn("source has no answer")
+				p.log.WithError(e.err).WithFields(logrus.Fields{"source": names[e.i], "attempt": s.attempts + 1, "question": p.what}).Warn("source failed")
 			}
 			answers[e.i] = e.answer
 			s.answered, s.err, s.at = e.err == nil, e.err, e.at
@@ -255,7 +255,7 @@ func results(names []string, states []state, start time.Time, winner int) Result
 		case winner >= 0 && i > winner:
 			v.Outcome = NotNeeded
 		case s.answered:
-			v.Outcome, v.Why = NotNeeded, "an earlier source was waited for"
+			v.Outcome, v.Why = NotNeeded, "an earlier source takes precedence"
 		default:
 			v.Outcome = NoAnswer
 		}

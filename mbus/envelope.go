@@ -1,4 +1,4 @@
-// Package mbus is what travels on the message bus, whatever the transport: the request and
+// Package mbus defines what travels on the message bus, whatever the transport: the request and
 // reply envelopes, the size limits, the audit line, and the Handler that both transports serve.
 package mbus
 

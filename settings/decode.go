@@ -59,7 +59,7 @@ func (s Settings) check(d *jsondoc.Document) {
 	checkURL(d, "mbus", s.Mbus)
 	checkNetworks(d, "networks", s.Networks)
 	if _, there := s.Disks.Persistent[""]; there {
-		d.Warnf("disks.persistent"+jsondoc.Key(""), "a disk without CID cannot be mounted")
+		d.Warnf("disks.persistent"+jsondoc.Key(""), "a disk without a CID cannot be mounted")
 	}
 	oneOf(d, "env.persistent_disk_fs", s.Env.PersistentDiskFS, managedfs.Names()...)
 	oneOf(d, "env.persistent_disk_partitioner", s.Env.PersistentDiskPartitioner, "parted", "sfdisk")
@@ -143,7 +143,7 @@ func checkNetworks(d *jsondoc.Document, at string, networks map[string]Network) 
 
 func checkNetwork(d *jsondoc.Document, at string, n Network) {
 	if n.Alias == "." || n.Alias == ".." || strings.ContainsAny(n.Alias, "/ \t\r\n") {
-		d.Errorf(at+".alias", "not usable as the name of an interface")
+		d.Errorf(at+".alias", "not a valid interface name")
 	}
 	if !n.VIP() && !n.DHCP() && !n.Preconfigured {
 		for key, got := range map[string]string{".ip": n.IP, ".netmask": n.Netmask, ".gateway": n.Gateway} {

@@ -130,7 +130,7 @@ func workers(raw string, say func(report.Severity, string)) string {
 		return raw // null
 	}
 	if n < 1 {
-		say(report.Warning, "at least one worker is needed; 1 is used")
+		say(report.Warning, "at least one worker is needed; using 1")
 	}
 	return strconv.FormatInt(min(max(n, 1), math.MaxInt32), 10)
 }
@@ -156,7 +156,7 @@ func object(raw string, say func(report.Severity, string)) string {
 		say(report.Error, "expected an object, got "+kind.String())
 		return null
 	case json.Unmarshal([]byte(raw), new(any)) != nil:
-		say(report.Error, "holds a number that is out of range")
+		say(report.Error, "contains a number that is out of range")
 		return null
 	}
 	return raw

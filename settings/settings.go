@@ -116,7 +116,7 @@ type Blobstore struct {
 	Options  secret.JSON `json:"options"`
 }
 
-// Cert is a TLS identity and the authority to trust, all PEM.
+// Cert is a TLS identity and the CA to trust, all PEM.
 type Cert struct {
 	CA          string        `json:"ca"`
 	PrivateKey  secret.String `json:"private_key"`

@@ -36,7 +36,7 @@ func DecodeUpdate(name string, raw secret.JSON) (Update, report.Report) {
 			d.Errorf(at+".name", "expected a name that can be a file name")
 		}
 		if a.CID == "" {
-			d.Errorf(at+".cid", "missing; it says which disk is meant")
+			d.Errorf(at+".cid", "missing; it identifies the disk")
 		}
 	}
 	return u, d.Done()

@@ -28,7 +28,7 @@ var mountable = []struct {
 	{driver: "ext4", flags: []string{"noload"}},
 }
 
-var errNotMountable = errors.New("holds no file system of a config drive (iso9660, udf, vfat, ext2, ext3, ext4)")
+var errNotMountable = errors.New("no file system that a config drive may have (iso9660, udf, vfat, ext2, ext3, ext4)")
 
 // readMounted has the kernel read a medium that cannot be read in user space, through a mount to which no path leads.
 func readMounted(ctx context.Context, device string, names []string) (body []byte, name string, err error) {

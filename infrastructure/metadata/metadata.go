@@ -196,7 +196,7 @@ func (s *Source) token(ctx context.Context) (secret.String, error) {
 		return secret.New(token), nil
 	}
 	if !s.warned.Swap(true) {
-		s.log().WithError(err).Warn("no metadata token, asking without (IMDSv1)")
+		s.log().WithError(err).Warn("no metadata token; asking without one (IMDSv1)")
 	}
 	return secret.String{}, nil
 }

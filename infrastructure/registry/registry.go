@@ -1,6 +1,6 @@
 // Package registry is the settings registry of the CPI API v1: user data holds only a pointer
-// to it, and the settings come from there. A pointer is followed whatever agent.json says of
-// registries, and never when the document that holds it is a settings document already.
+// to it, and the settings come from there. A pointer is followed whatever agent.json says about
+// registries, but never when the document that holds it is a settings document already.
 package registry
 
 import (
@@ -171,10 +171,10 @@ func (c Client) key(ctx context.Context, p Pointer, instanceID func(context.Cont
 func address(endpoint, key string) (string, error) {
 	u, err := url.Parse(endpoint)
 	if err != nil || u.Host == "" {
-		return "", fmt.Errorf("registry endpoint %s: not a usable URL", secret.RedactURL(endpoint))
+		return "", fmt.Errorf("registry endpoint %s: not a valid URL", secret.RedactURL(endpoint))
 	}
 	if key == "." || key == ".." {
-		return "", errors.New("registry: the key of this machine is not a name")
+		return "", errors.New("registry: the key of this machine is not a valid name")
 	}
 	u.RawQuery, u.Fragment = "", ""
 	return strings.TrimSuffix(u.String(), "/") + "/instances/" + url.PathEscape(key) + "/settings", nil

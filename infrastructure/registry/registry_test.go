@@ -139,7 +139,7 @@ func TestHTTPRegistry(t *testing.T) {
 		{name: "a key is one part of the path", pointer: Pointer{Endpoint: secret.NewURL(base)}, id: "../../admin", want: "GET /instances/..%2F..%2Fadmin/settings :", err: "404", kind: source.NotYetThere},
 		{name: "no server name", client: Client{UseServerName: true}, pointer: Pointer{Endpoint: secret.NewURL(base)}, id: "i-1", err: "server.name is missing", kind: source.NotYetThere},
 		{name: "no key at all", pointer: Pointer{Endpoint: secret.NewURL(base)}, err: "no instance id", kind: source.NotYetThere},
-		{name: "bad endpoint", pointer: Pointer{Endpoint: secret.NewURL("http://u:canary@[x")}, id: "i-1", err: "not a usable URL", kind: source.NotYetThere},
+		{name: "bad endpoint", pointer: Pointer{Endpoint: secret.NewURL("http://u:canary@[x")}, id: "i-1", err: "not a valid URL", kind: source.NotYetThere},
 		{name: "bad scheme", pointer: Pointer{Endpoint: secret.NewURL("httpx://u:canary@h")}, id: "i-1", err: "not an http", kind: source.NotYetThere},
 	}
 	for _, c := range cases {

@@ -38,16 +38,16 @@ func certificate(o Options, host string) (tls.Certificate, error) {
 		if err == nil && pair.Leaf.VerifyHostname(nameOf(host)) == nil && time.Now().Before(pair.Leaf.NotAfter) {
 			return pair, nil
 		}
-		o.Log.Warn("stored https certificate cannot be used; making a new one")
+		o.Log.Warn("cannot use the stored https certificate; making a new one")
 	} else if !errors.Is(err, fs.ErrNotExist) {
-		return tls.Certificate{}, fmt.Errorf("https bus: kept certificate: %w", err)
+		return tls.Certificate{}, fmt.Errorf("https bus: stored certificate: %w", err)
 	}
 	data, err = makeCertificate(nameOf(host))
 	if err != nil {
 		return tls.Certificate{}, fmt.Errorf("https bus: make certificate: %w", err)
 	}
 	if err := atomicfile.Write(o.KeyFile, data, 0o600); err != nil {
-		return tls.Certificate{}, fmt.Errorf("https bus: keep certificate: %w", err)
+		return tls.Certificate{}, fmt.Errorf("https bus: store certificate: %w", err)
 	}
 	return tls.X509KeyPair(data, data)
 }

@@ -37,7 +37,7 @@ type dir string
 
 func (d dir) path(id string) (string, error) {
 	if id == ".." || strings.ContainsAny(id, "/\x00") {
-		return "", errors.New("not a usable blob id")
+		return "", errors.New("not a valid blob id")
 	}
 	return filepath.Join(string(d), id), nil
 }

@@ -135,7 +135,7 @@ func (b *Bus) serveAgent(w *recorder, r *http.Request) {
 		writeWithin(w, int64(len(data)))
 		_, _ = w.Write(data) // fails if the caller has disconnected
 	case <-r.Context().Done():
-		w.reason = "caller went away"
+		w.reason = "caller disconnected"
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
 }
@@ -145,7 +145,7 @@ func (b *Bus) serveBlob(w *recorder, r *http.Request) {
 	id := path.Base(r.URL.Path)
 	if id == "." || id == "/" || strings.HasSuffix(r.URL.Path, "/") {
 		if r.Method == http.MethodPut {
-			b.blobError(w, errors.New("store blob: the path names no blob"))
+			b.blobError(w, errors.New("store blob: the path does not name a blob"))
 			return
 		}
 		w.WriteHeader(http.StatusNotFound)

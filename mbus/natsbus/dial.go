@@ -127,7 +127,7 @@ func (d *dialer) dialAddress(a netip.AddrPort) (net.Conn, error) {
 		if d.ctx.Err() != nil {
 			err = context.Cause(d.ctx)
 		}
-		return nil, fmt.Errorf("the server sends no greeting: %w", err)
+		return nil, fmt.Errorf("the server did not send a greeting: %w", err)
 	}
 	_ = conn.SetReadDeadline(time.Time{})
 	return c, nil

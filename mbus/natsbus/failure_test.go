@@ -53,7 +53,7 @@ func TestFailuresAreReported(t *testing.T) {
 			l, id := overLink(t, d)
 			l.Freeze(true)
 			return id
-		}, "the server sends no greeting: ", false},
+		}, "the server did not send a greeting: ", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d := testnats.Start(t, nil, agentID)

@@ -24,7 +24,7 @@ func parseServers(urls []secret.URL) ([]*url.URL, error) {
 			return nil, fmt.Errorf("nats: malformed address %s", raw)
 		}
 		if u.Scheme != "nats" || u.Hostname() == "" {
-			return nil, fmt.Errorf("nats: not an address of a nats server: %s", raw)
+			return nil, fmt.Errorf("nats: not a NATS server's address: %s", raw)
 		}
 		if u.Port() == "" {
 			u.Host = net.JoinHostPort(u.Hostname(), defaultPort)
@@ -61,7 +61,7 @@ func tlsConfig(id Identity) (*tls.Config, error) {
 	if strings.TrimSpace(id.CA) != "" {
 		config.RootCAs = x509.NewCertPool()
 		if !config.RootCAs.AppendCertsFromPEM([]byte(id.CA)) {
-			return nil, errors.New("nats: no certificate in the authority's PEM")
+			return nil, errors.New("nats: the CA's PEM contains no certificate")
 		}
 	}
 	return config, nil

@@ -128,9 +128,9 @@ func TestBadIdentitiesAreRefused(t *testing.T) {
 	}{
 		{"no certificate", func(i *Identity) { i.Certificate = "" }, "client certificate"},
 		{"no key", func(i *Identity) { i.PrivateKey = secret.String{} }, "client certificate"},
-		{"unreadable authority", func(i *Identity) { i.CA = "nonsense" }, "authority"},
+		{"unreadable authority", func(i *Identity) { i.CA = "nonsense" }, "the CA's PEM"},
 		{"no address", func(i *Identity) { i.URLs = nil }, "no server address"},
-		{"https", func(i *Identity) { i.URLs = []secret.URL{secret.NewURL("https://a:s3cret@b:1")} }, "not an address of a nats server"},
+		{"https", func(i *Identity) { i.URLs = []secret.URL{secret.NewURL("https://a:s3cret@b:1")} }, "not a NATS server's address"},
 		{"malformed", func(i *Identity) { i.URLs = []secret.URL{secret.NewURL("nats://u:s3cret@%zz")} }, "malformed"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

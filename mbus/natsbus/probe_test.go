@@ -47,7 +47,7 @@ func TestProbe(t *testing.T) {
 		{"name that does not exist", at("director.invalid:4222"), ProbeDNS, "director.invalid"},
 		{"port that is closed", at("127.0.0.1:1"), ProbeTCP, "refused"},
 		{"server that does not speak", at(silentServer.Addr().String()), ProbeGreeting,
-			"no greeting: context deadline exceeded"},
+			"did not send a greeting: context deadline exceeded"},
 		{"server of another authority", with(func(id *Identity) { id.CA = string(foreign.PEM) }), ProbeTLS,
 			"the agent does not trust the server's certificate: x509: certificate signed by unknown authority"},
 		{"expired certificate", identityWith(d, expired), ProbeTLS,

@@ -105,13 +105,13 @@ func (s *Source) check(d *jsondoc.Document, at string) {
 	for _, o := range s.options() {
 		switch {
 		case !o.set && slices.Contains(o.required, s.Type):
-			d.Errorf(at+"."+o.key, "needed by a source of type %s", s.Type)
+			d.Errorf(at+"."+o.key, "required by a source of type %s", s.Type)
 		case o.set && !slices.Contains(o.types, s.Type):
 			d.Warnf(at+"."+o.key, "has no effect in a source of type %s", s.Type)
 		}
 	}
 	if s.Type == ConfigDrive && s.UserDataPath == "" && s.SettingsPath == "" {
-		d.Errorf(at+".UserDataPath", "needed by a source of type %s", s.Type)
+		d.Errorf(at+".UserDataPath", "required by a source of type %s", s.Type)
 	}
 }
 
@@ -126,7 +126,7 @@ func (s *Source) checkURI(d *jsondoc.Document, at string) {
 	case parsed.Scheme != "http" && parsed.Scheme != "https":
 		d.Errorf(at, "expected an http or https URI")
 	case parsed.Host == "":
-		d.Errorf(at, "the URI names no host")
+		d.Errorf(at, "the URI has no host")
 	}
 }
 

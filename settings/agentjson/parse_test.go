@@ -52,7 +52,7 @@ agent.json:8:6: warning: Infrastructure.Settings.Sources[3].type: unknown key; d
 agent.json:9:29: error: Infrastructure.Settings.Sources[4].URI: expected an http or https URI
 agent.json:9:67: warning: Infrastructure.Settings.Sources[4].DiskPaths: has no effect in a source of type HTTP
 agent.json:9:74: warning: Infrastructure.Settings.Sources[4].Color: unknown key, ignored; the nearest known key is Type
-agent.json:10:5: error: Infrastructure.Settings.Sources[5].SettingsPath: needed by a source of type InstanceMetadata
+agent.json:10:5: error: Infrastructure.Settings.Sources[5].SettingsPath: required by a source of type InstanceMetadata
 agent.json:10:70: error: Infrastructure.Settings.Sources[5].Headers.X: expected a string, got a number`
 	want = strings.ReplaceAll(want, "TYPES", strings.Join(Types(), ", "))
 	if got := rep.String(); got != want {
@@ -94,16 +94,16 @@ func TestWhatCannotWorkIsAnError(t *testing.T) {
 		source(`null`):                     "Sources[0].Type: missing",
 		source(`{}`):                       "Sources[0].Type: missing",
 		source(`{"Type":5}`):               "Sources[0].Type: expected a string, got a number",
-		source(`{"Type":"HTTP"}`):          "Sources[0].URI: needed by a source of type HTTP",
-		source(`{"Type":"HTTP","URI":""}`): "Sources[0].URI: needed by a source of type HTTP",
-		source(`{"Type":"HTTP","URI":"http://"}`):                              "Sources[0].URI: the URI names no host",
+		source(`{"Type":"HTTP"}`):          "Sources[0].URI: required by a source of type HTTP",
+		source(`{"Type":"HTTP","URI":""}`): "Sources[0].URI: required by a source of type HTTP",
+		source(`{"Type":"HTTP","URI":"http://"}`):                              "Sources[0].URI: the URI has no host",
 		source(`{"Type":"HTTP","URI":"http://%zz"}`):                           "Sources[0].URI: not a valid URI",
 		source(`{"Type":"HTTP","URI":"http://h","Headers":{"a b":"x"}}`):       `Sources[0].Headers["a b"]: not a valid HTTP header`,
 		source(`{"Type":"HTTP","URI":"http://h","Headers":{"a":"x\ny"}}`):      "Sources[0].Headers.a: not a valid HTTP header",
-		source(`{"Type":"CDROM"}`):                                             "Sources[0].FileName: needed by a source of type CDROM",
-		source(`{"Type":"File","SettingsPath":""}`):                            "Sources[0].SettingsPath: needed by a source of type File",
-		source(`{"Type":"ConfigDrive","DiskPaths":[],"UserDataPath":"u"}`):     "Sources[0].DiskPaths: needed by a source of type ConfigDrive",
-		source(`{"Type":"ConfigDrive","DiskPaths":["/d"],"SettingsPath":""}`):  "Sources[0].UserDataPath: needed by a source of type ConfigDrive",
+		source(`{"Type":"CDROM"}`):                                             "Sources[0].FileName: required by a source of type CDROM",
+		source(`{"Type":"File","SettingsPath":""}`):                            "Sources[0].SettingsPath: required by a source of type File",
+		source(`{"Type":"ConfigDrive","DiskPaths":[],"UserDataPath":"u"}`):     "Sources[0].DiskPaths: required by a source of type ConfigDrive",
+		source(`{"Type":"ConfigDrive","DiskPaths":["/d"],"SettingsPath":""}`):  "Sources[0].UserDataPath: required by a source of type ConfigDrive",
 		`{"Platform":{"Linux":{"InstanceStorageDevicePattern":"["}}}`:          "InstanceStorageDevicePattern: not a valid file name pattern",
 		`{"Platform":{"Linux":{"ForeignPersistentDisk":"wipe"}}}`:              `ForeignPersistentDisk: expected one of "refuse", "format"`,
 		`{"Infrastructure":{"Settings":{"Sources":"x","UseRegistry":"true"}}}`: "UseRegistry: expected a boolean, got a string",

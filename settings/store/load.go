@@ -77,9 +77,9 @@ func (c *Current) fallBack(why error) (Loaded, error) {
 	}
 	_, expected := errors.AsType[spent](why)
 	if expected {
-		c.options.Log.WithError(why).Info("the cached settings are used")
+		c.options.Log.WithError(why).Info("using the cached settings")
 	} else {
-		c.options.Log.WithError(why).Warn("sources failed; the cached settings are used")
+		c.options.Log.WithError(why).Warn("sources failed; using the cached settings")
 	}
 	c.replace(func(s *state) {
 		s.last.Cached, s.last.Why, s.last.Spent = true, why, expected
@@ -100,7 +100,7 @@ func (c *Current) accept(ctx context.Context, next settings.Settings, loaded Loa
 			return Loaded{}, fmt.Errorf("%s is for another agent id; an agent keeps its identity while it runs", loaded.From)
 		}
 		loaded.Foreign = known
-		c.options.Log.WithField("path", now.place).Warn("the state found here belongs to another agent id; it is set aside")
+		c.options.Log.WithField("path", now.place).Warn("the state found here belongs to another agent id; setting it aside")
 		if err := c.setAside(known); err != nil && !c.disk.readOnly {
 			loaded.NotCached = fmt.Errorf("set aside the state of another agent id: %w", err)
 		}

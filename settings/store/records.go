@@ -19,7 +19,7 @@ import (
 )
 
 // errSuperseded means that another update was committed after a Preview; preview again.
-var errSuperseded = errors.New("another update was committed meanwhile")
+var errSuperseded = errors.New("another update was committed in the meantime")
 
 // Pending is an update that has not been committed: what would be in force and what would
 // change. A bus can connect with it before anything is persisted.
@@ -150,7 +150,7 @@ func (c *Current) readMountedCID() (string, error) {
 	}
 	cid := strings.TrimSpace(string(data))
 	if err == nil && (cid == "" || !utf8.ValidString(cid) || strings.ContainsFunc(cid, unicode.IsControl)) {
-		err = errors.New("it holds no CID")
+		err = errors.New("it contains no CID")
 	}
 	if err != nil {
 		return "", fmt.Errorf("%s is damaged (%w): run mount_disk, or agent disk accept with the CID of the disk that belongs on the store", path, err)

@@ -97,7 +97,7 @@ type Current struct {
 }
 
 // Open reads the existing files. It fails only when the directory cannot be made; damaged files are
-// put aside with a warning.
+// set aside with a warning.
 func Open(dirs vcap.Dirs, o Options) (*Current, error) { return open(dirs, o, nil) }
 
 func open(dirs vcap.Dirs, o Options, step func(string)) (*Current, error) {
@@ -202,9 +202,9 @@ func (c *Current) salvage(path string, accept func([]byte) error) []byte {
 	}
 	log := c.options.Log.WithFields(logrus.Fields{"path": path, "error": f.damaged.Error()})
 	if f.data != nil {
-		log.Warn("file is damaged; its previous generation is used")
+		log.Warn("file is damaged; using its previous generation")
 	} else {
-		log.Warn("file is damaged and there is no good previous generation; it is set aside")
+		log.Warn("file is damaged and has no valid previous generation; setting it aside")
 	}
 	if c.disk.readOnly {
 		return f.data

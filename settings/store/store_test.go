@@ -172,7 +172,7 @@ func TestSourceIsCachedAndCacheServesWhenItFails(t *testing.T) {
 	if got := reopened.Effective().Bus.URLs[0].Reveal(); got != "nats://u:p@10.0.0.6:4222" {
 		t.Errorf("bus URL %q", got)
 	}
-	if !slices.Contains(m.warnings(), "sources failed; the cached settings are used") {
+	if !slices.Contains(m.warnings(), "sources failed; using the cached settings") {
 		t.Errorf("log has %q, want a warning about the cache", m.warnings())
 	}
 	if l.Spent {
@@ -183,7 +183,7 @@ func TestSourceIsCachedAndCacheServesWhenItFails(t *testing.T) {
 	m.failure = Spent(away)
 	before := len(m.warnings())
 	l = m.load(t, m.open(t))
-	if said := m.warnings()[before:]; !l.Cached || !l.Spent || !errors.Is(l.Why, away) || !slices.Equal(said, []string{"the cached settings are used"}) {
+	if said := m.warnings()[before:]; !l.Cached || !l.Spent || !errors.Is(l.Why, away) || !slices.Equal(said, []string{"using the cached settings"}) {
 		t.Errorf("cleared source: got %+v and log %q, want the cache without a warning", l, said)
 	}
 }
@@ -309,7 +309,7 @@ func TestDamagedFilesGiveWayToTheirPreviousGeneration(t *testing.T) {
 					t.Errorf("restart %d: got %s, want the previous generation %s", restart, got, want)
 				}
 			}
-			if !slices.Contains(m.warnings(), "file is damaged; its previous generation is used") {
+			if !slices.Contains(m.warnings(), "file is damaged; using its previous generation") {
 				t.Errorf("log has %q, want a warning", m.warnings())
 			}
 			// The next change must not push the damage over the good generation.

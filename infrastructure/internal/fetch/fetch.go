@@ -89,7 +89,7 @@ func (c Client) Do(ctx context.Context, r Request) (Response, error) {
 		if errors.As(err, &wrapped) { // it repeats the URL, query included
 			err = wrapped.Err
 			if wrapped.Timeout() && errors.Is(err, context.DeadlineExceeded) {
-				err = fmt.Errorf("no complete answer in time: %w", err)
+				err = fmt.Errorf("no complete response in time: %w", err)
 			}
 		}
 		return Response{}, fmt.Errorf("%s: %w", secret.RedactURL(r.URL), err)
@@ -106,7 +106,7 @@ func (c Client) Do(ctx context.Context, r Request) (Response, error) {
 	}
 	request, err := http.NewRequestWithContext(ctx, method, r.URL, nil)
 	if err != nil {
-		return Response{}, source.Final(fmt.Errorf("%s: not a usable URL", secret.RedactURL(r.URL)))
+		return Response{}, source.Final(fmt.Errorf("%s: not a valid URL", secret.RedactURL(r.URL)))
 	}
 	if scheme := request.URL.Scheme; scheme != "http" && scheme != "https" || request.URL.Host == "" {
 		return Response{}, source.Final(fmt.Errorf("%s: not an http or https URL", secret.RedactURL(r.URL)))
@@ -129,7 +129,7 @@ func (c Client) Do(ctx context.Context, r Request) (Response, error) {
 	}
 	defer response.Body.Close()
 	if response.ContentLength > r.Limit {
-		return fail(fmt.Errorf("%w: %d KiB announced, at most %d KiB are read", source.ErrTooLarge, response.ContentLength>>10, r.Limit>>10))
+		return fail(fmt.Errorf("%w: %d KiB announced, the limit is %d KiB", source.ErrTooLarge, response.ContentLength>>10, r.Limit>>10))
 	}
 	body, err := source.ReadAll(response.Body, r.Limit)
 	if err != nil {

@@ -51,7 +51,7 @@ func TestDecode(t *testing.T) {
 		"{\"a\":1,\n}":     "not valid JSON at line 2, column 1",
 		"{\"ä\":1,,}":      "not valid JSON at line 1, column 8",
 		`{"a":1}{"canary"`: "not valid JSON at line 1, column 8",
-		base64.StdEncoding.EncodeToString([]byte("canary")): "not of a JSON object",
+		base64.StdEncoding.EncodeToString([]byte("canary")): "base64 of something other than a JSON object",
 	} {
 		got, err := Decode([]byte(body))
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "canary") {

@@ -48,7 +48,7 @@ func Decode(body []byte) ([]byte, error) {
 		return nil, ErrEmpty
 	}
 	if decoded[0] != '{' {
-		return nil, errors.New("base64, but not of a JSON object")
+		return nil, errors.New("base64 of something other than a JSON object")
 	}
 	return object(decoded)
 }
