@@ -117,7 +117,7 @@ func (i *Instance) jobDir(parent, job string) error {
 	defer dir.Close()
 	if info, err := dir.Lstat(job); err == nil {
 		if !info.IsDir() {
-			i.Log.WithField("path", filepath.Join(parent, job)).Warn("not a directory; it stays and is not followed")
+			i.Log.WithField("path", filepath.Join(parent, job)).Warn("not a directory; it is left alone")
 		}
 		return nil
 	}
@@ -214,7 +214,7 @@ func (i *Instance) install(ctx context.Context, spec Spec) error {
 	}
 	if err != nil {
 		if undone := change.Rollback(); undone != nil {
-			err = fmt.Errorf("%w (putting the former links back failed as well: %w)", err, undone)
+			err = fmt.Errorf("%w (restoring the previous links failed as well: %w)", err, undone)
 		}
 		return err
 	}
@@ -307,7 +307,7 @@ func (i *Instance) forgetArchive(spec Spec) {
 		return
 	}
 	if err := i.Blobs.Remove(spec.Archive.BlobstoreID); err != nil {
-		i.Log.WithError(err).Warn("could not delete the archive of rendered templates")
+		i.Log.WithError(err).Warn("could not delete the rendered templates archive")
 	}
 }
 
@@ -432,7 +432,7 @@ func (i *Instance) Unmonitor(ctx context.Context) error {
 
 // Sweep removes what a crash left behind. Call it before anything else works on the instance.
 func (i *Instance) Sweep() error {
-	// The monit files that an interrupted apply put aside stay away: nothing is to run before the
+	// The monit files that an interrupted apply set aside stay away: nothing is to run before the
 	// Director has applied and started again.
 	return errors.Join(i.jobs().Sweep(), i.packages().Sweep(), os.RemoveAll(i.Dirs.MonitJobsWithdrawn()),
 		atomicfile.Sweep(i.Dirs.Instance()), atomicfile.Sweep(i.Dirs.Monit()))

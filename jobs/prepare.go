@@ -231,7 +231,7 @@ func (i *Instance) stageJobs(ctx context.Context, archive Archive, missing []bun
 	}
 	for _, b := range missing {
 		if !found[b.Name] {
-			return staged, fmt.Errorf("rendered templates archive: job %q is not in it", b.Name)
+			return staged, fmt.Errorf("rendered templates archive: it does not contain job %q", b.Name)
 		}
 	}
 	return staged, nil

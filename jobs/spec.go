@@ -265,7 +265,7 @@ func checkName(kind, name string) error {
 	case name == "":
 		return fmt.Errorf("a %s has no name", kind)
 	case len(name) > 200, strings.HasPrefix(name, "."), strings.ContainsFunc(name, func(r rune) bool { return r == '/' || r < ' ' || r == 0x7f }):
-		return fmt.Errorf("%s %q: not a usable name", kind, name)
+		return fmt.Errorf("%s %q: not a valid name", kind, name)
 	}
 	return nil
 }

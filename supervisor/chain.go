@@ -92,7 +92,7 @@ func (c *chain) control(ctx context.Context, s *service, verb monitfile.Verb) {
 	case monitfile.Restart:
 		if s.Start == nil {
 			s.supervise()
-			c.log(s).Warn("cannot be restarted: its file has no start program")
+			c.log(s).Warn("cannot restart the service: its control file has no start program")
 			return
 		}
 		stopped := c.stopDependants(ctx, s)
@@ -197,7 +197,7 @@ func (c *chain) start(ctx context.Context, s *service, visited map[*service]bool
 	if !runs {
 		if ctx.Err() == nil {
 			c.executed(ctx, s, failed, fmt.Sprintf(
-				"failed to start: %s names no running process after %v", cmp.Or(s.Pidfile, "its pattern"),
+				"failed to start: %s does not name a running process after %v", cmp.Or(s.Pidfile, "its pattern"),
 				s.Start.Timeout))
 		}
 		return
@@ -226,7 +226,7 @@ func (c *chain) stop(ctx context.Context, s *service) bool {
 	if !c.until(ctx, s, s.Stop.Timeout, func() bool { return s.pid(nil) == 0 }) {
 		if ctx.Err() == nil {
 			c.executed(ctx, s, failed,
-				fmt.Sprintf("failed to stop: it still runs after %v", s.Stop.Timeout))
+				fmt.Sprintf("failed to stop: still running after %v", s.Stop.Timeout))
 		}
 		return false
 	}
@@ -453,7 +453,7 @@ func (c *chain) exec(s *service, program *monitfile.Command, event, text string)
 	}
 	pid, err := c.launch(s, program, event, text)
 	if err != nil {
-		c.log(s).WithError(err).Error("cannot execute the program of a test")
+		c.log(s).WithError(err).Error("cannot execute a test's program")
 		return
 	}
 	c.followProgram(s, program, pid)

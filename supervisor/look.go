@@ -190,7 +190,7 @@ func (c *chain) lookAtFile(ctx context.Context, s *service) {
 		monitfile.Fifo: info.Mode()&os.ModeNamedPipe != 0}[s.Type]
 	invalid := defaultRule(eventInvalid, monitfile.Unmonitor)
 	if !right {
-		c.post(ctx, s, "type", invalid, failed, s.Path+" has another type")
+		c.post(ctx, s, "type", invalid, failed, s.Path+" has a different type")
 		return
 	}
 	c.post(ctx, s, "type", invalid, passed, s.Path+" has the right type")

@@ -78,14 +78,14 @@ func (m *mails) pending() []mail {
 	return append([]mail(nil), m.queue...)
 }
 
-// send delivers alerts until ctx ends, in their order. While the agent does not take them, it is tried again at each
+// send delivers alerts until ctx ends, in their order. While the agent does not take them, delivery is retried at each
 // interval.
 func (m *mails) send(ctx context.Context, interval time.Duration) {
 	for {
 		before := m.pending()
 		for _, one := range before {
 			if err := m.deliver(ctx, one); err != nil {
-				m.log.WithError(err).Debug("alert not delivered yet")
+				m.log.WithError(err).Debug("cannot deliver an alert yet")
 				break
 			}
 			m.mu.Lock()

@@ -43,7 +43,7 @@ func (s *Supervisor) readState() (state, error) {
 	if err := json.Unmarshal(text, &read); err != nil || read.Version != stateVersion {
 		aside := s.StateFile + ".damaged"
 		s.Log.WithError(err).WithField("kept",
-			aside).Error("the supervisor's state is damaged: all services are supervised")
+			aside).Error("the supervisor's state is damaged and was set aside; all services are supervised")
 		if err := os.Rename(s.StateFile, aside); err != nil {
 			return empty, fmt.Errorf("supervisor state: %w", err)
 		}
@@ -90,6 +90,7 @@ func (s *Supervisor) keep() {
 		}
 	}
 	if err != nil {
-		s.Log.WithError(err).Error("cannot write the supervisor's state: a restart may start what was stopped")
+		s.Log.WithError(err).
+			Error("cannot write the supervisor's state; a restart may start services that were stopped")
 	}
 }

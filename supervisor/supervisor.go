@@ -1,6 +1,6 @@
 // Package supervisor runs jobs as monit does, and answers as monit does, but reacts to the end of a process at once
 // instead of at the next cycle. It reads the control files that releases ship (package monitfile), and runs as a
-// process of its own in the place of monit.
+// process of its own in place of monit.
 //
 // Services that depend on each other form a chain, with one goroutine that looks at them and acts. A tick begins a
 // cycle in all chains; the end of a process and a request come in between. What is decided about a service is in
@@ -194,7 +194,7 @@ func (s *Supervisor) load(state state) {
 	checks, rejected := readFiles(s.Patterns)
 	for path, err := range rejected {
 		s.Log.WithError(err).WithField("file",
-			path).Error("a control file is not usable; its services are not supervised")
+			path).Error("a control file is invalid; its services are not supervised")
 	}
 	if !slices.ContainsFunc(checks, func(c monitfile.Check) bool { return c.Type == monitfile.System }) {
 		checks = append(checks, monitfile.Check{Type: monitfile.System, Name: "system_" + s.host})

@@ -317,7 +317,7 @@ func TestDeathIsAnEvent(t *testing.T) {
 	eventually.True(t, "alerts", func() bool { return w.count("a: Does not exist: restart") >= 1 })
 }
 
-// TestReplacedProcess: a job that puts another process in the place of the one that ended is left alone.
+// TestReplacedProcess: a job that puts another process in place of the one that ended is left alone.
 func TestReplacedProcess(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, long, map[string]string{"0000_a.monitrc": check("DIR", "a", "")})
@@ -853,7 +853,7 @@ func TestEndReason(t *testing.T) {
 	w.await("a", "running")
 	w.kill("a")
 	eventually.True(t, "the end", func() bool { return reason() != "" })
-	if got := reason(); got != "killed by SIGKILL" && got != "ended by itself" { // the latter before Linux 6.15
+	if got := reason(); got != "killed by SIGKILL" && got != "ended unexpectedly" { // the latter before Linux 6.15
 		t.Errorf("got %q", got)
 	}
 	w.await("a", "running")

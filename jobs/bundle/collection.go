@@ -100,10 +100,10 @@ func (c Collection) ensure(dir string) error {
 
 func (c Collection) claim(dir string) error {
 	if err := os.Chown(dir, c.Owner.UID, c.Owner.GID); err != nil {
-		return fmt.Errorf("own directory: %w", err)
+		return fmt.Errorf("set owner: %w", err)
 	}
 	if err := os.Chmod(dir, c.Mode); err != nil {
-		return fmt.Errorf("own directory: %w", err)
+		return fmt.Errorf("set mode: %w", err)
 	}
 	return nil
 }
@@ -146,7 +146,7 @@ func syncStaged(staged []*Staged) error {
 			return err
 		})
 		if err != nil {
-			return fmt.Errorf("flush %s: %w", s.Name, err)
+			return fmt.Errorf("sync %s: %w", s.Name, err)
 		}
 	}
 	if len(paths) <= fsyncLimit {
@@ -187,11 +187,11 @@ func (s *Staged) commit() error {
 func flush(path string, by func(fd int) error) error {
 	handle, err := os.Open(path)
 	if err != nil {
-		return fmt.Errorf("flush: %w", err)
+		return fmt.Errorf("sync: %w", err)
 	}
 	defer handle.Close()
 	if err := by(int(handle.Fd())); err != nil {
-		return fmt.Errorf("flush %s: %w", path, err)
+		return fmt.Errorf("sync %s: %w", path, err)
 	}
 	return nil
 }

@@ -27,7 +27,7 @@ func (s *Switch) Set(path, target string) error {
 	case errors.Is(err, fs.ErrNotExist):
 		s.changed(path, func() error { return os.Remove(path) })
 	default:
-		return fmt.Errorf("link %s: it exists and is not a link", path)
+		return fmt.Errorf("link %s: it exists and is not a symbolic link", path)
 	}
 	if err := place(target, path); err != nil {
 		s.undo = s.undo[:len(s.undo)-1]

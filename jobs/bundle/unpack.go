@@ -255,7 +255,7 @@ func cleanName(name string) (string, error) {
 	case strings.HasPrefix(name, "/"):
 		return "", refuse(name, "the path is absolute")
 	case strings.ContainsRune(name, 0):
-		return "", refuse(name, "the name contains a zero byte")
+		return "", refuse(name, "the name contains a NUL byte")
 	}
 	depth := 0
 	for part := range strings.SplitSeq(name, "/") {
@@ -304,7 +304,7 @@ func (u *unpacking) entry(archive *tar.Reader, header *tar.Header) error {
 		}
 	case tar.TypeReg, tar.TypeGNUSparse:
 		if rel == "." {
-			return refuse(name, "a file in the place of the directory")
+			return refuse(name, "a file in place of the directory")
 		}
 		return u.file(archive, header, root, rel, mode)
 	case tar.TypeSymlink, tar.TypeLink:
@@ -313,7 +313,7 @@ func (u *unpacking) entry(archive *tar.Reader, header *tar.Header) error {
 		}
 		return u.link(header, name, root, rel)
 	default:
-		return refuse(name, "neither file, directory nor link")
+		return refuse(name, "not a file, directory or link")
 	}
 	return nil
 }
@@ -419,7 +419,7 @@ func (u *unpacking) file(archive io.Reader, header *tar.Header, root *os.Root, r
 
 func (u *unpacking) link(header *tar.Header, name string, root *os.Root, rel string) error {
 	if rel == "." || header.Linkname == "" {
-		return refuse(name, "a link without name or target")
+		return refuse(name, "a link without a name or target")
 	}
 	if err := u.waitForFiles(); err != nil {
 		return err
@@ -445,10 +445,10 @@ func (u *unpacking) link(header *tar.Header, name string, root *os.Root, rel str
 	}
 	targetRoot, targetRel := u.rules.Target(target)
 	if targetRoot != root {
-		return refuse(name, "a hard link to something that is not unpacked")
+		return refuse(name, "a hard link to an entry that is not unpacked")
 	}
 	if info, err := root.Lstat(targetRel); err != nil || !info.Mode().IsRegular() {
-		return refuse(name, "a hard link to something that is not a file of the archive")
+		return refuse(name, "a hard link to something other than a file of the archive")
 	}
 	if err := root.Link(targetRel, rel); err != nil {
 		return fmt.Errorf("unpack %s: %w", name, err)

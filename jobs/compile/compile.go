@@ -53,7 +53,7 @@ type Upload func(produce func(io.Writer) error) error
 // Compile compiles a package and uploads the result. Before and after, no package is installed.
 func (c Compiler) Compile(ctx context.Context, r Request, upload Upload) (err error) {
 	if r.Name == "" || r.Name != filepath.Base(r.Name) || strings.HasPrefix(r.Name, ".") {
-		return fmt.Errorf("compile: package %q: not a usable name", r.Name)
+		return fmt.Errorf("compile: package %q: not a valid name", r.Name)
 	}
 	if r.Version == "" {
 		return fmt.Errorf("compile: package %q has no version", r.Name)

@@ -180,8 +180,8 @@ func TestCompileFailures(t *testing.T) {
 		{"digest differs", Request{Name: "p", Version: "1", Source: blob.Ref{ID: good.ID, Digest: bad.Digest}}, nil, "Checksum mismatch"},
 		{"hostile source", Request{Name: "p", Version: "1", Source: hostile}, nil, "leaves the archive"},
 		{"dependency is missing", Request{Name: "p", Version: "1", Source: good, Dependencies: []jobs.Package{{Name: "d", Version: "1", Digest: "ab", BlobstoreID: "no"}}}, nil, `package "d"`},
-		{"dependency with a path", Request{Name: "p", Version: "1", Source: good, Dependencies: []jobs.Package{{Name: "../d", Version: "1", Digest: "ab", BlobstoreID: "no"}}}, nil, "not a usable name"},
-		{"name with a path", Request{Name: "../p", Version: "1", Source: good}, nil, "not a usable name"},
+		{"dependency with a path", Request{Name: "p", Version: "1", Source: good, Dependencies: []jobs.Package{{Name: "../d", Version: "1", Digest: "ab", BlobstoreID: "no"}}}, nil, "not a valid name"},
+		{"name with a path", Request{Name: "../p", Version: "1", Source: good}, nil, "not a valid name"},
 		{"no version", Request{Name: "p", Source: good}, nil, "no version"},
 		{"upload fails", Request{Name: "p", Version: "1", Source: good}, refused, "the store is full"},
 	} {

@@ -68,7 +68,7 @@ func parseMapping(text string) (*yaml.Node, error) {
 		return nil, fmt.Errorf("line %d: expected a mapping", root.Line)
 	}
 	if err := decoder.Decode(&second); err == nil {
-		return nil, fmt.Errorf("line %d: a second document", second.Line)
+		return nil, fmt.Errorf("line %d: expected a single document", second.Line)
 	} else if err != io.EOF {
 		return nil, mistakes(err)
 	}
@@ -98,7 +98,7 @@ func (m *manifest) split(text string, root *yaml.Node) error {
 	for i := 0; i < len(root.Content); i += 2 {
 		key := root.Content[i]
 		if key.Column != 1 || root.Style&yaml.FlowStyle != 0 {
-			return fmt.Errorf("line %d: the keys of a manifest begin in the first column", key.Line)
+			return fmt.Errorf("line %d: the keys of a manifest must begin in the first column", key.Line)
 		}
 		if key.Value != "packages" {
 			continue
@@ -114,7 +114,7 @@ func (m *manifest) split(text string, root *yaml.Node) error {
 		m.before, m.after = text[:starts[key.Line-1]], text[starts[end]:]
 	}
 	if !found && len(m.Packages) > 0 {
-		return errors.New("packages: not a key of the manifest itself")
+		return errors.New("packages: not a top-level key of the manifest")
 	}
 	// The rest must parse without the packages: it may refer to a YAML anchor in them.
 	text, err := m.compiled(nil)
@@ -132,16 +132,16 @@ func isComment(line string) bool { return line[0] == '#' || strings.TrimSpace(li
 
 func (m manifest) check() error {
 	if len(m.CompiledPackages) > 0 {
-		return errors.New("the release is compiled already")
+		return errors.New("the release is already compiled")
 	}
 	for _, name := range []string{m.Name, m.Version} {
 		if !usable(name) {
-			return errors.New("name or version is missing or not usable")
+			return errors.New("name or version is missing or invalid")
 		}
 	}
 	for _, p := range m.Packages {
 		if !usable(p.Name) || p.Version == "" {
-			return fmt.Errorf("package %q: name or version is missing or not usable", p.Name)
+			return fmt.Errorf("package %q: name or version is missing or invalid", p.Name)
 		}
 	}
 	return nil

@@ -113,9 +113,9 @@ func compileOrder(packages []manifestPackage) ([]manifestPackage, error) {
 		p, known := byName[name]
 		switch {
 		case !known:
-			return fmt.Errorf("manifest: package %q needs %q, which the release does not have", from, name)
+			return fmt.Errorf("manifest: package %q depends on %q, which the release does not have", from, name)
 		case state[name] == 1:
-			return fmt.Errorf("manifest: package %q needs itself", name)
+			return fmt.Errorf("manifest: package %q depends on itself", name)
 		case state[name] == 2:
 			return nil
 		}

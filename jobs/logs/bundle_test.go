@@ -203,7 +203,7 @@ func TestManyLinksDoNotFillTheLog(t *testing.T) {
 	if err := c.Collect(t.Context(), Selection{Types: "job"}, io.Discard); err != nil {
 		t.Fatal(err)
 	}
-	lines := strings.Count(log.String(), "not packed")
+	lines := strings.Count(log.String(), "not added to the log archive")
 	if lines != maxWarnings+1 || !strings.Contains(log.String(), "others=980") {
 		t.Errorf("%d lines, want %d and how many others there are", lines, maxWarnings+1)
 	}

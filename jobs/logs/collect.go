@@ -99,7 +99,7 @@ func patterns(filters []string) ([]string, error) {
 	for _, f := range filters {
 		f = path.Clean(strings.TrimPrefix(strings.TrimSpace(f), "./"))
 		if f == "." || strings.HasPrefix(f, "/") || f == ".." || strings.HasPrefix(f, "../") || !doublestar.ValidatePattern(f) {
-			return nil, fmt.Errorf("log filter %q is not a pattern below the log directory", f)
+			return nil, fmt.Errorf("log filter %q: the pattern must stay in the log directory", f)
 		}
 		globs = append(globs, f, f+"/**")
 	}
@@ -148,7 +148,7 @@ func (c Collector) pack(ctx context.Context, sources []source, globs []string, w
 		return fmt.Errorf("collect logs: %w", err)
 	}
 	if others := p.skipped - maxWarnings; others > 0 {
-		c.Log.WithField("others", others).Warn("not packed into the archive of logs")
+		c.Log.WithField("others", others).Warn("not added to the log archive")
 	}
 	p.progress.log("collected logs")
 	return nil
@@ -268,7 +268,7 @@ func (p *packing) skip(rel string, err error) error {
 		return nil
 	}
 	if p.skipped++; p.skipped <= maxWarnings {
-		p.c.Log.WithFields(logrus.Fields{"path": rel, "error": err}).Warn("not packed into the archive of logs")
+		p.c.Log.WithFields(logrus.Fields{"path": rel, "error": err}).Warn("not added to the log archive")
 	}
 	return nil
 }
@@ -297,7 +297,7 @@ func (p *packing) file(file *os.File, name string) error {
 		return p.skip(name, err)
 	}
 	if cut {
-		p.c.Log.WithField("path", name).Warn("a log with too many holes is cut in the archive")
+		p.c.Log.WithField("path", name).Warn("a log with too many holes is truncated in the archive")
 		header.Size = data[len(data)-1].offset + data[len(data)-1].length
 	}
 	if header.Size-total(data) >= minHoles {

@@ -63,7 +63,7 @@ func ConfigureRotation(ctx context.Context, r Rotation) error {
 	}
 	// The text is copied into a file that a root program interprets.
 	if !validSize.MatchString(size) {
-		return fmt.Errorf("log rotation: %q is not a size", size)
+		return fmt.Errorf("log rotation: %q is not a valid size", size)
 	}
 	text, err := r.stanzas(size)
 	if err != nil {
@@ -82,7 +82,7 @@ func ConfigureRotation(ctx context.Context, r Rotation) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if _, err := command.Run(ctx, command.Cmd{Name: r.Hook}); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		r.Log.WithError(err).Warn("log rotation is not set up")
+		r.Log.WithError(err).Warn("cannot set up log rotation")
 	}
 	return nil
 }

@@ -266,7 +266,7 @@ func readMail(in *bufio.Reader) (string, error) {
 		mail.WriteString(strings.TrimPrefix(line, "."))
 		mail.WriteByte('\n')
 		if mail.Len() > maxMail {
-			return "", fmt.Errorf("a mail is longer than %d bytes", maxMail)
+			return "", fmt.Errorf("mail is longer than %d bytes", maxMail)
 		}
 	}
 }

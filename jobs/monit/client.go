@@ -82,7 +82,7 @@ func (c *Client) http() *http.Client {
 func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	listener, err := netip.ParseAddrPort(address)
 	if err != nil {
-		return nil, fmt.Errorf("address of monit: %w", err)
+		return nil, fmt.Errorf("monit's address: %w", err)
 	}
 	if err := c.checkOwner(listener); err != nil && !errors.Is(err, sockowner.ErrUnknown) {
 		c.notice(listener)
@@ -105,7 +105,7 @@ func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, e
 func (c *Client) checkAccepted(conn net.Conn) error {
 	uid, err := c.Sockets.OtherEnd(conn)
 	if err == nil && uid != c.Owner && uid != 0 {
-		return fmt.Errorf("a process of user %d accepted the connection to %s and gets no password: end it", uid, conn.RemoteAddr())
+		return fmt.Errorf("a process of user %d accepted the connection to %s; it was not sent the password; end it", uid, conn.RemoteAddr())
 	}
 	return nil
 }
@@ -116,7 +116,7 @@ func (c *Client) checkOwner(listener netip.AddrPort) error {
 		return fmt.Errorf("owner of the listener on %s: %w", listener, err)
 	}
 	if uid != c.Owner {
-		return fmt.Errorf("a process of user %d, not of user %d, listens on %s and gets no password: end it", uid, c.Owner, listener)
+		return fmt.Errorf("a process of user %d, not of user %d, listens on %s; it was not sent the password; end it", uid, c.Owner, listener)
 	}
 	return nil
 }
@@ -182,7 +182,7 @@ func (c *Client) Unmonitor(ctx context.Context, service string) error {
 }
 
 func (c *Client) act(ctx context.Context, action, service string) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, actionBudget, fmt.Errorf("no success within %v", actionBudget))
+	ctx, cancel := context.WithTimeoutCause(ctx, actionBudget, fmt.Errorf("timed out after %v", actionBudget))
 	defer cancel()
 	err := retry.Do(ctx, retry.Backoff{Min: c.pause()}, func(ctx context.Context) error {
 		err := c.Act(ctx, action, service)
@@ -276,7 +276,7 @@ func (c *Client) credentials() (user, password string, err error) {
 	}
 	user, password, ok := strings.Cut(strings.TrimSpace(string(data)), ":")
 	if !ok {
-		return "", "", fmt.Errorf("credentials: %s does not hold user:password", c.UserFile)
+		return "", "", fmt.Errorf("credentials: %s does not contain user:password", c.UserFile)
 	}
 	return user, password, nil
 }
@@ -324,7 +324,7 @@ func (c *Client) Reload(ctx context.Context) error {
 }
 
 func (c *Client) restart(ctx context.Context, before int64) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, reloadWait, fmt.Errorf("no new incarnation within %v", reloadWait))
+	ctx, cancel := context.WithTimeoutCause(ctx, reloadWait, fmt.Errorf("monit did not restart within %v", reloadWait))
 	defer cancel()
 	// Killing what does not run fails; only the start must succeed.
 	return c.start(ctx, before, c.Daemon.Kill(ctx))
@@ -342,7 +342,7 @@ func (c *Client) start(ctx context.Context, before int64, killed error) error {
 			return err
 		}
 		if now.Incarnation == before {
-			return errors.Join(errors.New("the same monit still answers"), killed)
+			return errors.Join(errors.New("monit was not restarted: the old process still answers"), killed)
 		}
 		return nil
 	})

@@ -14,7 +14,7 @@ import (
 	"cambium/internal/atomicfile"
 )
 
-// DropIn decides which program runs inside of monit's unit: monit, or the agent's own supervisor. It lives below /run,
+// DropIn decides which program runs inside monit's unit: monit, or the agent's own supervisor. It lives below /run,
 // so that a boot without this agent finds the unit as the stemcell has it.
 type DropIn struct {
 	Path string
@@ -25,7 +25,7 @@ type DropIn struct {
 	Link, Agent string
 	// Reload has the service manager read its units again.
 	Reload func(ctx context.Context) error
-	// Before is given, before the program inside of a running unit is replaced, the services and whether they are
+	// Before is given, before the program inside a running unit is replaced, the services and whether they are
 	// monitored. If it is nil, the new program is told afterwards.
 	Before func(monitored map[string]bool) error
 }

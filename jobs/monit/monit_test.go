@@ -235,7 +235,7 @@ func TestStopAndWait(t *testing.T) {
 	f.change(func() { f.services["b"].status, f.services["a"].pending = 0, 1 })
 	cancel()
 	if err := s.StopAll(ctx, true); err == nil || strings.Contains(err.Error(), "Timed out waiting for service") {
-		t.Errorf("canceled: got %v, want something else than a timeout", err)
+		t.Errorf("canceled: got %v, want something other than a timeout", err)
 	}
 }
 
@@ -387,7 +387,7 @@ func TestPasswordIsForTheOwner(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := &Client{URL: web.URL, UserFile: user, Owner: uint32(os.Getuid()) + 1}
-	if _, err := c.Status(t.Context()); err == nil || !strings.Contains(err.Error(), "gets no password") {
+	if _, err := c.Status(t.Context()); err == nil || !strings.Contains(err.Error(), "it was not sent the password") {
 		t.Errorf("got %v, want an error that names the listener", err)
 	}
 	if asked.Load() != 0 {

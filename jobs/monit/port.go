@@ -28,17 +28,17 @@ type Port struct {
 func (p Port) Run(ctx context.Context) error {
 	at, err := url.Parse(p.URL)
 	if err != nil {
-		return fmt.Errorf("address of monit: %w", err)
+		return fmt.Errorf("monit's address: %w", err)
 	}
 	address, err := netip.ParseAddrPort(at.Host)
 	if err != nil {
-		return fmt.Errorf("address of monit: %w", err)
+		return fmt.Errorf("monit's address: %w", err)
 	}
 	for {
 		select {
 		case <-p.Taken:
 			if err := p.regain(ctx, address); err != nil && ctx.Err() == nil {
-				p.Log.WithError(err).Warn("monit does not answer after its port was taken")
+				p.Log.WithError(err).Warn("monit does not answer; another process had taken its port")
 			}
 		case <-ctx.Done():
 			return nil
@@ -85,7 +85,7 @@ func (p Port) takeBack(ctx context.Context) error {
 	if err := p.Daemon.Kill(ctx); err != nil {
 		return nil // it does not run, and takes the port when it is started
 	}
-	p.Log.Info("monit's port is free again; monit is restarted")
+	p.Log.Info("monit's port is free again; restarting monit")
 	return p.start(ctx, 0, nil)
 }
 

@@ -103,7 +103,7 @@ check process svc with pidfile %[3]s
 	}
 	after, err := runit.State(ctx, "monit")
 	if err != nil || after.MainPID == before.MainPID || !alive(after.MainPID) {
-		t.Errorf("after the reload: got %+v, %v; want another process than %d", after, err, before.MainPID)
+		t.Errorf("after the reload: got %+v, %v; want a process other than %d", after, err, before.MainPID)
 	}
 	if now := pidOf(t, pidfile); now != process || !alive(process) {
 		t.Errorf("the service did not survive a reload: %d became %d", process, now)

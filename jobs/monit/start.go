@@ -67,7 +67,7 @@ type Starter struct {
 	Dirs     vcap.Dirs
 	Client   *Client
 	Services Services
-	// Program decides which supervisor runs inside of the unit.
+	// Program decides which supervisor runs inside the unit.
 	Program DropIn
 	// FilesOfStopped are the monit files of jobs that stay stopped; KeepStopped removes them before
 	// monit reads them, and returns those removed.

@@ -23,7 +23,7 @@ func (s Supervisor) resume(ctx context.Context, status Status, service string) e
 	if err := s.act(ctx, "monitor", service); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, actionBudget, fmt.Errorf("not within %v", actionBudget))
+	ctx, cancel := context.WithTimeoutCause(ctx, actionBudget, fmt.Errorf("timed out after %v", actionBudget))
 	defer cancel()
 	return retry.Do(ctx, retry.Backoff{Min: 50 * time.Millisecond, Max: 500 * time.Millisecond}, func(ctx context.Context) error {
 		status, err := s.Status(ctx)

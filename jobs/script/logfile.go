@@ -21,7 +21,7 @@ func openLog(base, path string) (*os.File, error) {
 	for range maxLinks {
 		rel, err := filepath.Rel(base, path)
 		if err != nil || !filepath.IsLocal(rel) {
-			return nil, fmt.Errorf("script log: a link leads to %s, which is not below %s", path, base)
+			return nil, fmt.Errorf("script log: a link points to %s, outside %s", path, base)
 		}
 		file, target, err := openWithoutLinks(base, rel)
 		switch {

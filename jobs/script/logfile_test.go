@@ -18,7 +18,7 @@ import (
 
 const stranger = 12345 // a user that is not the agent's
 
-// TestHostileLogs puts something else in the place of a script's log. The script runs all the same, at once, and
+// TestHostileLogs puts something else in place of a script's log. The script runs all the same, at once, and
 // what is not the job's own log stays as it was.
 func TestHostileLogs(t *testing.T) {
 	for _, c := range []struct {
@@ -57,7 +57,7 @@ func TestHostileLogs(t *testing.T) {
 		{name: "silenced", prepare: func(t *testing.T, _ Runner, log string) { must(t, os.Symlink("/dev/null", log)) }},
 		{name: "a link of the agent's user that leaves base", prepare: func(t *testing.T, r Runner, log string) {
 			must(t, os.Symlink(r.Dirs.Base()+"/../outside", log))
-		}, warning: "not below"},
+		}, warning: "a link points to"},
 		{name: "a circle of links", prepare: func(t *testing.T, _ Runner, log string) { must(t, os.Symlink(log, log)) }, warning: "too many links"},
 		{name: "a link of another user", root: true, prepare: func(t *testing.T, r Runner, log string) {
 			must(t, errors.Join(os.Symlink(filepath.Join(r.Dirs.Base(), "precious"), log), os.Lchown(log, stranger, stranger)))

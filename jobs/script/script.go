@@ -1,4 +1,4 @@
-// Package script runs what releases bring along: life-cycle scripts, drain scripts and errands. Each runs in a process
+// Package script runs the scripts of releases: life-cycle scripts, drain scripts and errands. Each runs in a process
 // group of its own, five nice levels below the agent but never above the default, with the agent's environment and a
 // fixed PATH. Output goes straight to files: it needs no memory and survives a restart of the agent.
 package script
@@ -68,7 +68,7 @@ var ownVariables = []string{"PATH", "TMPDIR", "NOTIFY_SOCKET", "WATCHDOG_PID", "
 // checkName refuses names that are not file names: they come from outside and are joined to paths.
 func checkName(name string) error {
 	if name == "" || strings.HasPrefix(name, ".") || strings.ContainsAny(name, "/\x00") {
-		return fmt.Errorf("script %q: not a usable name", name)
+		return fmt.Errorf("script %q: not a valid name", name)
 	}
 	return nil
 }
@@ -77,7 +77,7 @@ func checkName(name string) error {
 func checkEnv(env map[string]string) error {
 	for name, value := range env {
 		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {
-			return errors.New("environment: not a usable variable")
+			return errors.New("environment: invalid name or value of a variable")
 		}
 	}
 	return nil
@@ -151,6 +151,6 @@ func (r Runner) log(job, name string) (*os.File, error) {
 	if err == nil {
 		return file, nil
 	}
-	r.Log.WithFields(logrus.Fields{"job": job, "path": name, "error": err}).Warn("script runs without its log: remove what is in its place")
+	r.Log.WithFields(logrus.Fields{"job": job, "path": name, "error": err}).Warn("script runs without its log; remove the file in its place")
 	return os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 }

@@ -99,7 +99,7 @@ func Parse(source string, text []byte) ([]Check, error) {
 func (s *scanner) notAClause(expected string) {
 	t := s.peek()
 	if word := t.lower(); word == "set" || word == "include" {
-		s.fail(t, "%q belongs into the control file of the daemon, not into that of a job", word)
+		s.fail(t, "%q belongs in the daemon's control file, not in a job's", word)
 		return
 	}
 	s.unexpected(t, expected)
@@ -120,7 +120,7 @@ func (s *scanner) check(at token) Check {
 	}
 	isConnection := func(t Test) bool { return t.Kind == Connection }
 	if c.Type == Host && !slices.ContainsFunc(c.Tests, isConnection) {
-		s.fail(at, "expected a test of a port: a host has nothing else to check")
+		s.fail(at, "expected a port test: nothing else can be checked of a host")
 	}
 	return c
 }
@@ -263,7 +263,7 @@ func (s *scanner) test(c *Check) Test {
 // only refuses a test that the kind of service does not have.
 func (s *scanner) only(c *Check, at token, what string, of ...Type) {
 	if !slices.Contains(of, c.Type) {
-		s.fail(at, "a %s has no test of its %s", typeNames[c.Type], what)
+		s.fail(at, "a %s cannot be tested for its %s", typeNames[c.Type], what)
 	}
 }
 

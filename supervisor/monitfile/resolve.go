@@ -61,7 +61,7 @@ func (r *resolution) rejectDuplicates() {
 				other, used = own[s.Name]
 			}
 			if used {
-				r.reject(s, "the name is in use, in line %d of %s", other.Line, other.Source)
+				r.reject(s, "the name is already used in line %d of %s", other.Line, other.Source)
 			}
 			own[s.Name] = s
 		}
@@ -77,7 +77,7 @@ func (r *resolution) rejectMissing() {
 			s := service{&r.files[file][i], file}
 			for _, name := range s.DependsOn {
 				if other, found := r.services[name]; !found || r.rejected[other.file] != nil {
-					r.reject(s, "depends on %q, which no accepted file has", name)
+					r.reject(s, "depends on %q, which no valid file defines", name)
 				}
 			}
 		}

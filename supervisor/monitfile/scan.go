@@ -127,11 +127,11 @@ func (s *scanner) raw() token {
 	case s.rest[0] == '"' || s.rest[0] == '\'':
 		end := strings.IndexByte(s.rest[1:], s.rest[0])
 		if end < 0 {
-			s.fail(t, "the string is not closed: expected a second %c", s.rest[0])
+			s.fail(t, "unterminated string: expected a closing %c", s.rest[0])
 			return t
 		}
 		t.text = s.unescape(t, s.skip(end + 2)[1:end+1])
-		t.quoted = s.err == nil // an empty string in the place of the end would be read forever
+		t.quoted = s.err == nil // an empty string in place of the end would be read forever
 	case strings.HasPrefix(s.rest, "!="):
 		t.text = s.skip(2)
 	default:
@@ -260,7 +260,7 @@ func (s *scanner) unescape(at token, text string) string {
 			}
 		}
 		if c == 0 {
-			s.fail(at, "the string has a byte of value 0")
+			s.fail(at, "the string contains a NUL byte")
 			return ""
 		}
 		b.WriteByte(c)
@@ -293,7 +293,7 @@ func (s *scanner) arguments() (args []string) {
 		}
 		at := s.here()
 		if s.rest == "" {
-			s.fail(open, "the program is not closed: expected a second double quote")
+			s.fail(open, "unterminated program: expected a closing double quote")
 			return nil
 		}
 		if s.rest[0] == '"' {
@@ -328,6 +328,6 @@ func (s *scanner) argument(at token) string {
 	if word := s.skip(n); strings.IndexByte(word, 0) < 0 {
 		return word
 	}
-	s.fail(at, "the argument has a byte of value 0")
+	s.fail(at, "the argument contains a NUL byte")
 	return ""
 }
