@@ -1,5 +1,5 @@
-// Package platform is the shape of its subpackages, one for each kernel domain: what is observed is compared with
-// what is desired, and the difference is applied. Plan and Converge do that for all of them.
+// Package platform defines the shape of its subpackages, one for each kernel domain: what is observed is compared
+// with what is desired, and the difference is applied. Plan and Converge do that for all of them.
 package platform
 
 import (

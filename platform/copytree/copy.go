@@ -25,7 +25,7 @@ type copier struct {
 
 func (c *copier) flush() error {
 	if err := unix.Syncfs(int(c.to.Fd())); err != nil {
-		return fmt.Errorf("flush: %w", err)
+		return fmt.Errorf("syncfs: %w", err)
 	}
 	return nil
 }
@@ -89,7 +89,7 @@ func (c *copier) enter(d *dir) error {
 	var err error
 	d.to, err = openDir(d.parent.to, d.name)
 	if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
-		return errors.New("the target has something else of that name")
+		return errors.New("the target already has something other than a directory of that name")
 	}
 	if err != nil || made == nil {
 		return err

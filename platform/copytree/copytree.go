@@ -1,13 +1,13 @@
 // Package copytree makes one directory tree the same as another, and proves it. Copy carries over everything a file
 // system stores about a file: owners, modes, times to the nanosecond, hard links, symbolic links, holes, extended
 // attributes and with them ACLs and capabilities, device nodes, fifos and sockets. Verify then compares both trees,
-// names, attributes and every byte, and sets the flags of chattr(1), which would have stood in the way before. Complete
-// takes away the mark by which the target says that it is not complete, and opens it to its owners. A copy that was
-// stopped is begun anew.
+// names, attributes and every byte, and sets the flags of chattr(1), which would have stood in the way before.
+// Complete removes from the target the mark of an incomplete copy, and opens it to its owners. An interrupted copy
+// starts over.
 //
 // The source is read-only, or bind-mounted and may be changed past its mount; nobody but root gets into the target.
 // Each file is opened by its name in a directory that is open already, with O_NOFOLLOW, and changed through its
-// descriptor only: there is no path that a link could lead astray, and none that is too long. Package worker has both
+// descriptor only: there is no path that a link could redirect, and none that is too long. Package worker has both
 // trees on detached mounts, so that nothing is mounted inside them.
 package copytree
 
@@ -130,7 +130,7 @@ func (e *DifferenceError) Error() string { return fmt.Sprintf("%q differs in %s"
 func changed(op string, err error) error {
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		return &DifferenceError{What: "being there"}
+		return &DifferenceError{What: "existence"}
 	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENXIO):
 		return &DifferenceError{What: "kind"}
 	}

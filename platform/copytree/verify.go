@@ -133,7 +133,7 @@ func (v *verifier) entry(d *dir, e entry, target int, me *worker) error {
 			l.target = have.Ino
 			close(l.done)
 		} else if <-l.done; l.target != have.Ino {
-			return &DifferenceError{What: "being a link to " + l.name}
+			return &DifferenceError{What: "the hard link to " + l.name}
 		} else {
 			return nil
 		}

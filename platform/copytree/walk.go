@@ -243,7 +243,7 @@ func (w *walk) findSurplus(d *dir, entries []entry) error {
 	}
 	for _, e := range have {
 		if !known[e.name] && (d.parent != nil || !w.belongs(e.name, d.to)) {
-			w.failed(d.path(e.name), &DifferenceError{What: "being there"})
+			w.failed(d.path(e.name), &DifferenceError{What: "existence"})
 		}
 	}
 	return nil

@@ -24,7 +24,7 @@ import (
 
 // Why a disk was not found.
 var (
-	ErrAbsent    = errors.New("not there")
+	ErrAbsent    = errors.New("not found")
 	ErrTimedOut  = errors.New("timed out")
 	ErrAmbiguous = errors.New("ambiguous")
 )
@@ -70,7 +70,7 @@ func (h Hint) String() string {
 		}
 	}
 	if len(parts) == 0 {
-		return "(nothing named)"
+		return "(empty hint)"
 	}
 	return strings.Join(parts, ", ")
 }
@@ -222,7 +222,7 @@ func (r *Resolver) search(h Hint) (s search, err error) {
 		return impossible("the path is not absolute")
 	}
 	if len(s.stages) == 0 {
-		return impossible(fmt.Sprintf("the hint has nothing that resolution type %q can use", o.Type))
+		return impossible(fmt.Sprintf("the hint has nothing that device path resolution type %q can use", o.Type))
 	}
 	return s, nil
 }
@@ -347,7 +347,7 @@ func (r *Resolver) pick(now snapshot, s search, h Hint, waited time.Duration) (D
 		// Where udev has finished with the device, or does not run, no better link will come. Where other disks of this CPI have
 		// identifiers, this one's may belong to a device that is still to come.
 		if waited < st.grace && now.Udev && (st.fullGrace || !n.Settled || len(others) > 0) {
-			trace = append(trace, "waiting for udev before "+n.Target+" is believed")
+			trace = append(trace, "waiting for udev to confirm "+n.Target)
 			continue
 		}
 		return Device{Path: n.Target, Number: n.Number, Directory: !n.Block, Identified: st.identifier}, trace, nil
@@ -355,7 +355,7 @@ func (r *Resolver) pick(now snapshot, s search, h Hint, waited time.Duration) (D
 	return Device{}, trace, nil
 }
 
-// others are the devices whose identifiers belong to another disk than the one of the hint, with the CID of that disk.
+// others are the devices whose identifiers belong to a disk other than that of the hint, with the CID of that disk.
 func (r *Resolver) others(now snapshot, h Hint) map[blkdev.Number]string {
 	if r.options.Type != "virtio" {
 		return nil

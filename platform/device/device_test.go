@@ -82,9 +82,9 @@ func TestMatchers(t *testing.T) {
 		{"mapped: vd before sd", path("/dev/sdh"), []string{"/dev/vdh"}, ""},
 		{"mapped: xvd before all, links followed", path("/dev/sdf"), []string{"/dev/nvme1n1"}, ""},
 		{"mapped: other path", path("/dev/disk/by-id/scsi-mpath600a"), []string{"/dev/sde"}, ""},
-		{"mapped: missing", path("/dev/sdz"), nil, "/dev/xvdz, /dev/vdz, /dev/sdz: not there"},
+		{"mapped: missing", path("/dev/sdz"), nil, "/dev/xvdz, /dev/vdz, /dev/sdz: none of them exists"},
 		{"identity: directory", identity("/warden/store"), []string{"/warden/store"}, ""},
-		{"identity: missing", identity("/dev/nope"), nil, "/dev/nope is not there"},
+		{"identity: missing", identity("/dev/nope"), nil, "/dev/nope does not exist"},
 		{"scsi id: several links to one disk", scsiID(cid), []string{"/dev/sdd"}, ""},
 		{"scsi id: multipath, not its paths", scsiID("mpath600a"), []string{"/dev/mapper/m"}, ""},
 		{"scsi id: ambiguous", scsiID("twice"), []string{"/dev/sde", "/dev/sdd"}, ""},
@@ -94,7 +94,7 @@ func TestMatchers(t *testing.T) {
 		{"scsi lun: braces in another case", scsiLUN("0", strings.ToUpper(azure)), []string{"/dev/sdf"}, ""},
 		{"scsi lun: no such controller", scsiLUN("0", "{none}"), nil, "vmbus device {none} (none)"},
 		{"lun link", lunLink("/dev/disk/azure/data/by-lun", "3"), []string{"/dev/sdf"}, ""},
-		{"lun link: missing", lunLink("/dev/disk/azure/data/by-lun", "4"), nil, "by-lun/4 is not there"},
+		{"lun link: missing", lunLink("/dev/disk/azure/data/by-lun", "4"), nil, "by-lun/4 does not exist"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			found, evidence := c.match(machine())
@@ -155,10 +155,10 @@ func TestAnswers(t *testing.T) {
 		want error
 		text string
 	}{
-		{"virtio: nothing named", r(Options{Type: "virtio"}), Hint{}, ErrAbsent, "nothing that resolution type"},
-		{"virtio: never appears", r(Options{Type: "virtio"}), Hint{CID: cid, Path: "/dev/sdd"}, ErrTimedOut, "/dev/xvdd, /dev/vdd, /dev/sdd: not there"},
+		{"virtio: nothing named", r(Options{Type: "virtio"}), Hint{}, ErrAbsent, "nothing that device path resolution type"},
+		{"virtio: never appears", r(Options{Type: "virtio"}), Hint{CID: cid, Path: "/dev/sdd"}, ErrTimedOut, "/dev/xvdd, /dev/vdd, /dev/sdd: none of them exists"},
 		{"virtio: relative path", r(Options{Type: "virtio"}), Hint{Path: "sdd"}, ErrAbsent, "not absolute"},
-		{"identity: missing", r(Options{}), Hint{Path: "/dev/sdd"}, ErrTimedOut, "/dev/sdd is not there"},
+		{"identity: missing", r(Options{}), Hint{Path: "/dev/sdd"}, ErrTimedOut, "/dev/sdd does not exist"},
 		{"identity: empty (D.14)", r(Options{}), Hint{CID: "x"}, ErrAbsent, "nothing"},
 		{"scsi: no field", r(Options{Type: "scsi"}), Hint{CID: "x", Path: "/dev/sdc"}, ErrAbsent, "nothing"},
 		{"scsi volume: never appears", r(Options{Type: "scsi"}), Hint{VolumeID: "3"}, ErrTimedOut, "SCSI hosts rescanned"},
@@ -166,8 +166,8 @@ func TestAnswers(t *testing.T) {
 		{"iscsi", r(Options{Type: "iscsi"}), Hint{CID: "x", ISCSI: true}, ErrAbsent, "iSCSI disks are not supported"},
 		{"iscsi: whatever the type (D.17)", r(Options{Type: "virtio"}), Hint{CID: cid, ISCSI: true}, ErrAbsent,
 			"iSCSI disks are not supported"},
-		{"iscsi: a path comes first", r(Options{Type: "iscsi"}), Hint{Path: "/dev/sdd", ISCSI: true}, ErrTimedOut, "/dev/sdd is not there"},
-		{"lun link: never appears", r(Options{LUNLinks: "/dev/by-lun"}), Hint{LUN: "3"}, ErrTimedOut, "/dev/by-lun/3 is not there"},
+		{"iscsi: a path comes first", r(Options{Type: "iscsi"}), Hint{Path: "/dev/sdd", ISCSI: true}, ErrTimedOut, "/dev/sdd does not exist"},
+		{"lun link: never appears", r(Options{LUNLinks: "/dev/by-lun"}), Hint{LUN: "3"}, ErrTimedOut, "/dev/by-lun/3 does not exist"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d, err := c.r.Resolve(context.Background(), c.hint)
@@ -298,7 +298,7 @@ func TestGraceForIdentity(t *testing.T) {
 func TestPick(t *testing.T) {
 	other, luns := []string{cid}, Options{LUNLinks: "/dev/disk/azure/data/by-lun"}
 	virtio, scsi := Options{Type: "virtio"}, Options{Type: "scsi"}
-	const waits = "waiting for udev before /dev/vdh is believed"
+	const waits = "waiting for udev to confirm /dev/vdh"
 	unsettled := func(s *snapshot) { s.Nodes["/dev/vdh"] = node{Target: "/dev/vdh", Number: 9, Block: true} }
 	noUdev := func(s *snapshot) { s.Udev = false }
 	for _, c := range []struct {

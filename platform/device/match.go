@@ -63,7 +63,7 @@ func mapped(p string) (matcher, []string) {
 				return []node{n}, "found " + c
 			}
 		}
-		return nil, strings.Join(candidates, ", ") + ": not there"
+		return nil, strings.Join(candidates, ", ") + ": none of them exists"
 	}, candidates
 }
 
@@ -73,7 +73,7 @@ func identity(p string) matcher {
 		if n, ok := s.Nodes[p]; ok {
 			return []node{n}, "found " + p
 		}
-		return nil, p + " is not there"
+		return nil, p + " does not exist"
 	}
 }
 
@@ -157,7 +157,7 @@ func lunLink(dir, lun string) matcher {
 		if n, ok := s.Nodes[link]; ok && n.Block {
 			return []node{n}, "found " + link
 		}
-		return nil, link + " is not there"
+		return nil, link + " does not exist"
 	}
 }
 

@@ -75,7 +75,7 @@ func Announce(ctx context.Context, path string) error {
 	return nil
 }
 
-// mapped reports whether a disk is a device-mapper one, a multipath disk for instance. The kernel knows no
+// mapped reports whether a disk is a device-mapper one, a multipath disk for instance. The kernel has no
 // partitions of those. They are mappings of their own, which kpartx makes when udev tells it that the table
 // has changed; its names are the ones that are waited for.
 func mapped(path string) bool { return filepath.Dir(path) == "/dev/mapper" }

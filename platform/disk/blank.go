@@ -119,7 +119,7 @@ func utf16Bytes(text string) (b []byte) {
 	return b
 }
 
-// masked shows zeros in the place of some bytes.
+// masked shows zeros in place of some bytes.
 type masked struct {
 	r      io.ReaderAt
 	hidden []extent

@@ -194,7 +194,7 @@ func TestWritingRefuses(t *testing.T) {
 		{"DOS beyond 2 TiB", 3 << 40, layout.MBR, []layout.Partition{{Number: 1, Start: layout.MiB,
 			Size: 3<<40 - 2*layout.MiB}}, "attach a new disk, which gets a GPT"},
 		{"five DOS partitions", 100 * layout.MiB, layout.MBR, []layout.Partition{{Number: 5, Start: layout.MiB,
-			Size: layout.MiB}}, "a dos table has 4"},
+			Size: layout.MiB}}, "a dos table holds at most 4"},
 		{"half sectors", 100 * layout.MiB, layout.GPT, []layout.Partition{{Number: 1, Start: layout.MiB,
 			Size: 1000}}, "not whole sectors"},
 		{"no label", 100 * layout.MiB, "bsd", nil, "not supported"},
@@ -456,7 +456,7 @@ func TestLockOfAnotherProgram(t *testing.T) {
 	limit := lockLimit
 	lockLimit = 20 * time.Millisecond
 	defer func() { lockLimit = limit }()
-	if err := Repair(ctx, path); err == nil || !strings.Contains(err.Error(), "another program has locked it for 20ms") {
+	if err := Repair(ctx, path); err == nil || !strings.Contains(err.Error(), "another program has held its lock for 20ms") {
 		t.Errorf("Repair = %v, want an error that names the lock", err)
 	}
 }

@@ -21,14 +21,14 @@ func Hold(ctx context.Context, path string) (release func(), err error) {
 	// Opened for reading: udev takes the closing of a writer for a change of the content.
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("hold: %w", err)
+		return nil, fmt.Errorf("lock disk: %w", err)
 	}
 	number, err := blkdev.NumberOf(path)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("hold: %w", err), f.Close())
+		return nil, errors.Join(fmt.Errorf("lock disk: %w", err), f.Close())
 	}
 	if err := lock(ctx, f); err != nil {
-		return nil, fmt.Errorf("hold: %w", err)
+		return nil, fmt.Errorf("lock disk: %w", err)
 	}
 	holds.set(number, true)
 	return func() {
@@ -72,7 +72,7 @@ var lockLimit = 4 * time.Minute
 
 // lock takes the lock of an open disk, and closes it when that fails.
 func lock(ctx context.Context, f *os.File) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, lockLimit, fmt.Errorf("another program has locked it for %v: find it with lslocks", lockLimit))
+	ctx, cancel := context.WithTimeoutCause(ctx, lockLimit, fmt.Errorf("another program has held its lock for %v: find that program with lslocks", lockLimit))
 	defer cancel()
 	locked := make(chan error, 1)
 	go func() { locked <- unix.Flock(int(f.Fd()), unix.LOCK_EX) }()

@@ -263,7 +263,7 @@ func readGPT(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
 			t.Fixed = "its entries do not fill whole sectors"
 		}
 		if i == 0 && entries != 2 {
-			t.Fixed = "its entries are not at the usual place"
+			t.Fixed = "its entries are not at the usual location"
 		}
 	}
 	read, err := gpt.Read(file{r: r, size: size}, sector, sector)

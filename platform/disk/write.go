@@ -35,7 +35,7 @@ func open(ctx context.Context, path string, exclusive bool) (*os.File, error) {
 		return nil, err
 	}
 	if blkdev.ReadOnly(f) {
-		return nil, errors.Join(errors.New("the disk is read-only: attach it so that it can be written"), f.Close())
+		return nil, errors.Join(errors.New("the disk is read-only: attach it read-write"), f.Close())
 	}
 	if holds.has(path) {
 		return f, nil // the lock is ours already
@@ -112,7 +112,7 @@ func Grow(ctx context.Context, path string, n int, end int64) error {
 			p.Size = end - p.Start
 			return nil
 		}
-		return fmt.Errorf("partition %d is not there", n)
+		return fmt.Errorf("partition %d does not exist", n)
 	})
 }
 
@@ -133,7 +133,7 @@ func Rename(ctx context.Context, path string, n int, name string) error {
 				return nil
 			}
 		}
-		return fmt.Errorf("partition %d is not there", n)
+		return fmt.Errorf("partition %d does not exist", n)
 	})
 }
 
@@ -189,7 +189,7 @@ func fits(t layout.Table, size int64, sector int) error {
 		case p.Start%int64(sector) != 0 || p.Size%int64(sector) != 0 || p.Size <= 0:
 			return fmt.Errorf("partition %d: %d bytes at %d are not whole sectors", p.Number, p.Size, p.Start)
 		case p.Number < 1 || p.Number > t.Label.Slots():
-			return fmt.Errorf("partition %d: a %s table has %d", p.Number, t.Label, t.Label.Slots())
+			return fmt.Errorf("partition %d: a %s table holds at most %d", p.Number, t.Label, t.Label.Slots())
 		case !t.Label.Addresses(p.End(), sector):
 			return fmt.Errorf("partition %d would end beyond 2 TiB, which a DOS partition table cannot address: "+
 				"attach a new disk, which gets a GPT, and migrate to it", p.Number)

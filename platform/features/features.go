@@ -1,6 +1,6 @@
-// Package features finds at start which features of kernel and container engine the agent uses and does not have, so
-// that one log line says it before something fails. Its probes change nothing: each makes a system call with invalid
-// arguments. docs/stemcells.md is the table for people; a test compares the two.
+// Package features finds out at start which features of kernel and container engine the agent needs and does not
+// have, so that one log line says so before something fails. Its probes change nothing: each makes a system call with
+// invalid arguments. docs/stemcells.md is the table for people; a test compares the two.
 package features
 
 import (
@@ -37,7 +37,7 @@ const noFile = -1
 func features() []Feature {
 	return []Feature{
 		{"statx", "the boot fails, because mount points are not recognized: Linux 5.8 or newer is needed", mountRoots},
-		{"renameat2", "what is in the place of a link is not set aside, and the boot step fails",
+		{"renameat2", "a file in place of a link cannot be set aside, and the boot step fails",
 			func(string) error { return unix.Renameat2(noFile, "", noFile, "", unix.RENAME_NOREPLACE) }},
 		{"open_tree", "bind mounts get their flags a moment after they appear; migrate_disk fails",
 			func(string) error { return closed(unix.OpenTree(noFile, "", 0)) }},
@@ -46,21 +46,21 @@ func features() []Feature {
 		{"mount_setattr", "bind mounts get their flags a moment after they appear; a bind-mounted store stays writable while it is copied",
 			func(string) error { return unix.MountSetattr(noFile, "", 0, &unix.MountAttr{}) }},
 		{"fspick", "migrate_disk fails", func(string) error { return closed(unix.Fspick(noFile, "", 0)) }},
-		{"fsopen", "config drives with other file systems than iso9660 and vfat are not read",
+		{"fsopen", "config drives with file systems other than iso9660 and vfat are not read",
 			func(string) error { return closed(unix.Fsopen("", 0)) }},
-		{"fsmount", "config drives with other file systems than iso9660 and vfat are not read",
+		{"fsmount", "config drives with file systems other than iso9660 and vfat are not read",
 			func(string) error { return closed(unix.Fsmount(noFile, 0, 0)) }},
-		{"openat2", "config drives with other file systems than iso9660 and vfat are not read",
+		{"openat2", "config drives with file systems other than iso9660 and vfat are not read",
 			func(string) error { return closed(unix.Openat2(noFile, "", &unix.OpenHow{})) }},
-		{"pidfd_open", "processes that use a mount are looked for every few hundred milliseconds",
+		{"pidfd_open", "processes that use a mount are polled every few hundred milliseconds",
 			func(string) error { return closed(unix.PidfdOpen(-1, 0)) }},
 		// Not an instance that is closed again: that takes an SRCU grace period, some ten milliseconds.
-		{"inotify", "files and devices that appear are looked for after a pause",
+		{"inotify", "new files and devices are found by polling",
 			func(string) error { return closed(unix.InotifyInit1(-1)) }},
-		{"nftables", "there are no firewall rules: every process reaches monit", netfilter},
-		{"control groups of version 2", "all of vcap is let through to monit where one job of bpm asks for it",
+		{"nftables", "there are no firewall rules: every process can reach monit", netfilter},
+		{"cgroup v2", "all of vcap can reach monit as soon as one bpm job requests access",
 			unifiedHierarchy},
-		{"/proc/net/tcp", "monit is not asked and its alerts are refused, because owners of sockets are not known",
+		{"/proc/net/tcp", "monit is not queried and its alerts are refused, because the owners of sockets are unknown",
 			socketTable},
 	}
 }

@@ -16,7 +16,7 @@ func TestNothingIsMissingByMistake(t *testing.T) {
 	skiptest.WithoutRoot(t, "for the calls that mount")
 	for _, f := range Missing("/") {
 		switch f.Name {
-		case "nftables", "control groups of version 2": // depend on the machine
+		case "nftables", "cgroup v2": // depend on the machine
 			t.Logf("%s is missing here", f.Name)
 		default:
 			t.Errorf("%s is missing, says its probe: %v", f.Name, f.probe("/"))
@@ -36,7 +36,7 @@ func TestAbsence(t *testing.T) {
 	for _, f := range Missing(root) {
 		names = append(names, f.Name)
 	}
-	if got := strings.Join(names, " and "); !strings.HasSuffix(got, "control groups of version 2 and /proc/net/tcp") {
+	if got := strings.Join(names, " and "); !strings.HasSuffix(got, "cgroup v2 and /proc/net/tcp") {
 		t.Errorf("in an empty root %q are missing", got)
 	}
 }

@@ -16,11 +16,11 @@ import (
 func Look(device string, kind probe.Kind, look func(top *os.Root) error) error {
 	f, ok := managedfs.Find(string(kind))
 	if !ok {
-		return fmt.Errorf("look at %s: %q is not supported", device, kind)
+		return fmt.Errorf("inspect %s: %q is not supported", device, kind)
 	}
 	mounted, err := detached.Mount(device, string(kind), f.Look...)
 	if err != nil {
-		return fmt.Errorf("look at %s on %s: %w", kind, device, err)
+		return fmt.Errorf("inspect %s on %s: %w", kind, device, err)
 	}
 	defer mounted.Close()
 	// The descriptor of a mount is not an open directory; its handle in /proc leads there.
@@ -29,7 +29,7 @@ func Look(device string, kind probe.Kind, look func(top *os.Root) error) error {
 		err = errors.Join(look(top), top.Close())
 	}
 	if err != nil {
-		return fmt.Errorf("look at %s on %s: %w", kind, device, err)
+		return fmt.Errorf("inspect %s on %s: %w", kind, device, err)
 	}
 	return nil
 }
@@ -38,7 +38,7 @@ func Look(device string, kind probe.Kind, look func(top *os.Root) error) error {
 func Journal(device string, kind probe.Kind) (used bool, err error) {
 	m, ok := managedKinds[kind]
 	if !ok {
-		return false, fmt.Errorf("look at %s: %q is not supported", device, kind)
+		return false, fmt.Errorf("inspect %s: %q is not supported", device, kind)
 	}
 	f, err := os.Open(device)
 	if err != nil {
@@ -46,7 +46,7 @@ func Journal(device string, kind probe.Kind) (used bool, err error) {
 	}
 	defer f.Close()
 	if used, err = m.journal(f); err != nil {
-		return false, fmt.Errorf("look at the journal of %s: %w", device, err)
+		return false, fmt.Errorf("inspect the journal of %s: %w", device, err)
 	}
 	return used, nil
 }

@@ -69,7 +69,7 @@ func (f *Firewall) LetIn(ctx context.Context, j Job) error {
 		return nil
 	}
 	if f.Log != nil {
-		f.Log.WithError(err).Warn("job not recognizable by its control group, allowing vcap")
+		f.Log.WithError(err).Warn("cannot identify the job by its cgroup; allowing all of vcap")
 	}
 	return f.letUserIn(conn, have, j.UID)
 }
@@ -96,7 +96,7 @@ func (f *Firewall) letGroupIn(conn *nftables.Conn, job string, level uint32, id 
 		return fmt.Errorf("add rule: %w", supported(err))
 	}
 	if f.Log != nil {
-		f.Log.WithFields(logrus.Fields{"job": job, "cgroup": id}).Info("let job through to monit")
+		f.Log.WithFields(logrus.Fields{"job": job, "cgroup": id}).Info("allowed a job to reach monit")
 	}
 	return nil
 }
@@ -118,7 +118,7 @@ func (f *Firewall) letUserIn(conn *nftables.Conn, have State, user uint32) error
 		return fmt.Errorf("add rule: %w", supported(err))
 	}
 	if f.Log != nil {
-		f.Log.WithField("uid", user).Info("let user through to monit")
+		f.Log.WithField("uid", user).Info("allowed a user to reach monit")
 	}
 	return nil
 }
@@ -132,7 +132,7 @@ func (j Job) group() (job string, level uint32, id uint64, err error) {
 	}
 	path, found := unifiedPath(string(data))
 	if !found {
-		return "", 0, 0, errors.New("no control groups of version 2")
+		return "", 0, 0, errors.New("no cgroup v2 hierarchy")
 	}
 	elements := strings.Split(strings.Trim(path, "/"), "/")
 	for i, e := range elements {
@@ -152,13 +152,13 @@ func (j Job) group() (job string, level uint32, id uint64, err error) {
 			}
 			st, ok := info.Sys().(*syscall.Stat_t)
 			if !ok {
-				return "", 0, 0, errors.New("no inode numbers here")
+				return "", 0, 0, errors.New("cgroup directories have no inode numbers")
 			}
 			return job, uint32(i + 1), st.Ino, nil
 		}
-		return "", 0, 0, fmt.Errorf("control group /%s is not mounted", below)
+		return "", 0, 0, fmt.Errorf("cgroup /%s is not mounted", below)
 	}
-	return "", 0, 0, errors.New("not running in a control group of bpm")
+	return "", 0, 0, errors.New("not running in a bpm cgroup")
 }
 
 // unifiedPath is the line "0::/path" of /proc/self/cgroup.

@@ -101,7 +101,7 @@ func (c Change) String() string {
 	case OpRemoveChain:
 		return "remove chain " + c.Chain
 	case OpReplaceChain:
-		return fmt.Sprintf("replace chain %s by one with %d rules", c.Chain, len(c.rules))
+		return fmt.Sprintf("replace chain %s with %d rules", c.Chain, len(c.rules))
 	}
 	return fmt.Sprintf("fill chain %s with %d rules", c.Chain, len(c.rules))
 }
@@ -286,7 +286,7 @@ func (f *Firewall) Resolve(ctx context.Context, urls []secret.URL) (servers []ne
 		}
 		if err != nil {
 			if f.Log != nil {
-				f.Log.WithField("url", u).WithError(err).Debug("bus address not found, no rule for it")
+				f.Log.WithField("url", u).WithError(err).Debug("cannot resolve a bus address; there is no rule for it")
 			}
 			continue
 		}

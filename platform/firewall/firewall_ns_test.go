@@ -207,7 +207,7 @@ func TestNSGroup(t *testing.T) {
 			}
 		}
 		if err := unix.Mount("cgroup2", unified, "cgroup2", 0, ""); err != nil {
-			skiptest.Skip(t, fmt.Errorf("no control groups of version 2: %w", err))
+			skiptest.Skip(t, fmt.Errorf("no cgroup v2 hierarchy: %w", err))
 		}
 		t.Cleanup(func() {
 			if err := unix.Unmount(unified, unix.MNT_DETACH); err != nil {

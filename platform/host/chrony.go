@@ -76,7 +76,7 @@ func reloadChrony(ctx context.Context, socket string) (err error) {
 			continue // a reply to another request
 		}
 		if status := binary.BigEndian.Uint16(reply[8:]); status != 0 {
-			return fmt.Errorf("refused to read its sources again (status %d)", status)
+			return fmt.Errorf("refused to reload its sources (status %d)", status)
 		}
 		return nil
 	}
@@ -95,7 +95,7 @@ func allowReplies(path string) error {
 		return err
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFSOCK || int(st.Uid) != os.Geteuid() {
-		return fmt.Errorf("%s is not the socket that was made there", path)
+		return fmt.Errorf("%s was replaced: it is not the agent's socket", path)
 	}
 	return os.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), 0o666)
 }

@@ -1,6 +1,6 @@
 // Package host configures the machine as a whole: host name, hosts file, IPv6, time servers and
 // trusted certificates. It also removes the development tools that a hardened image must not
-// have, keeps drives of removable media to root, and runs the stemcell's hooks.
+// have, restricts drives of removable media to root, and runs the stemcell's hooks.
 //
 // A Desired names only what the caller cares about; the rest of the machine stays as it is.
 package host
@@ -119,7 +119,7 @@ func (c Change) String() string {
 	case OpRemoveFile:
 		return "remove " + c.Path
 	case OpReloadChrony:
-		return "have chronyd read its sources again"
+		return "make chronyd reload its sources"
 	case OpRestartTimesyncd:
 		return "restart systemd-timesyncd"
 	case OpUpdateCertificates:
@@ -127,9 +127,9 @@ func (c Change) String() string {
 	case OpRunHook:
 		return "run " + c.Path
 	case OpKeepToRoot:
-		return fmt.Sprintf("keep %s to root, mode %04o", c.Path, c.Mode)
+		return fmt.Sprintf("restrict %s to root, mode %04o", c.Path, c.Mode)
 	case OpApplyUdevRules:
-		return "have udev apply its rules to the drives"
+		return "make udev apply its rules to the drives"
 	case OpRemoveListed:
 		return fmt.Sprintf("remove %d paths that %s lists", len(c.Listed), c.Path)
 	}

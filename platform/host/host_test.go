@@ -393,7 +393,7 @@ func TestRemoveListed(t *testing.T) {
 	want := Desired{RemoveListed: []string{list}}
 	planned, planErr := platform.Plan(t.Context(), h, Diff, want)
 	made, err := once(t, h, want)
-	if got := texts(made); !slices.Equal(got, []string{"remove 2 paths that " + list + " lists"}) || err == nil || strings.Count(err.Error(), "too near the root") != 3 {
+	if got := texts(made); !slices.Equal(got, []string{"remove 2 paths that " + list + " lists"}) || err == nil || strings.Count(err.Error(), "too close to the root directory") != 3 {
 		t.Errorf("got %q, %v", got, err)
 	}
 	if !slices.Equal(texts(planned), texts(made)) || fmt.Sprint(planErr) != fmt.Sprint(err) {

@@ -13,7 +13,7 @@ const (
 
 // errIPv6Off means that the running kernel has no IPv6, which only a reboot with other
 // arguments can change.
-var errIPv6Off = errors.New("the kernel runs without IPv6")
+var errIPv6Off = errors.New("the kernel was started without IPv6")
 
 type ipv6State struct {
 	kernel  bool              // the sysctls exist
@@ -59,10 +59,10 @@ func diffIPv6(have ipv6State) (changes []Change, err error) {
 	if !have.kernel {
 		for _, argument := range strings.Fields(have.cmdline) {
 			if argument == "ipv6.disable=1" {
-				return nil, errors.Join(errIPv6Off, errors.New("remove ipv6.disable=1 from the kernel arguments (boot loader configuration of the stemcell) and boot again"))
+				return nil, errors.Join(errIPv6Off, errors.New("remove ipv6.disable=1 from the kernel arguments (in the stemcell's boot loader configuration) and reboot"))
 			}
 		}
-		return nil, errors.Join(errIPv6Off, errors.New("its sysctls are missing and ipv6.disable=1 is not among the kernel arguments: the ipv6 module is not there"))
+		return nil, errors.Join(errIPv6Off, errors.New("its sysctls are missing and ipv6.disable=1 is not among the kernel arguments: the ipv6 module is missing"))
 	}
 	if edited := disabled.ReplaceAll(have.file, []byte("${1}0${2}")); have.file != nil {
 		changes = append(changes, file(sysctlFile, have.file, edited, 0o644)...)

@@ -65,9 +65,9 @@ func removable(path, base string) error {
 	case !filepath.IsAbs(path), strings.ContainsRune(path, 0):
 		return fmt.Errorf("%q is not an absolute path", path)
 	case strings.Count(clean, "/") < 2:
-		return fmt.Errorf("%q is too near the root", path)
+		return fmt.Errorf("%q is too close to the root directory", path)
 	case clean == base, strings.HasPrefix(base, clean+"/"):
-		return fmt.Errorf("%q holds the agent", path)
+		return fmt.Errorf("%q contains the agent", path)
 	}
 	return nil
 }

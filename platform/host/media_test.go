@@ -40,8 +40,8 @@ func TestMedia(t *testing.T) {
 		t.Error("the machine has no drives")
 	}
 	got := converge(t, h, Desired{RootMedia: true})
-	want := []string{"keep /dev/sr0 to root, mode 0600", "keep /dev/fd0 to root, mode 0600",
-		"keep /dev/sg1 to root, mode 0600", "write " + mediaRules, "have udev apply its rules to the drives"}
+	want := []string{"restrict /dev/sr0 to root, mode 0600", "restrict /dev/fd0 to root, mode 0600",
+		"restrict /dev/sg1 to root, mode 0600", "write " + mediaRules, "make udev apply its rules to the drives"}
 	if !slices.Equal(got, want) {
 		t.Errorf("changed %q, want %q", got, want)
 	}

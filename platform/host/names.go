@@ -40,7 +40,7 @@ func HostsFile(name string, records [][2]string) (content []byte, skipped int, e
 func checkName(name string) error {
 	const limit = 64 // HOST_NAME_MAX
 	if name == "" || len(name) > limit {
-		return fmt.Errorf("host name has %d bytes, want 1 to %d", len(name), limit)
+		return fmt.Errorf("host name is %d bytes long, want 1 to %d", len(name), limit)
 	}
 	for _, r := range name {
 		letter := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9'

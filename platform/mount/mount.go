@@ -142,11 +142,11 @@ func Device(ctx context.Context, source, target, kind string, options []string) 
 	} else if ok && there.Number == number && there.Root == "/" {
 		return nil
 	} else if ok {
-		return fmt.Errorf("mount %s on %s: %s is mounted there", source, target, there.Source)
+		return fmt.Errorf("mount %s on %s: %s is already mounted there", source, target, there.Source)
 	}
 	for _, m := range all {
 		if m.Number == number && m.Root == "/" {
-			return fmt.Errorf("mount %s on %s: it is mounted on %s", source, target, m.Target)
+			return fmt.Errorf("mount %s on %s: it is already mounted on %s", source, target, m.Target)
 		}
 	}
 	if err := ctx.Err(); err != nil {
@@ -155,7 +155,7 @@ func Device(ctx context.Context, source, target, kind string, options []string) 
 	flags, data := parseOptions(options)
 	err = unix.Mount(source, target, kind, flags, data)
 	if errors.Is(err, unix.EACCES) {
-		err = fmt.Errorf("%w: the device is read-only: attach it so that it can be written", err)
+		err = fmt.Errorf("%w: the device is read-only: attach it read-write", err)
 	}
 	if err != nil {
 		return fmt.Errorf("mount %s (%s) on %s: %w", source, kind, target, err)

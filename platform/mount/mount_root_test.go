@@ -62,10 +62,10 @@ func TestRootDevice(t *testing.T) {
 	if err := Device(ctx, alias, target, "ext4", nil); err != nil {
 		t.Errorf("the same mount by a link: %v, want success", err)
 	}
-	if err := Device(ctx, d.Path, other, "ext4", nil); err == nil || !strings.Contains(err.Error(), "it is mounted on") {
+	if err := Device(ctx, d.Path, other, "ext4", nil); err == nil || !strings.Contains(err.Error(), "it is already mounted on") {
 		t.Errorf("a second place: %v, want a refusal", err)
 	}
-	if err := Device(ctx, formatted(t).Path, target, "ext4", nil); err == nil || !strings.Contains(err.Error(), "is mounted there") {
+	if err := Device(ctx, formatted(t).Path, target, "ext4", nil); err == nil || !strings.Contains(err.Error(), "is already mounted there") {
 		t.Errorf("over another mount: %v, want a refusal", err)
 	}
 	if err := Unmount(ctx, target); err != nil {

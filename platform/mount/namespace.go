@@ -119,7 +119,7 @@ func Released(m Entry, bind bool) (bool, error) {
 	case slices.ContainsFunc(goneErrors, func(gone error) bool { return errors.Is(err, gone) }):
 		return true, nil
 	}
-	return false, fmt.Errorf("whether %s is still in use cannot be determined: %w", m.Source, err)
+	return false, fmt.Errorf("cannot determine whether %s is still in use: %w", m.Source, err)
 }
 
 // goneErrors mean that a device is gone, and has no holder.

@@ -52,7 +52,7 @@ func (e *BusyError) Error() string {
 	}
 	users := strings.Join(names, ", ")
 	if users == "" {
-		users = "no process of this machine; another mount is on top of it, or it is exported"
+		users = "no process of this machine uses it; another mount is on top of it, or it is exported"
 	}
 	return fmt.Sprintf("%s is busy: %s: %v", e.Target, users, e.Cause)
 }
@@ -262,7 +262,7 @@ func AwaitIdle(ctx context.Context, device string) error {
 			return f.Close()
 		}
 		if !errors.Is(err, unix.EBUSY) {
-			return fmt.Errorf("open %s for exclusive use: %w", device, err)
+			return fmt.Errorf("open %s exclusively: %w", device, err)
 		}
 		users, err := openers(device)
 		if err != nil {

@@ -163,7 +163,8 @@ func (k *Kernel) applyFile(c Change) error {
 	case OpRemoveFile:
 		return atomicfile.Remove(k.path(c.Path))
 	case OpMoveFile:
-		k.Log.WithField("path", c.Path).WithField("link", c.Link).Warn("renaming a network file of another program")
+		k.Log.WithField("path", c.Path).WithField("link", c.Link).
+			Warn("setting aside a network file of another program")
 		if err := os.Rename(k.path(c.Path), k.path(c.Path+networkd.AsideSuffix)); err != nil {
 			return err
 		}

@@ -98,7 +98,7 @@ func (c Change) String() string {
 	case OpRemoveFile:
 		s = "remove " + c.Path
 	case OpReload:
-		s = "have systemd-networkd read its files again"
+		s = "make systemd-networkd reload its files"
 	default:
 		s = string(c.Op)
 	}

@@ -397,7 +397,7 @@ func TestNSWithoutNetworkd(t *testing.T) {
 			t.Fatal(err)
 		}
 		changes, err := network.Diff(have, want)
-		if err == nil || err.Error() != `network "b": eth1 needs DHCP, which systemd-networkd would do, but it is not available` {
+		if err == nil || err.Error() != `network "b": eth1 needs DHCP, but systemd-networkd, the DHCP client, is not available` {
 			t.Errorf("got %v, want a clear error for the dynamic network", err)
 		}
 		if _, err := k.Apply(t.Context(), changes); err != nil {

@@ -88,7 +88,7 @@ func (d *differ) link(want WantLink) {
 		d.add = append(d.add, Change{Op: OpLinkUp, Link: have.Name})
 	}
 	if want.DHCP && len(want.Networks) > 0 && !d.have.Networkd.Available && !slices.ContainsFunc(have.Addresses, Address.Global) {
-		d.fail(want, "%s needs DHCP, which systemd-networkd would do, but it is not available", have.Name)
+		d.fail(want, "%s needs DHCP, but systemd-networkd, the DHCP client, is not available", have.Name)
 	}
 	d.addresses(want, have)
 	d.routes(want, have)

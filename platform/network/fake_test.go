@@ -19,7 +19,7 @@ type Fake struct {
 	OnReload func(files map[string]string) error
 }
 
-// Use puts the fake in the place of the system bus.
+// Use puts the fake in place of the system bus.
 func (f *Fake) Use(t *testing.T, k *Kernel) *Kernel {
 	t.Helper()
 	k.daemon = fakeDaemon{f, k}

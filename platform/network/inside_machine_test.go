@@ -23,7 +23,7 @@ import (
 	"cambium/settings"
 )
 
-// The test binary is also the program that runs inside of the machine: it plays the part of the
+// The test binary is also the program that runs inside the machine: it plays the part of the
 // agent that knows settings.
 
 // inside is the environment variable that holds an order.

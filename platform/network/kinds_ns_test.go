@@ -122,7 +122,7 @@ func TestNSDHCP(t *testing.T) {
 		if err := <-result; err != nil {
 			t.Fatalf("with leases: %v", err)
 		}
-		if len(warnings) != 1 || !strings.Contains(warnings[0], `network "b": the DHCP server gave [10.1.0.88] on eth1, not 10.1.0.9`) {
+		if len(warnings) != 1 || !strings.Contains(warnings[0], `network "b": the DHCP server assigned [10.1.0.88] on eth1, not 10.1.0.9`) {
 			t.Errorf("warnings: got %q, want one on the other address", warnings)
 		}
 		reach(t, "192.0.2.1:80")

@@ -5,9 +5,8 @@
 // is a pure function, [Diff]; [Kernel] reads and acts. Correct addresses and routes are never
 // removed, not even for a moment: connections survive every call.
 //
-// Its subpackages: networkd (files and D-Bus of the daemon), wait (until a network is usable),
-// neighbor (ARP and neighbor discovery), confirm (a change that is taken back if it cuts the
-// machine off).
+// Its subpackages: networkd (files and D-Bus of the daemon), wait (until a network is usable), neighbor (ARP and
+// neighbor discovery), confirm (a change that is rolled back if it cuts the machine off).
 //
 // The package knows nothing of settings; package desired translates.
 package network

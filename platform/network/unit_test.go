@@ -159,7 +159,7 @@ func TestNoReloadForAFileThatOnlyMoves(t *testing.T) {
 	}
 	l.DNS = []netip.Addr{addr("10.0.0.1")}
 	changes, err = Diff(have, Desired{Links: []WantLink{l}})
-	if got := texts(changes); err != nil || !slices.Contains(got, "have systemd-networkd read its files again") {
+	if got := texts(changes); err != nil || !slices.Contains(got, "make systemd-networkd reload its files") {
 		t.Errorf("got %q, %v; want a reload for other content", got, err)
 	}
 }
@@ -213,7 +213,7 @@ func TestChangesPrintAndEncode(t *testing.T) {
 		`move aside /etc/systemd/network/05-x.network, which takes precedence for eth0`,
 		`write /etc/systemd/network/10_eth0.network`,
 		`remove /etc/systemd/network/10_eth9.network`,
-		`have systemd-networkd read its files again`,
+		`make systemd-networkd reload its files`,
 	}
 	if got := texts(changes); !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -267,7 +267,7 @@ func TestInvert(t *testing.T) {
 		"eth0: remove address 10.0.0.6/24",
 		"write /etc/systemd/network/10_eth0.network",
 		"remove /etc/systemd/network/10_eth1.network",
-		"have systemd-networkd read its files again",
+		"make systemd-networkd reload its files",
 	}
 	if got := texts(back); !slices.Equal(got, want) || back[3].Content != "old" {
 		t.Errorf("got %q, want %q with the old content", got, want)

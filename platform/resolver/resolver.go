@@ -108,7 +108,7 @@ func (c Change) String() string {
 	case OpLink:
 		return "link " + c.Path + " to " + c.Target
 	default:
-		return "have " + string(c.Flavor) + " read its files again"
+		return "make " + string(c.Flavor) + " reload its files"
 	}
 }
 

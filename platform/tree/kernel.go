@@ -48,13 +48,13 @@ func (k *Kernel) Observe(ctx context.Context, want Desired) (State, error) {
 				continue
 			}
 			if state.Paths[p], err = k.inspect(p, e); err != nil {
-				return State{}, fmt.Errorf("look at %s: %w", p, err)
+				return State{}, fmt.Errorf("inspect %s: %w", p, err)
 			}
 		}
 	}
 	if k.Log != nil {
 		for _, text := range Warnings(state, want) {
-			k.Log.WithField("reason", text).Warn("directory tree differs from its table")
+			k.Log.WithField("reason", text).Warn("directory tree differs from what is expected")
 		}
 	}
 	return state, nil
@@ -271,7 +271,7 @@ func (k *Kernel) setAside(path string) error {
 			continue
 		}
 		if err == nil && k.Log != nil {
-			k.Log.WithFields(logrus.Fields{"path": path, "new_path": aside}).Warn("renamed what was in the place of a link")
+			k.Log.WithFields(logrus.Fields{"path": path, "new_path": aside}).Warn("set aside a file in place of a link")
 		}
 		return err
 	}

@@ -121,7 +121,7 @@ func Table(d vcap.Dirs, o Options) Desired {
 }
 
 // JobDirs are the directories that each job finds made: for its logs, its run files and its
-// data. What is there already stays as the job left it, a link in the place of the directory too. A
+// data. What is there already stays as the job left it, even a link in place of the directory. A
 // name that leads elsewhere is refused by Diff.
 func JobDirs(d vcap.Dirs, jobs []string) (entries Desired) {
 	for _, job := range jobs {

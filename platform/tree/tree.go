@@ -244,7 +244,7 @@ func diffEntry(found, source Found, e Entry, uid, gid int) ([]Change, error) {
 		case found.Type != wantType && e.JobOwned:
 			return nil, nil // see Warnings
 		case found.Type != wantType:
-			return nil, fmt.Errorf("%s is a %s, but the table has another type there; move it away", e.Path, typeName(found.Type))
+			return nil, fmt.Errorf("%s is a %s, but another file type is expected there; move it away", e.Path, typeName(found.Type))
 		case e.CreateOnly:
 			return nil, nil
 		}
@@ -261,7 +261,7 @@ func diffEntry(found, source Found, e Entry, uid, gid int) ([]Change, error) {
 		case !found.Exists, found.Type == fs.ModeSymlink, found.Type == fs.ModeDir && found.Empty && !found.MountRoot:
 			return []Change{change(OpLink)}, nil
 		case found.MountRoot:
-			return nil, fmt.Errorf("%s is a mount point, but a link belongs there; unmount it", e.Path)
+			return nil, fmt.Errorf("%s is a mount point, but a link is expected there; unmount it", e.Path)
 		}
 		return []Change{change(OpSetAside), change(OpLink)}, nil
 	case Bind:
@@ -342,11 +342,13 @@ func Warnings(have State, want Desired) (texts []string) {
 		found := have.Paths[e.Path]
 		switch {
 		case e.Kind == Bind && found.MountRoot && !found.Tmpfs && e.Source != e.Path && !sameFile(found, have.Paths[e.Source]):
-			texts = append(texts, fmt.Sprintf("something else than %s is mounted at %s; it stays", e.Source, e.Path))
+			texts = append(texts, fmt.Sprintf("something other than %s is mounted at %s; it is left alone",
+				e.Source, e.Path))
 		case e.Kind == Tmpfs && found.MountRoot && !found.Tmpfs:
-			texts = append(texts, fmt.Sprintf("something else than a tmpfs is mounted at %s; it stays", e.Path))
+			texts = append(texts, fmt.Sprintf("something other than a tmpfs is mounted at %s; it is left alone",
+				e.Path))
 		case e.JobOwned && found.Exists && found.Type != fs.ModeDir:
-			texts = append(texts, fmt.Sprintf("%s is a %s instead of a directory; it stays and is not followed", e.Path, typeName(found.Type)))
+			texts = append(texts, fmt.Sprintf("%s is a %s, not a directory; it is left alone", e.Path, typeName(found.Type)))
 		}
 		if e.OrRoot {
 			strict := e

@@ -188,7 +188,7 @@ func TestWarnings(t *testing.T) {
 	have.Paths["/tmp"] = Found{Exists: true, Type: fs.ModeDir, MountRoot: true, Ino: 1}
 	delete(have.Groups, "syslog")
 	got := strings.Join(Warnings(have, Table(vcap.New(""), Options{})), "\n")
-	for _, want := range []string{"mounted at /tmp; it stays", `no group "syslog"`} {
+	for _, want := range []string{"mounted at /tmp; it is left alone", `no group "syslog"`} {
 		if !strings.Contains(got, want) {
 			t.Errorf("got %q, want %q in it", got, want)
 		}
@@ -284,7 +284,7 @@ func TestLinksOfOthersAreNotFollowed(t *testing.T) {
 	}
 }
 
-// TestReplacedJobDirs: what a job puts in the place of its directories stops nothing and is not touched.
+// TestReplacedJobDirs: what a job puts in place of its directories stops nothing and is not touched.
 func TestReplacedJobDirs(t *testing.T) {
 	k := &Kernel{Root: t.TempDir()}
 	d := vcap.New("/base")

@@ -83,7 +83,7 @@ func dialSystemd(ctx context.Context, root string) (*connection, error) {
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("listen to systemd: %w", err)
+		return nil, fmt.Errorf("subscribe to systemd: %w", err)
 	}
 	return c, nil
 }

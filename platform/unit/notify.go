@@ -60,7 +60,7 @@ func (n Notifier) Keep(name string, socket syscall.Conn) error {
 	// Not File().Fd(): it makes the socket itself blocking, and closing it would not end an Accept.
 	raw, err := socket.SyscallConn()
 	if err != nil {
-		return fmt.Errorf("keep socket: %w", err)
+		return fmt.Errorf("store socket in the service manager: %w", err)
 	}
 	var sent error
 	err = raw.Control(func(fd uintptr) { sent = n.send("FDSTORE=1\nFDNAME="+name, unix.UnixRights(int(fd))...) })

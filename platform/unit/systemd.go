@@ -267,7 +267,7 @@ func (s *Systemd) PowerOff(ctx context.Context) error {
 		reboot = unix.Reboot
 	}
 	if s.Log != nil {
-		s.Log.WithError(err).Warn("no service manager took the request, asking the kernel")
+		s.Log.WithError(err).Warn("no service manager accepted the request; asking the kernel")
 	}
 	unix.Sync()
 	if kernelErr := reboot(unix.LINUX_REBOOT_CMD_POWER_OFF); kernelErr != nil {

@@ -20,12 +20,12 @@ import (
 // a boot too early for it. Callers that can work without one go on; others report it.
 var ErrAbsent = errors.New("service manager is not running")
 
-// ErrNotFound means that the service manager knows no unit of that name.
+// ErrNotFound means that the service manager has no unit of that name.
 var ErrNotFound = errors.New("no such unit")
 
 // ErrCondition means that a start was skipped because a condition of the unit does not hold
 // (ConditionPathExists= and the like); the unit is not running.
-var ErrCondition = errors.New("a condition of the unit does not hold")
+var ErrCondition = errors.New("a condition of the unit was not met")
 
 // JobError means that a job of the service manager failed.
 type JobError struct {

@@ -101,7 +101,7 @@ func (db *database) age(name, otherwise string) string {
 // account are left over from an interrupted run and are reused.
 func (db *database) add(s Session) (Account, error) {
 	if _, there := db.passwd.find(s.Name); there {
-		return Account{}, errors.New("the user exists meanwhile")
+		return Account{}, errors.New("the user was created in the meantime")
 	}
 	uid, err := db.freeUID()
 	if err != nil {
@@ -110,7 +110,7 @@ func (db *database) add(s Session) (Account, error) {
 	gid := -1
 	if line, there := db.group.find(s.Name); there {
 		if !strings.HasPrefix(s.Name, sessionPrefix) || line[3] != "" {
-			return Account{}, fmt.Errorf("a group %s exists and is not this user's", s.Name)
+			return Account{}, fmt.Errorf("a group %s exists that is not this user's", s.Name)
 		}
 		if gid, err = number(line[2]); err != nil {
 			return Account{}, err
@@ -213,7 +213,7 @@ func nextFree(used map[int]bool, lowest, highest int, what string) (int, error) 
 			return id, nil
 		}
 	}
-	return 0, fmt.Errorf("no %s number is free between %d and %d", what, lowest, highest)
+	return 0, fmt.Errorf("no free %s id between %d and %d", what, lowest, highest)
 }
 
 // freeRange is where the subordinate ids of one more user fit; a count of 0 means none.

@@ -330,7 +330,7 @@ func (a *Accounts) removeOwned(account Account, path string) (err error) {
 	}
 	if owner(info) != account.UID {
 		if a.Log != nil {
-			a.Log.WithFields(logrus.Fields{"user": account.Name, "path": path}).Warn("not owned by the removed user, and kept")
+			a.Log.WithFields(logrus.Fields{"user": account.Name, "path": path}).Warn("kept a file that the removed user does not own")
 		}
 		return nil
 	}

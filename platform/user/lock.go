@@ -155,7 +155,7 @@ func startOf(proc string, pid int) (time.Time, error) {
 	line, _, _ := strings.Cut(after, "\n")
 	boot, err := strconv.ParseInt(line, 10, 64)
 	if !found || err != nil {
-		return time.Time{}, fmt.Errorf("time of boot is unknown")
+		return time.Time{}, fmt.Errorf("the boot time is unknown")
 	}
 	return time.Unix(boot, 0).Add(time.Duration(ticks) * time.Second / perSecond), nil
 }

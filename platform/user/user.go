@@ -170,7 +170,7 @@ func Diff(have State, want Desired) (changes []Change, err error) {
 			return nil, fmt.Errorf("password of %s: %w", name, errNoUser)
 		}
 		if strings.ContainsFunc(hash.Reveal(), func(r rune) bool { return r == ':' || r < ' ' || r > '~' }) {
-			return nil, fmt.Errorf("password of %s: the hash contains a character that a hash cannot have", name)
+			return nil, fmt.Errorf("password of %s: the hash contains an invalid character", name)
 		}
 		if !hash.Equal(have.hashes[name]) {
 			changes = append(changes, Change{Op: OpSetPassword, User: name, hash: hash})
@@ -198,7 +198,7 @@ func Diff(have State, want Desired) (changes []Change, err error) {
 	}
 	for _, name := range want.Remove {
 		if !strings.HasPrefix(name, sessionPrefix) {
-			return nil, fmt.Errorf("user %s is not an ephemeral ssh user and is not removed", name)
+			return nil, fmt.Errorf("user %s is not an ephemeral ssh user; it is not removed", name)
 		}
 		if _, there := have.Accounts[name]; there {
 			changes = append(changes, Change{Op: OpRemoveUser, User: name})
@@ -209,7 +209,7 @@ func Diff(have State, want Desired) (changes []Change, err error) {
 
 func diffSession(have State, s Session) ([]Change, error) {
 	if !validName.MatchString(s.Name) {
-		return nil, fmt.Errorf("user name %q is not valid: lower case letters, digits, _ and -, at most 32", s.Name)
+		return nil, fmt.Errorf("user name %q is not valid: use at most 32 lower case letters, digits, _ and -", s.Name)
 	}
 	if len(s.Groups) == 0 {
 		s.Groups = sessionGroups
@@ -281,7 +281,7 @@ func account(r []string) (Account, error) {
 func number(text string) (int, error) {
 	n, err := strconv.ParseUint(text, 10, 31)
 	if err != nil {
-		return 0, errors.New("not a user or group number")
+		return 0, errors.New("not a valid user or group id")
 	}
 	return int(n), nil
 }

@@ -211,7 +211,7 @@ func TestKeysDoNotFollowLinksOutOfTheHome(t *testing.T) {
 	}
 }
 
-// TestSSHDirectoryOfAnotherKind: a user can put anything in the place of .ssh. The agent neither waits for a FIFO, which
+// TestSSHDirectoryOfAnotherKind: a user can put anything in place of .ssh. The agent neither waits for a FIFO, which
 // would end the boot, nor gives the user a directory of root that a link leads to.
 func TestSSHDirectoryOfAnotherKind(t *testing.T) {
 	for name, prepare := range map[string]func(a *Accounts) error{
@@ -223,7 +223,7 @@ func TestSSHDirectoryOfAnotherKind(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := stemcell(t)
-			// The account of another user than the one that the test runs as, for whom root's directory is not its own.
+			// The account of a user other than the one that the test runs as, for whom root's directory is not its own.
 			put(t, a, "etc/passwd", fmt.Sprintf("vcap:x:%d:%d::/home/vcap:/bin/bash\n", os.Geteuid()+1, os.Getegid()))
 			if err := prepare(a); err != nil {
 				t.Fatal(err)

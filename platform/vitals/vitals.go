@@ -129,12 +129,12 @@ func (g *Gauge) sample() (sample, error) {
 	// cpu user nice system idle iowait irq softirq steal guest guest_nice; guest time is part of
 	// user time already.
 	if len(fields) < 6 || fields[0] != "cpu" {
-		return sample{}, errors.New("vitals: proc/stat does not begin with the sum of all processors")
+		return sample{}, errors.New("vitals: /proc/stat does not begin with the totals of all processors")
 	}
 	for i, text := range fields[1:min(len(fields), 9)] {
 		n, err := strconv.ParseUint(text, 10, 64)
 		if err != nil {
-			return sample{}, errors.New("vitals: proc/stat holds something else than numbers")
+			return sample{}, errors.New("vitals: /proc/stat contains something other than numbers")
 		}
 		s.total += n
 		switch i {
@@ -189,7 +189,7 @@ func (g *Gauge) memory() (memory, swap Memory, err error) {
 		}
 	}
 	if kb["MemTotal"] == 0 {
-		return Memory{}, Memory{}, errors.New("vitals: proc/meminfo has no MemTotal")
+		return Memory{}, Memory{}, errors.New("vitals: /proc/meminfo has no MemTotal")
 	}
 	available, known := kb["MemAvailable"]
 	if !known {
@@ -210,13 +210,13 @@ func (g *Gauge) load() ([]string, error) {
 	}
 	fields := strings.Fields(string(data))
 	if len(fields) < 3 {
-		return nil, errors.New("vitals: proc/loadavg has too few numbers")
+		return nil, errors.New("vitals: /proc/loadavg has too few numbers")
 	}
 	var load []string
 	for _, f := range fields[:3] {
 		n, err := strconv.ParseFloat(f, 64)
 		if err != nil {
-			return nil, errors.New("vitals: proc/loadavg holds something else than numbers")
+			return nil, errors.New("vitals: /proc/loadavg contains something other than numbers")
 		}
 		load = append(load, fmt.Sprintf("%.2f", n))
 	}
@@ -231,7 +231,7 @@ func (g *Gauge) uptime() (uint64, error) {
 	first, _, _ := strings.Cut(string(data), " ")
 	n, err := strconv.ParseFloat(first, 64)
 	if err != nil || !(n >= 0 && n < 1e15) {
-		return 0, errors.New("vitals: proc/uptime is not a time")
+		return 0, errors.New("vitals: /proc/uptime does not contain a time")
 	}
 	return uint64(n), nil
 }
@@ -256,14 +256,14 @@ func (g *Gauge) disks() (map[string]Disk, error) {
 func measure(path string) (d Disk, mounted bool, err error) {
 	var x unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_NO_AUTOMOUNT, unix.STATX_INO, &x); err != nil {
-		return Disk{}, false, fmt.Errorf("look at %s: %w", path, err)
+		return Disk{}, false, fmt.Errorf("statx %s: %w", path, err)
 	}
 	if x.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0 {
 		return Disk{}, false, nil
 	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
-		return Disk{}, false, fmt.Errorf("measure %s: %w", path, err)
+		return Disk{}, false, fmt.Errorf("statfs %s: %w", path, err)
 	}
 	return full(st), true, nil
 }

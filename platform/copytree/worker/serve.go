@@ -73,7 +73,7 @@ type server struct{ trees *copytree.Trees }
 func (s *server) answer(ctx context.Context, m message, out *json.Encoder) error {
 	if m.Request == nil || m.Phase != PhaseCopy && (s.trees == nil || m.Phase != PhaseVerify &&
 		m.Phase != phaseComplete) {
-		return fmt.Errorf("request %q is not known here", m.Phase)
+		return fmt.Errorf("unexpected request %q", m.Phase)
 	}
 	counter := &copytree.Counter{}
 	ended := make(chan message, 1)

@@ -1,7 +1,7 @@
-// Package worker copies a tree in a process of its own: the agent's program again, called by a word of its own.
-// Minutes of system calls and checksums in the process that answers the Director would make its
-// answers wait. The copying process ends when the agent does, whatever the reason: its standard
-// input is a pipe that only the agent holds.
+// Package worker copies a tree in a process of its own: the agent's program, started with a command of its own.
+// Minutes of system calls and checksums in the process that answers the Director would make its answers wait. The
+// copying process ends when the agent does, whatever the reason: its standard input is a pipe that only the agent
+// holds.
 //
 // The protocol is lines of JSON: the agent sends one request at a time, the copying process replies
 // with progress and finally the result.

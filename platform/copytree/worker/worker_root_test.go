@@ -223,7 +223,7 @@ func TestRootRefusesUnknownRequests(t *testing.T) {
 		if _, err := p.do(message{Phase: phase, Request: &Request{}}, quiet); err == nil {
 			t.Errorf("request %s has succeeded", phase)
 		}
-		if err := p.Close(); err == nil || !strings.Contains(err.Error(), `request "`+phase+`" is not known`) {
+		if err := p.Close(); err == nil || !strings.Contains(err.Error(), `unexpected request "`+phase+`"`) {
 			t.Errorf("got %v, want what was not known", err)
 		}
 	}

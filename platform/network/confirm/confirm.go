@@ -1,5 +1,4 @@
-// Package confirm applies a change to the network of a machine that works, and takes it back if
-// it cuts the machine off.
+// Package confirm applies a change to a working network, and rolls it back if it cuts the machine off.
 package confirm
 
 import (
@@ -64,11 +63,11 @@ func Apply(ctx context.Context, k *network.Kernel, have network.State, want netw
 	}
 	o.RolledBack, o.Reason = true, fmt.Sprintf("network %q: gateway %s on %s did not answer within %s; %s did before the change",
 		silent.Network, silent.IP, silent.Link, limit, answered[0].IP)
-	k.Log.WithField("reason", o.Reason).Warn("taking a network change back")
+	k.Log.WithField("reason", o.Reason).Warn("rolling back a network change")
 	made, err = k.Apply(ctx, back)
 	o.Made = append(o.Made, made...)
 	if err != nil {
-		return o, fmt.Errorf("take back a network change: %w", err)
+		return o, fmt.Errorf("roll back a network change: %w", err)
 	}
 	return o, nil
 }

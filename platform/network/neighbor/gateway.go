@@ -49,7 +49,7 @@ func Answering(ctx context.Context, have network.State, gateways []Gateway) []Ga
 			l, _ := have.Link(g.Link)
 			from, ok := source(l, g.IP)
 			if !ok {
-				errs[i] = errors.New("no address to ask from")
+				errs[i] = errors.New("no source address")
 				return
 			}
 			errs[i] = answers(ctx, l, from, g.IP)

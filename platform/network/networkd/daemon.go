@@ -1,5 +1,5 @@
-// Package networkd knows systemd-networkd: its .network files, its run-time state and its D-Bus
-// interface. What belongs into the files is decided by package network.
+// Package networkd knows systemd-networkd: its .network files, its run-time state and its D-Bus interface. Package
+// network decides what the files contain.
 package networkd
 
 import (
@@ -206,7 +206,7 @@ func (d Daemon) awaitLinks(ctx context.Context, waiting map[dbus.ObjectPath]Awai
 			}
 		case <-limit.C:
 			if len(begun) < len(waiting) {
-				d.Log.WithField("links", len(waiting)).Warn("networkd has not acted on its files yet")
+				d.Log.WithField("links", len(waiting)).Warn("networkd has not applied its files yet")
 			}
 			return
 		case <-ctx.Done():

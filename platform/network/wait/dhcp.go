@@ -32,7 +32,7 @@ func DHCP(ctx context.Context, k *network.Kernel) error {
 	}
 	if !have.Configured() {
 		if !have.Networkd.Available {
-			return errors.New("no NIC has an address, and systemd-networkd, which would ask for one, is not available")
+			return errors.New("no NIC has an address, and systemd-networkd, the DHCP client, is not available")
 		}
 		if _, err := k.Apply(ctx, network.DHCPEverywhere(have)); err != nil {
 			return err

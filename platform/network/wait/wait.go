@@ -75,7 +75,7 @@ func missingLeases(have network.Link, want network.WantLink, awaitIPv6 bool) (mi
 		case !family:
 			missing = append(missing, fmt.Errorf("network %q: no DHCP lease on %s", l.Network, have.Name))
 		case l.IP.IsValid() && !slices.Contains(leased, l.IP):
-			warnings = append(warnings, fmt.Sprintf("network %q: the DHCP server gave %v on %s, not %s", l.Network, leased, have.Name, l.IP))
+			warnings = append(warnings, fmt.Sprintf("network %q: the DHCP server assigned %v on %s, not %s", l.Network, leased, have.Name, l.IP))
 		}
 	}
 	return missing, warnings
