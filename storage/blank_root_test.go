@@ -125,7 +125,7 @@ func TestRootLostTableIsNoBlankDisk(t *testing.T) {
 			dev := b.disk(size, "vol-1")
 			filled(t, partitioned(t, dev, c.script), "ext4")
 			c.damage(t, dev)
-			b.ok(disk.Announce(ctx, dev.Path)) // as after a reboot, the kernel knows no partitions either
+			b.ok(disk.Announce(ctx, dev.Path)) // as after a reboot, the kernel has no partitions either
 			refused(t, b, dev, "ext4 begins at sector", c.advice)
 			advised(t, b, dev, b.Mount(ctx, "vol-1"), `\((echo start=.* \| sfdisk .*)\)\. To use`)
 		})

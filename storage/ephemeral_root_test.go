@@ -89,12 +89,12 @@ func TestRootEphemeralInTheWrongPlace(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "m")
 			b.ok(os.Mkdir(dir, 0o755))
 			b.ok(mount.Device(ctx, dev.Path+"p2", dir, "ext4", nil))
-		}, "it is mounted on"},
+		}, "it is already mounted on"},
 		{"another device is on data", func(t *testing.T, b *bench, _ *looptest.Device) {
 			other := b.disk(32<<20, "")
 			tool(t, other.Path, "mkfs.ext4", "-qF", other.Path)
 			b.ok(mount.Device(ctx, other.Path, b.Dirs.Data(), "ext4", nil))
-		}, "is mounted there"},
+		}, "is already mounted there"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t, Options{})

@@ -89,7 +89,7 @@ func TestRootDiskOnRecordIsNeverFormatted(t *testing.T) {
 	b.kept(b.Dirs.Store(), "new")
 }
 
-// A CID is never given another disk than its own, unless an operator says so.
+// A CID is never given a disk other than its own, unless an operator says so.
 func TestRootAnotherDiskUnderOneCID(t *testing.T) {
 	b := newBench(t, Options{})
 	first, second := b.disk(256<<20, "vol-1"), b.disk(256<<20, "vol-2")
@@ -107,13 +107,13 @@ func TestRootAnotherDiskUnderOneCID(t *testing.T) {
 	r, err := b.Record.Read()
 	b.ok(err)
 	err = b.Mount(ctx, "vol-1")
-	b.fails(err, "another file system", r.Disks["vol-1"].FileSystem, r.Disks["vol-2"].FileSystem, "agent disk accept vol-1")
+	b.fails(err, "has a different file system", r.Disks["vol-1"].FileSystem, r.Disks["vol-2"].FileSystem, "agent disk accept vol-1")
 	if checksum(t, second) != before || mountedSource(t, b.Dirs.Store()) != "" {
 		t.Error("the refused disk was changed or mounted")
 	}
 	// Also when another program has put it there.
 	b.ok(mount.Device(ctx, layout.PartitionPath(second.Path, 1), b.Dirs.Store(), "ext4", nil))
-	b.fails(b.Mount(ctx, "vol-1"), "another file system", "agent disk accept vol-1")
+	b.fails(b.Mount(ctx, "vol-1"), "has a different file system", "agent disk accept vol-1")
 	b.ok(mount.Unmount(ctx, b.Dirs.Store()))
 	b.attach("vol-1", first.Path)
 	b.ok(b.Mount(ctx, "vol-1"))
@@ -230,7 +230,7 @@ func TestRootDamagedRecords(t *testing.T) {
 	b.ok(os.WriteFile(b.Dirs.DiskRecord(), []byte(`{"version":1,"disks":`), 0o600))
 	before := checksum(t, other)
 	for _, err := range []error{b.Mount(ctx, "vol-1"), b.Mount(ctx, "vol-2"), boot(b.disks()), b.Record.Ask(record.Release, "vol-1")} {
-		b.fails(err, "the record of disks is damaged", "agent disk accept")
+		b.fails(err, "the disk record is damaged", "agent disk accept")
 	}
 	if checksum(t, other) != before {
 		t.Error("a disk was changed")

@@ -253,7 +253,7 @@ func TestRootMigrateToADiskWithCoarseTimes(t *testing.T) {
 			t.Errorf("%s has time %v, %v; want %v", path, info.ModTime(), err, want)
 		}
 	}
-	if !strings.Contains(b.log.String(), "the new disk cannot hold some times of files") ||
+	if !strings.Contains(b.log.String(), "the new disk cannot store some file times") ||
 		!strings.Contains(b.log.String(), "dir") {
 		t.Error("the log does not mention the changed times")
 	}

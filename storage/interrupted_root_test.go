@@ -56,7 +56,7 @@ func TestRootKilledWhileMountingTheNextTarget(t *testing.T) {
 	b.killedAt("record disk", func() { _ = b.Mount(ctx, "third") })
 	b.reboot()
 	b.onStoreIs(fresh, "new")
-	b.fails(b.Migrate(ctx, "", ""), "run mount_disk of the new disk first")
+	b.fails(b.Migrate(ctx, "", ""), "run mount_disk for the new disk first")
 }
 
 // Wherever the end of a migration is cut off, the store is the old disk and the new one says that it is incomplete, or

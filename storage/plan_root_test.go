@@ -57,23 +57,23 @@ func TestRootPlannedIsDone(t *testing.T) {
 		want    []string // parts of the changes, one each
 	}{
 		{"blank ephemeral disk", Options{}, func(t *testing.T, b *bench) step { return ephemeral(b.disk(512<<20, "").Path, nil) },
-			[]string{"create GPT, swap", "p1: new partition: make swap", "p2: new partition: make ext4", "switch swap on", "mount on "}},
+			[]string{"create GPT, swap", "p1: new partition: make swap", "p2: new partition: make ext4", "enable swap", "mount on "}},
 		{"ephemeral disk with a file system", Options{}, func(t *testing.T, b *bench) step {
 			dev := b.disk(256<<20, "")
 			tool(t, dev.Path, "mkfs.ext4", "-qF", dev.Path)
 			return ephemeral(dev.Path, &zero)
-		}, []string{"ext4, 256.0 MiB, not in use, no persistent disk: create GPT, data", "make ext4", "mount on "}},
+		}, []string{"ext4, 256.0 MiB, not in use, not a persistent disk: create GPT, data", "make ext4", "mount on "}},
 		{"ephemeral disk after a reboot", Options{}, func(t *testing.T, b *bench) step {
 			dev := b.disk(512<<20, "")
 			b.ok(b.setupEphemeral(dev.Path, nil))
 			b.ok(mount.Unmount(ctx, b.Dirs.Data()))
 			b.ok(looptest.SwapOff(dev.Path + "p1"))
 			return ephemeral(dev.Path, nil)
-		}, []string{"switch swap on", "p2: ext4: mount on "}},
+		}, []string{"enable swap", "p2: ext4: mount on "}},
 		{"ephemeral data on the root disk", Options{CreatePartitionIfNoEphemeralDisk: true}, func(t *testing.T, b *bench) step {
 			fakeRoot(t, b, 2*gib, "label: gpt\nstart=2048, size=262144\n")
 			return ephemeral("", nil)
-		}, []string{"nothing after root partition 1: append GPT, swap", "make swap", "make ext4", "switch swap on",
+		}, []string{"nothing after root partition 1: append GPT, swap", "make swap", "make ext4", "enable swap",
 			"mount on "}},
 		{"a named ephemeral disk that is missing, and the root disk instead", Options{CreatePartitionIfNoEphemeralDisk: true, MissingEphemeralDisk: "root"},
 			func(t *testing.T, b *bench) step {
@@ -87,7 +87,7 @@ func TestRootPlannedIsDone(t *testing.T) {
 					return planned[1:], err
 				}, s.do}
 			}, []string{"nothing after root partition 1: append GPT, swap", "make swap", "make ext4",
-				"switch swap on", "mount on "}},
+				"enable swap", "mount on "}},
 		{"raw disk", Options{}, func(t *testing.T, b *bench) step { return raw(b.disk(8<<20, "").Path) }, []string{"create GPT with partition raw-ephemeral-0"}},
 		{"persistent disk after a reboot", Options{}, func(t *testing.T, b *bench) step {
 			b.disk(128<<20, "vol-1")

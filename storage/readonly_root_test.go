@@ -41,7 +41,7 @@ func TestRootRecordCannotBeWritten(t *testing.T) {
 				if got := read(t, filepath.Join(b.Dirs.Store(), "data")); got != "precious" {
 					t.Errorf("on record %v: data is %q", onRecord, got)
 				}
-				if !strings.Contains(b.log.String(), "the record of disks cannot be written") {
+				if !strings.Contains(b.log.String(), "cannot write the disk record") {
 					t.Errorf("on record %v: no warning in the log", onRecord)
 				}
 				b.unmounted("vol-1", "Unmounted partition of vol-1")

@@ -143,7 +143,7 @@ func TestRootStaleHintIsEndedByAccept(t *testing.T) {
 	b.log.Reset()
 	b.ok(boot(b.disks()))
 	b.onStoreIs(dev, "vol-1")
-	if !strings.Contains(b.log.String(), "hint of another disk leads to it, too") || !strings.Contains(b.log.String(), "vol-0") {
+	if !strings.Contains(b.log.String(), "another disk's hint resolves to the same device") || !strings.Contains(b.log.String(), "vol-0") {
 		t.Error("the stale hint is not in the log")
 	}
 }

@@ -77,7 +77,7 @@ func TestRootEphemeralIdentity(t *testing.T) {
 			dev := b.disk(64<<20, "")
 			partitioned(t, dev, "label: gpt\nstart=2048, name=\"bosh-partition-0\"\n")
 			return dev
-		}, "carries the partition of a persistent disk"},
+		}, "has the partition of a persistent disk"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t, Options{})
@@ -161,7 +161,7 @@ func TestRootRawEphemeralDevices(t *testing.T) {
 	}
 	t.Run("one that does not come is an error", func(t *testing.T) {
 		b := newBench(t, Options{})
-		b.fails(only(b.SetupRaw(ctx, []settings.DiskHint{{Path: "/dev/nowhere"}})), "raw ephemeral disks", "/dev/nowhere is not there")
+		b.fails(only(b.SetupRaw(ctx, []settings.DiskHint{{Path: "/dev/nowhere"}})), "raw ephemeral disks", "/dev/nowhere does not exist")
 	})
 }
 
@@ -174,7 +174,7 @@ func TestRootCallersOfAMissingDisk(t *testing.T) {
 		letsGo  bool // unmounting and listing take it for not mounted
 		because string
 	}{
-		"not there": {device.ErrAbsent, true, "not there"},
+		"not there": {device.ErrAbsent, true, "not found"},
 		"timed out": {device.ErrTimedOut, true, "timed out"},
 		"ambiguous": {device.ErrAmbiguous, false, "ambiguous"},
 	} {
@@ -279,7 +279,7 @@ func TestRootReadOnlyDisks(t *testing.T) {
 			path := prepare(t, dev)
 			before := checksum(t, dev)
 			readOnly(t, path, 1)
-			b.fails(b.Mount(ctx, "vol-1"), path, "read-only: attach it so that it can be written")
+			b.fails(b.Mount(ctx, "vol-1"), path, "read-only: attach it read-write")
 			readOnly(t, path, 0)
 			if checksum(t, dev) != before {
 				t.Error("the disk was changed")
@@ -308,8 +308,8 @@ func TestRootLinks(t *testing.T) {
 	}
 	b.fails(only(b.Associate(ctx, []settings.DiskAssociation{{Name: "db", CID: "none"}})), "not known")
 	for _, name := range []string{"../x", "", "..", "a/b"} {
-		b.fails(only(b.Associate(ctx, []settings.DiskAssociation{{Name: name, CID: "vol-1"}})), "cannot be the name")
-		b.fails(b.AddDynamic(ctx, name, settings.DiskHint{Path: dev.Path}), "cannot be the name")
+		b.fails(only(b.Associate(ctx, []settings.DiskAssociation{{Name: name, CID: "vol-1"}})), "is not a valid link name")
+		b.fails(b.AddDynamic(ctx, name, settings.DiskHint{Path: dev.Path}), "is not a valid link name")
 	}
 	if checksum(t, dev) != before {
 		t.Error("the disk was changed")

@@ -60,7 +60,7 @@ func TestRootNoSettingFormatsASuperblock(t *testing.T) {
 			c.make(t, dev)
 			before := checksum(t, dev)
 			err := b.Mount(ctx, "vol-1")
-			b.fails(err, "is refused", c.what, "no setting formats such a disk", "agent disk format vol-1 --yes")
+			b.fails(err, "is refused", c.what, "no setting allows formatting such a disk", "agent disk format vol-1 --yes")
 			if strings.Contains(err.Error(), "persistent_disk_foreign") {
 				t.Errorf("%v: the advice does not help", err)
 			}

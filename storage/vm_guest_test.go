@@ -129,7 +129,7 @@ var guestChecks = []testvm.Check{
 	}},
 	{Name: "plan: the proof names the serial number", Run: func(ctx context.Context) error {
 		changes, err := guestDisks().Ephemeral.Plan(ctx, &settings.DiskHint{Path: "/dev/sda"}, nil, "agent-1")
-		const want = "/dev/vda: blank, 66.0 MiB, serial somebody-else, not in use, no persistent disk: create GPT, swap 33.0 MiB, data 31.0 MiB"
+		const want = "/dev/vda: blank, 66.0 MiB, serial somebody-else, not in use, not a persistent disk: create GPT, swap 33.0 MiB, data 31.0 MiB"
 		if err != nil || len(changes) == 0 || changes[0].String() != want {
 			return fmt.Errorf("plan is %v, %w; want %s", changes, err, want)
 		}

@@ -139,7 +139,7 @@ func (p *Plan) growFileSystem(device string, kind probe.Kind, target string, opt
 
 func (p *Plan) repair(s layout.State) {
 	if s.Table.Recovered {
-		p.add(Change{Op: RepairTable, Device: s.Path, Proof: "only one copy of the table is good", What: "write both copies again"})
+		p.add(Change{Op: RepairTable, Device: s.Path, Proof: "only one copy of the table is valid", What: "rewrite both copies"})
 	}
 }
 
@@ -165,7 +165,7 @@ func beneath(s layout.State) string {
 	for _, k := range s.Beneath {
 		kinds = append(kinds, string(k))
 	}
-	return fmt.Sprintf(" (older %s beneath the table is ignored)", strings.Join(kinds, " and "))
+	return fmt.Sprintf(" (an older %s under the table is ignored)", strings.Join(kinds, " and "))
 }
 
 // size writes a number of bytes for people.

@@ -151,7 +151,7 @@ func (p *Plan) fill(o Ephemeral, l Layout, fresh bool) {
 		data = Volume{Content: probe.Content{Kind: probe.Ext4}}
 	}
 	if l.Swap > 0 && !swap.ActiveSwap && (o.SwapMiB == nil || *o.SwapMiB > 0) {
-		p.add(Change{Op: UseSwap, Device: swapPart, Proof: "swap", What: "switch swap on"})
+		p.add(Change{Op: UseSwap, Device: swapPart, Proof: "swap", What: "enable swap"})
 	}
 	var size int64
 	for _, part := range l.Partitions {
@@ -201,8 +201,8 @@ func PartitionRaw(o Raw) (Plan, error) {
 		return p, err
 	}
 	if carriesEphemeral(o.Disk.Table, o.AgentID) {
-		return p, fmt.Errorf("not touched: %s carries the partitions of this agent's ephemeral disk: "+
-			"the names of the disks may have been exchanged", o.Disk.Path)
+		return p, fmt.Errorf("not touched: %s has the partitions of this agent's ephemeral disk: "+
+			"device names may have been swapped", o.Disk.Path)
 	}
 	p.add(Change{Op: CreateTable, Device: o.Disk.Path, Proof: o.Replaced.proof(o.Disk), Destructive: true,
 		What: "create GPT with partition " + RawName(o.Index), Label: layout.GPT, Partitions: newRaw(o.Disk, o.Index)})

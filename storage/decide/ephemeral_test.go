@@ -170,7 +170,7 @@ func TestEphemeralProof(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, want := range []string{"/dev/vdb1: holds blank: make swap", "/dev/vdb2: holds ext2: make ext4", "/dev/vdb1: swap: switch swap on", "/dev/vdb2: ext4: mount on /data"} {
+	for i, want := range []string{"/dev/vdb1: holds blank: make swap", "/dev/vdb2: holds ext2: make ext4", "/dev/vdb1: swap: enable swap", "/dev/vdb2: ext4: mount on /data"} {
 		if got := p.Changes[i]; got.String() != want || got.Destructive != (i == 1) {
 			t.Errorf("change %q, destructive %v; want %q", got, got.Destructive, want)
 		}
@@ -178,7 +178,7 @@ func TestEphemeralProof(t *testing.T) {
 	foreign := state(8<<30, named("x"))
 	p, err = SetupEphemeral(Ephemeral{Disk: foreign, Replaced: Replaced{Serial: "4d3f"}, AgentID: "a",
 		RAM: 2 << 30, Label: layout.GPT, Target: "/data"})
-	const want = "/dev/vdb: gpt table with 1 partitions, 8.0 GiB, serial 4d3f, not in use, no persistent disk: create GPT, swap 2.0 GiB, data 6.0 GiB"
+	const want = "/dev/vdb: gpt table with 1 partitions, 8.0 GiB, serial 4d3f, not in use, not a persistent disk: create GPT, swap 2.0 GiB, data 6.0 GiB"
 	if err != nil || p.Changes[0].String() != want || !p.Changes[0].Destructive {
 		t.Errorf("%v, %v; want %s", p.Changes, err, want)
 	}

@@ -29,7 +29,7 @@ func growTo(s layout.State, n int) (end int64, obstacle string) {
 	case !s.Table.Label.Addresses(limit, s.Sector):
 		return 0, "it would cross 2 TiB, which a DOS partition table cannot address: attach a new disk, which gets a GPT, and migrate to it"
 	case s.Trailer != "":
-		return 0, fmt.Sprintf("its end holds the metadata of a %s", s.Trailer)
+		return 0, fmt.Sprintf("its end contains the metadata of a %s", s.Trailer)
 	case s.Table.Fixed != "":
 		return 0, s.Table.Fixed
 	}

@@ -49,8 +49,8 @@ func checkIdentity(cid, path string, r record.Record, found record.Disk) error {
 
 // otherDisk refuses a device that is not the recorded disk of its CID.
 func otherDisk(cid, path, conflict string, recorded, found record.Disk) *Refusal {
-	return &Refusal{path, fmt.Sprintf("it is %s than the one on record for %s: recorded is %s; found is %s",
-		conflict, cid, recorded, found), "Attach the right disk, or, if it is the right one, " + accept(cid)}
+	return &Refusal{path, fmt.Sprintf("it %s than the disk on record for %s: recorded: %s; found: %s",
+		conflict, cid, recorded, found), "Attach the right disk, or, if this is the right one, " + accept(cid)}
 }
 
 // refuseFormatting refuses to format a disk that is on record, whatever it looks like and whatever else is allowed.
@@ -58,9 +58,9 @@ func (o Persistent) refuseFormatting(found string) error {
 	content := probe.Superblock{UUID: o.Volume.Content.UUID}
 	for _, s := range append(slices.Clone(o.Superblocks), content) {
 		if of, record, known := o.Record.Known(o.CID, s.UUID, o.Disk.Table.GUID); known {
-			return &Refusal{o.Disk.Path, fmt.Sprintf("%s, and disk %s is on record with %s: what is on record is "+
+			return &Refusal{o.Disk.Path, fmt.Sprintf("%s, and disk %s is on record with %s: disks on record are "+
 				"never formatted", found, of, record),
-				"Repair it or attach the right disk; only to give up its content, " + giveUp(o.CID)}
+				"Repair it or attach the right disk; only if its content is not needed, " + giveUp(o.CID)}
 		}
 	}
 	return nil
@@ -113,10 +113,10 @@ func (c Claims) check(cid, path string, accepted bool) error {
 			"Attach the right disk, or run unmount_disk " + by}
 	case by != "" && !accepted:
 		return &Refusal{path, "it is persistent disk " + by,
-			"Attach the right disk, or, if it is that one, " + accept(cid)}
+			"Attach the right disk, or, if this is the right one, " + accept(cid)}
 	case len(c.Twins) > 0 && c.Recorded == "" && !accepted && !slices.Contains(c.ByIdentifier, cid):
 		return &Refusal{path, fmt.Sprintf("it may be disk %s or its clone %s: both are attached with the same "+
-			"identifiers, and their hints are only paths, which may have been exchanged", cid, c.Twins[0]),
+			"identifiers, and their hints are only paths, which may have been swapped", cid, c.Twins[0]),
 			fmt.Sprintf("If it is %s, %s", cid, accept(cid))}
 	}
 	return nil

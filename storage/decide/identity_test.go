@@ -66,15 +66,15 @@ func TestMountingChecksIdentity(t *testing.T) {
 	}{
 		{"its own", with("U", nil), ""},
 		{"grown", with("U", func(o *Persistent) { o.Disk.Bytes *= 2 }), ""},
-		{"another", with("V", nil), "another file system"},
+		{"another", with("V", nil), "has a different file system"},
 		{"another that was accepted", with("V", func(o *Persistent) { o.Record = accepted }), ""},
-		{"shrunk", with("U", func(o *Persistent) { o.Disk.Bytes-- }), "a smaller disk"},
+		{"shrunk", with("U", func(o *Persistent) { o.Disk.Bytes-- }), "is smaller"},
 		{"a clone under a new CID", with("U", func(o *Persistent) { o.CID = "vol-2" }), ""},
 		{"a stranger under a new CID", with("V", func(o *Persistent) { o.CID = "vol-2" }), ""},
-		{"preformatted, another", with("V", func(o *Persistent) { o.Preformatted = true }), "another file system"},
+		{"preformatted, another", with("V", func(o *Persistent) { o.Preformatted = true }), "has a different file system"},
 		{"preformatted, of a kind without an identifier", with("", func(o *Persistent) {
 			o.Preformatted, o.Volume.Content.Kind = true, "btrfs"
-		}), "another file system"},
+		}), "has a different file system"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, err := MountPersistent(c.o, "/store")

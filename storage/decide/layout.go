@@ -113,7 +113,7 @@ func newEphemeral(s layout.State, agentID string, ram int64, swapMiB *uint64, la
 	}
 	l.Data = add(s.Bytes-swap, label.DataType())
 	if last := l.Partitions[l.Data-1]; last.Size < smallestData {
-		return Layout{}, fmt.Errorf("a disk of %d MiB is too small for the ephemeral data", s.Bytes/layout.MiB)
+		return Layout{}, fmt.Errorf("a disk of %d MiB is too small for ephemeral data", s.Bytes/layout.MiB)
 	}
 	return l, nil
 }
@@ -211,10 +211,10 @@ func (l Layout) recognize(after []layout.Partition, o Ephemeral) (Layout, error)
 		fits := o.Pending || blank || p.Number == l.Swap && (v.ActiveSwap || c.Kind == probe.Swap) ||
 			p.Number == l.Data && c.Data()
 		if !fits && c.Blank() {
-			return l, fmt.Errorf("partition %d after the root partition is not blank, and is not touched", p.Number)
+			return l, fmt.Errorf("partition %d after the root partition is not blank; it is not touched", p.Number)
 		}
 		if !fits {
-			return l, fmt.Errorf("partition %d after the root partition holds %s and is not touched", p.Number, c)
+			return l, fmt.Errorf("partition %d after the root partition holds %s; it is not touched", p.Number, c)
 		}
 	}
 	return l, nil

@@ -181,7 +181,7 @@ func TestOnRoot(t *testing.T) {
 		{"there already, not formatted", size, table(layout.MBR, swap, data), nil, kinds(probe.Blank, probe.Blank),
 			nil, 2, 3, ""},
 		{"foreign partition", size, table(layout.MBR, swap), nil, kinds(probe.LVM), nil, 0, 0,
-			"holds LVM physical volume and is not touched"},
+			"holds LVM physical volume; it is not touched"},
 		{"too little room", 1000 * testMiB, table(layout.MBR), nil, nil, nil, 0, 0,
 			"insufficient remaining disk space"},
 		{"three partitions after root", size, table(layout.MBR, swap, data, layout.Partition{Number: 4,

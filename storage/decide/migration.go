@@ -46,7 +46,7 @@ func Migrate(o Migration) (MigrationAction, error) {
 		return RefuseMigration, fmt.Errorf("%s is on %s, not %s: run unmount_disk %s first", o.To, o.Target, o.WantTo, o.To)
 	case o.From == "" && o.To != "" && o.Recorded == o.To: // another agent records a disk before it is complete
 		return RefuseMigration, fmt.Errorf("nothing is mounted on %s, and nothing shows that %s is a complete copy: "+
-			"run mount_disk %s first", o.Store, o.To, cmp.Or(o.WantFrom, "of the old disk"))
+			"run mount_disk %s first", o.Store, o.To, cmp.Or(o.WantFrom, "for the old disk"))
 	case o.From == "" && o.Recorded != "":
 		return RefuseMigration, fmt.Errorf("nothing is mounted on %s: run mount_disk %s first", o.Store, o.Recorded)
 	case o.From == "":
@@ -54,7 +54,7 @@ func Migrate(o Migration) (MigrationAction, error) {
 	case o.Recorded == o.To:
 		return RefuseMigration, fmt.Errorf("%s is on record as the store and %s is mounted there: run mount_disk %s first", o.To, o.From, o.From)
 	case o.From == o.To:
-		return RefuseMigration, fmt.Errorf("%s is on the store and is its own migration target", o.To)
+		return RefuseMigration, fmt.Errorf("%s is both the store and the migration target", o.To)
 	case o.WantFrom != "" && o.WantFrom != o.From:
 		return RefuseMigration, fmt.Errorf("%s is on %s, not %s", o.From, o.Store, o.WantFrom)
 	}
@@ -70,7 +70,7 @@ func repeatedMigration(o Migration) (MigrationAction, error) {
 			return AlreadyMigrated, nil
 		}
 	}
-	missing := "of the new disk"
+	missing := "for the new disk"
 	if o.WantTo != "" {
 		missing = o.WantTo
 	}

@@ -79,15 +79,15 @@ func TestMigrate(t *testing.T) {
 		{"repeated after success", Migration{From: "new", Recorded: "new", Done: done}, AlreadyMigrated, ""},
 		{"repeated after success, with names", Migration{From: "new", Recorded: "new", Done: done, WantFrom: "old", WantTo: "new"}, AlreadyMigrated, ""},
 		{"the next one, not mounted yet", Migration{From: "new", Recorded: "new", Done: done, WantFrom: "new", WantTo: "third"}, RefuseMigration, "run mount_disk third first"},
-		{"the next one, interrupted, not mounted", Migration{From: "new", Recorded: "new", Open: moving("new", "third"), Done: done}, RefuseMigration, "run mount_disk of the new disk first (the copy from new to third is not complete)"},
-		{"never migrated", Migration{From: "old", Recorded: "old"}, RefuseMigration, "nothing is mounted on /target: run mount_disk of the new disk first"},
-		{"a store that is not on record", Migration{From: "new", Recorded: "old", Done: done}, RefuseMigration, "run mount_disk of the new disk first"},
-		{"another target than named", Migration{From: "old", To: "new", Recorded: "old", WantTo: "third"}, RefuseMigration, "new is on /target, not third: run unmount_disk new first"},
-		{"another source than named", Migration{From: "old", To: "new", Recorded: "old", WantFrom: "first"}, RefuseMigration, "old is on /store, not first"},
+		{"the next one, interrupted, not mounted", Migration{From: "new", Recorded: "new", Open: moving("new", "third"), Done: done}, RefuseMigration, "run mount_disk for the new disk first (the copy from new to third is not complete)"},
+		{"never migrated", Migration{From: "old", Recorded: "old"}, RefuseMigration, "nothing is mounted on /target: run mount_disk for the new disk first"},
+		{"a store that is not on record", Migration{From: "new", Recorded: "old", Done: done}, RefuseMigration, "run mount_disk for the new disk first"},
+		{"a target other than the named one", Migration{From: "old", To: "new", Recorded: "old", WantTo: "third"}, RefuseMigration, "new is on /target, not third: run unmount_disk new first"},
+		{"a source other than the named one", Migration{From: "old", To: "new", Recorded: "old", WantFrom: "first"}, RefuseMigration, "old is on /store, not first"},
 		{"nothing mounted", Migration{}, RefuseMigration, "nothing is mounted on /store"},
 		{"the old store was taken off", Migration{To: "new", Recorded: "old"}, RefuseMigration, "nothing is mounted on /store: run mount_disk old first"},
 		{"the new disk is on record, the old one mounted", Migration{From: "old", To: "new", Recorded: "new"}, RefuseMigration, "run mount_disk old first"},
-		{"its own target", Migration{From: "old", To: "old", Recorded: "other"}, RefuseMigration, "its own migration target"},
+		{"its own target", Migration{From: "old", To: "old", Recorded: "other"}, RefuseMigration, "is both the store and the migration target"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.o.Store, c.o.Target = "/store", "/target"

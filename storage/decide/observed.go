@@ -83,11 +83,11 @@ func StoreDisk(a Around) (cid, warning string, err error) {
 	case accepted != "":
 		return accepted, "", nil
 	case len(a.Known) == 0 && !identified:
-		return "", fmt.Sprintf("persistent disk %s was mounted last and is no longer known: the store is empty",
-			recorded), nil
+		return "", fmt.Sprintf("persistent disk %s was mounted last, but is in neither settings nor hints: "+
+			"the store is empty", recorded), nil
 	}
-	return "", "", fmt.Errorf("persistent disk %s was mounted last and is not among those known: run mount_disk, or "+
-		"'agent disk release %s' if it is gone", recorded, recorded)
+	return "", "", fmt.Errorf("persistent disk %s was mounted last, but is in neither settings nor hints: "+
+		"run mount_disk, or 'agent disk release %s' if it is gone", recorded, recorded)
 }
 
 // doubt refuses the disk that was mounted last where it may be half a copy: cloudfoundry/bosh-agent records a new disk
@@ -102,8 +102,8 @@ func (a Around) doubt() error {
 	for i, cid := range a.Known {
 		accepts[i] = "'agent disk accept " + cid + "'"
 	}
-	return fmt.Errorf("settings and hints name the persistent disks %s, and %s, which another agent has put on record as "+
-		"mounted last, may be an incomplete copy: this agent has never had it as the store. For the disk that holds all data, run %s",
+	return fmt.Errorf("settings and hints name the persistent disks %s, and %s, which another agent recorded as "+
+		"mounted last, may be an incomplete copy: this agent never mounted it on the store. For the disk that holds all data, run %s",
 		strings.Join(a.Known, " and "), recorded, strings.Join(accepts, " or "))
 }
 
@@ -135,7 +135,7 @@ func place(o Observed) (placement, error) {
 	case o.MountedOn != "":
 		return placement{}, fmt.Errorf("it is mounted on %s: unmount it there (umount %s)", o.MountedOn, o.MountedOn)
 	case o.StoreTaken && o.TargetTaken:
-		return placement{}, errors.New("store and migration target are both in use: run unmount_disk of one of their disks first")
+		return placement{}, errors.New("store and migration target are both in use: run unmount_disk for one of the two disks first")
 	case o.StoreTaken:
 		at.Directory = o.MigrationTarget
 	}
@@ -156,7 +156,7 @@ func MountDisk(o Observed) (Plan, error) {
 	case o.Directory && !o.Directories:
 		return Plan{}, fmt.Errorf("%s is not a block device: correct the disk's hint", o.Disk.Path)
 	case !o.Directory && o.Directories:
-		return Plan{}, fmt.Errorf("%s is not a directory, as disks are here (BindMountPersistentDisk): correct the disk's hint", o.Disk.Path)
+		return Plan{}, fmt.Errorf("%s is not a directory, which BindMountPersistentDisk requires: correct the disk's hint", o.Disk.Path)
 	}
 	if err := o.Claims.check(o.CID, o.Disk.Path, o.asked() == record.Accept); err != nil {
 		return Plan{}, err
@@ -192,7 +192,7 @@ func MountDisk(o Observed) (Plan, error) {
 func (o Observed) prepare(at placement) (p Plan, err error) {
 	switch {
 	case at.Mounted && o.asked() == record.Format:
-		return p, fmt.Errorf("an operator asked to format it, and it is mounted on %s: run unmount_disk %s first",
+		return p, fmt.Errorf("an operator asked to format it, but it is mounted on %s: run unmount_disk %s first",
 			at.Directory, o.CID)
 	case o.Directories && !at.Mounted:
 		p.add(Change{Op: BindMount, Device: o.Disk.Path, Proof: "persistent disk " + o.CID,
@@ -215,8 +215,9 @@ func (o Observed) prepare(at placement) (p Plan, err error) {
 	if i := slices.IndexFunc(p.Changes, Change.formats); o.Boot && o.asked() != record.Format && i >= 0 {
 		// It holds no store: jobs would begin with an empty one.
 		return Plan{}, &Refusal{o.Disk.Path,
-			"it was mounted last and would have to be formatted, which a boot does not do (" + p.Changes[i].Proof + ")",
-			"Attach the right disk, or, to begin with an empty one, " + giveUp(o.CID)}
+			"it was mounted last and would have to be formatted, which is not done at boot (" +
+				p.Changes[i].Proof + ")",
+			"Attach the right disk, or, to start with an empty one, " + giveUp(o.CID)}
 	}
 	return p, nil
 }

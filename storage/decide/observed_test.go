@@ -46,8 +46,8 @@ func TestMountDisk(t *testing.T) {
 		{"blank, beside the store", with(observedDisk(blank, none, ""), func(o *Observed) { o.OnStore, o.StoreTaken = "old", true }),
 			"create-table make-file-system name-partition mount", Records{}, ""},
 		{"blank, at boot", with(observedDisk(blank, none, "vol-1"), boot), "", Records{},
-			"would have to be formatted, which a boot does not do (persistent disk vol-1, blank, 100.0 MiB). " +
-				"Attach the right disk, or, to begin with an empty one, run 'agent disk format vol-1 --yes'"},
+			"would have to be formatted, which is not done at boot (persistent disk vol-1, blank, 100.0 MiB). " +
+				"Attach the right disk, or, to start with an empty one, run 'agent disk format vol-1 --yes'"},
 		{"blank, on record", observedDisk(blank, ours, "vol-1"), "", Records{}, "on record"},
 		{"blank, accepted", observedDisk(blank, asking(none, record.Accept, "vol-1"), ""), "create-table make-file-system name-partition mount", Records{Store: true, Accepted: true}, ""},
 		{"blank, on record, an operator formats it", observedDisk(blank, format, "vol-1"), "create-table make-file-system name-partition mount", Records{Store: true}, ""},
@@ -66,7 +66,7 @@ func TestMountDisk(t *testing.T) {
 		{"an incomplete copy, accepted", with(observedDisk(store, accept, "vol-1"), marked), "mount", Records{Store: true, Accepted: true}, ""},
 		{"mounted", with(observedDisk(mountedStore, ours, "vol-1"), mounted), "", Records{Store: true}, ""},
 		{"a stale hint of another disk leads there", with(observedDisk(store, none, ""), claimed), "", Records{},
-			"is persistent disk vol-0. Attach the right disk, or, if it is that one, run 'agent disk accept vol-1'"},
+			"is persistent disk vol-0. Attach the right disk, or, if this is the right one, run 'agent disk accept vol-1'"},
 		{"the same, accepted", with(observedDisk(store, asking(none, record.Accept, "vol-1"), ""), claimed), "mount", Records{Store: true, Accepted: true}, ""},
 		{"one of two clones", with(observedDisk(store, ours, "vol-1"), clone), "", Records{},
 			"disk vol-1 or its clone vol-0"},

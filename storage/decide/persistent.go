@@ -71,9 +71,9 @@ func (o Persistent) foreign(v judgment) *Refusal {
 		remedy = v.Advice + ". "
 	}
 	if v.Superblock != "" {
-		remedy += fmt.Sprintf("It has %s: no setting formats such a disk. ", v.Superblock)
+		remedy += fmt.Sprintf("It has %s: no setting allows formatting such a disk. ", v.Superblock)
 	}
-	remedy += "To use it without its content, " + giveUp(o.CID)
+	remedy += "To use it and lose its content, " + giveUp(o.CID)
 	if v.Superblock == "" {
 		remedy += ", or allow it for all disks without a superblock of ext4 or xfs with env.persistent_disk_foreign: " +
 			"format in the deployment manifest"
@@ -94,13 +94,13 @@ func MountPersistent(o Persistent, target string) (p Plan, err error) {
 	}
 	if o.Preformatted {
 		if o.Volume.Content.Blank() {
-			return p, fmt.Errorf("%s is blank, there is nothing to mount: attach a disk with a file system",
+			return p, fmt.Errorf("%s is blank; there is nothing to mount: attach a disk with a file system",
 				o.Disk.Path)
 		}
 		if recorded := o.Record.Disks[o.CID]; recorded.FileSystem != "" && !o.Volume.Content.Kind.Managed() &&
 			o.Record.Asked[o.CID] == "" && o.Damaged == nil {
 			// It has no identifier to compare.
-			return p, otherDisk(o.CID, o.Disk.Path, "another file system", recorded, o.identity())
+			return p, otherDisk(o.CID, o.Disk.Path, "has a different file system", recorded, o.identity())
 		}
 		p.use(o.Part(), o.Volume, o.Disk.Bytes, target, o.MountOptions)
 		return p, nil
@@ -259,7 +259,7 @@ func (o Persistent) superblock() string {
 	s := o.Superblocks[0]
 	at := max(s.Start, 0) + s.Backup
 	if s.Kind == probe.Unknown {
-		return fmt.Sprintf("a damaged superblock of ext4 or xfs at byte %d", at)
+		return fmt.Sprintf("a damaged ext4 or xfs superblock at byte %d", at)
 	}
 	return fmt.Sprintf("a superblock of %s at byte %d", s.Kind, at)
 }
@@ -298,7 +298,7 @@ func judge(o Persistent) judgment {
 	case !content.Blank():
 		return refuse("partition %d holds %s", p.Number, content)
 	case o.Pending:
-		return judgment{Verdict: format, Proof: fmt.Sprintf("partition %d shows no file system and its making is on record as unfinished", p.Number)}
+		return judgment{Verdict: format, Proof: fmt.Sprintf("partition %d has no file system, and its mkfs is on record as unfinished", p.Number)}
 	case !o.Residue.Zeros() && !(o.Residue.Noise && o.AllowNoise):
 		return o.notBlank(fmt.Sprintf("partition %d has no file system", p.Number), o.Part())
 	case strings.HasPrefix(p.Name, persistentPrefix):
@@ -313,7 +313,7 @@ func (o Persistent) unread() string {
 	if o.Residue.Unread == 0 {
 		return ""
 	}
-	return fmt.Sprintf(" (%d places were not read in time and count as zeros)", o.Residue.Unread)
+	return fmt.Sprintf(" (%d places were not read in time and are assumed to be zeros)", o.Residue.Unread)
 }
 
 // notBlank refuses a device without a signature of which other traces are left. what describes it without them.
@@ -340,7 +340,7 @@ func (o Persistent) notBlank(what, device string) judgment {
 		device)}
 	if o.Residue.Noise {
 		v.Proof = fmt.Sprintf("%s, but it holds random bytes where a new volume has zeros", what)
-		v.Advice = "If new volumes hold noise here (encryption below, thick or recycled volumes), allow it with env.persistent_disk_blank: noise " +
+		v.Advice = "If new volumes contain random bytes on this IaaS (encrypted, thick or recycled volumes), allow it with env.persistent_disk_blank: noise " +
 			"in the deployment manifest or Platform.Linux.BlankDisks in agent.json"
 	}
 	return v
@@ -348,12 +348,12 @@ func (o Persistent) notBlank(what, device string) judgment {
 
 // backupFound refuses a device with a file system of which the first superblock is lost.
 func (o Persistent) backupFound(what string, s probe.Superblock) judgment {
-	v := judgment{Proof: fmt.Sprintf("%s, but a backup superblock of %s is %s into it", what, s.Kind, size(max(s.Start, 0)+s.Backup))}
+	v := judgment{Proof: fmt.Sprintf("%s, but there is a backup superblock of %s at %s", what, s.Kind, size(max(s.Start, 0)+s.Backup))}
 	switch part := layout.PartitionPath(o.Disk.Path, 1); {
 	case len(o.Disk.Table.Partitions) == 1 && s.Start == 0:
-		v.Advice = fmt.Sprintf("To get its content back, run %s", s.Repair(part))
+		v.Advice = fmt.Sprintf("To recover its content, run %s", s.Repair(part))
 	case s.Start > 0 && s.Start%int64(o.Disk.Sector) == 0:
-		v.Advice = fmt.Sprintf("To get its content back, write a partition table with one partition from sector %d and run %s", s.Start/int64(o.Disk.Sector), s.Repair(part))
+		v.Advice = fmt.Sprintf("To recover its content, write a partition table with one partition from sector %d and run %s", s.Start/int64(o.Disk.Sector), s.Repair(part))
 	}
 	return v
 }
@@ -371,12 +371,12 @@ func (o Persistent) labelFor(s probe.Superblock) layout.Label {
 type tooMany struct{ devices, most int }
 
 func (e tooMany) Error() string {
-	return fmt.Sprintf("%d persistent disks are attached, want at most %d", e.devices, e.most)
+	return fmt.Sprintf("%d persistent disks are attached, expected at most %d", e.devices, e.most)
 }
 
 // Advice is for the operator.
 func (tooMany) Advice() string {
-	return "detach the disks that the Director does not list for this VM ('bosh instances --details'), or let it do so by 'bosh cck'"
+	return "detach the disks that the Director does not list for this VM ('bosh instances --details'), or run 'bosh cck'"
 }
 
 // Association is a name under which jobs find a persistent disk.

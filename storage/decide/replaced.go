@@ -41,7 +41,7 @@ func (o Replaced) refuse(s layout.State) error {
 	case o.Persistent != nil:
 		return fmt.Errorf("not touched: %w", o.Persistent)
 	case carriesPersistent(s.Table):
-		return fmt.Errorf("not touched: %s carries the partition of a persistent disk (%s)", s.Path, PersistentName)
+		return fmt.Errorf("not touched: %s has the partition of a persistent disk (%s)", s.Path, PersistentName)
 	case !MayBeStore(s.Table) || !o.fileSystem():
 		return nil
 	case len(s.Table.Partitions) == 0 && o.Volume.Content.Label == novaLabel:
@@ -65,7 +65,7 @@ func (o Replaced) refuse(s layout.State) error {
 
 // proof is why the content of a disk is replaced that is not refused.
 func (o Replaced) proof(s layout.State) string {
-	return found(s, o.Serial) + ", not in use, no persistent disk"
+	return found(s, o.Serial) + ", not in use, not a persistent disk"
 }
 
 // fileSystem reports an ext4 or xfs, also a damaged one.

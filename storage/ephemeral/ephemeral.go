@@ -109,7 +109,7 @@ func (d *Disks) plan(ctx context.Context, w wanted, acting bool) (p decide.Plan,
 		p.Changes = []decide.Change{await("ephemeral disk", missing)}
 	case err == nil && missing != nil && onRoot:
 		d.Machine.Log.WithError(missing).
-			Warn("the named ephemeral disk is missing; the root disk is used, as configured")
+			Warn("the named ephemeral disk is missing; using the root disk, as configured")
 	case err == nil && missing != nil:
 		err = fmt.Errorf("%s: %w", decide.NoEphemeral, missing)
 	}
@@ -432,7 +432,7 @@ func (d *Disks) planGrowRoot(ephemeral *settings.DiskHint) (decide.Plan, error) 
 	}
 	path, n, err := d.Machine.RootDisk()
 	if errors.Is(err, machine.ErrNoRootDisk) {
-		d.Machine.Log.WithError(err).Info("root disk is left as it is")
+		d.Machine.Log.WithError(err).Info("root disk is left unchanged")
 		return decide.Plan{}, nil
 	}
 	if err != nil {
@@ -443,7 +443,7 @@ func (d *Disks) planGrowRoot(ephemeral *settings.DiskHint) (decide.Plan, error) 
 		return decide.Plan{}, fmt.Errorf("grow root: %w", err)
 	}
 	if kind := o.Volume.Content.Kind; !kind.Managed() {
-		d.Machine.Log.WithField("filesystem", string(kind)).Info("root file system is of a kind that is not grown")
+		d.Machine.Log.WithField("filesystem", string(kind)).Info("root file systems of this type are not grown")
 	}
 	return decide.GrowRoot(o), nil
 }

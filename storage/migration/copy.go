@@ -65,7 +65,7 @@ func (a *attempt) transfer(ctx context.Context, process *worker.Copying, total d
 	}
 	if clamped.Files > 0 {
 		a.Machine.Log.WithFields(logrus.Fields{"files": clamped.Files, "path": clamped.First}).
-			Warn("the new disk cannot hold some times of files exactly")
+			Warn("the new disk cannot store some file times exactly")
 	}
 	a.Machine.CrashPoint("unmount old store")
 	if err := a.unmountStore(ctx); err != nil {

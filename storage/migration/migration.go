@@ -105,7 +105,7 @@ func (m *Migration) begin(o decide.Migration) (mark decide.Mark, marked bool, er
 	}
 	if mark, err = decide.Begin(want, found, o.Open, empty); err == nil && !mark.Exact {
 		m.Machine.Log.WithField("cid", o.To).
-			Warn("the new disk holds files already; they are kept where the old disk has none of that name")
+			Warn("the new disk already holds files; they are kept unless the old disk has files of the same names")
 	}
 	return mark, found != nil, err
 }
@@ -139,7 +139,7 @@ func (m *Migration) prepare(ctx context.Context, o decide.Migration, mark decide
 		return err
 	}
 	if found, err := m.Disks.Mark(o.Target); err != nil || found == nil || *found != mark {
-		return errors.Join(err, fmt.Errorf("%s was changed while it was prepared: run migrate_disk again", o.Target))
+		return errors.Join(err, fmt.Errorf("%s changed while it was being prepared: run migrate_disk again", o.Target))
 	}
 	return nil
 }

@@ -16,7 +16,7 @@ import (
 
 func (d *Disks) warnNotGrown(path, obstacle string) {
 	if obstacle != "" {
-		d.Machine.Log.WithFields(logrus.Fields{"device": path, "reason": obstacle}).Warn("partition is not grown")
+		d.Machine.Log.WithFields(logrus.Fields{"device": path, "reason": obstacle}).Warn("cannot grow the partition")
 	}
 }
 
@@ -31,7 +31,7 @@ func (d *Disks) growStore(ctx context.Context, path string) {
 		_, err = d.Machine.Apply(ctx, "", plan)
 	}
 	if err != nil {
-		d.Machine.Log.WithError(err).Warn("disk on the store could not be grown")
+		d.Machine.Log.WithError(err).Warn("cannot grow the disk on the store")
 	}
 }
 

@@ -126,7 +126,7 @@ func (d *Disks) planLink(a settings.DiskAssociation, find func(device.Hint) (dev
 // linkIn joins a name from outside to a directory, and only a name.
 func linkIn(dir, name string) (string, error) {
 	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
-		return "", fmt.Errorf("%q cannot be the name of a link", name)
+		return "", fmt.Errorf("%q is not a valid link name", name)
 	}
 	return filepath.Join(dir, name), nil
 }

@@ -125,7 +125,7 @@ func (d *Disks) apply(ctx context.Context, path string, plan decide.Plan) (made 
 	}
 	if len(plan.Stale) > 0 {
 		d.Machine.Log.WithFields(logrus.Fields{"cid": cid, "device": path, "others": plan.Stale}).
-			Warn("the hint of another disk leads to it, too, and is ignored")
+			Warn("another disk's hint resolves to the same device and is ignored")
 	}
 	d.warnNotGrown(path, plan.NotGrown)
 	if !plan.Records.Store {
@@ -217,7 +217,7 @@ func (d *Disks) record(what decide.Records, path string) error {
 		}
 	})
 	if recorded, _ := before.StoreDisk(told); err != nil && what.Store && recorded == what.CID && cannotBeWritten(err) {
-		d.Machine.Log.WithError(err).Warn("the record of disks cannot be written; the next mount tries again")
+		d.Machine.Log.WithError(err).Warn("cannot write the disk record; retrying at the next mount")
 		return nil
 	}
 	if err != nil || !what.Store {

@@ -25,7 +25,7 @@ type view struct {
 	known map[string]settings.PersistentDisk
 	// leads is where the hint of each known disk leads, without waiting.
 	leads map[string]lead
-	// unread is why the record of disks cannot be used.
+	// unread is why the disk record cannot be used.
 	unread error
 }
 

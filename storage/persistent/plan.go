@@ -97,7 +97,7 @@ func (d *Disks) Describe(ctx context.Context, cid string) (string, error) {
 		return "", l.err
 	}
 	if d.BindMounted || d.Preformatted {
-		return "", fmt.Errorf("disk %s is not the agent's to format: agent.json says that disks come formatted", cid)
+		return "", fmt.Errorf("the agent does not format disk %s: according to agent.json, disks come formatted", cid)
 	}
 	o, err := d.observe(ctx, v, p, l.Device, false)
 	if err != nil {

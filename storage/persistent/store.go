@@ -23,7 +23,7 @@ func (d *Disks) SetReadOnly(ctx context.Context, on bool) error {
 	}
 	err := mount.SetBindReadOnly(ctx, store, on, d.Busy(store))
 	if errors.Is(err, unix.ENOSYS) {
-		d.Machine.Log.WithField("mount", store).Warn("this kernel cannot make a single mount read-only; the store can be changed while it is copied")
+		d.Machine.Log.WithField("mount", store).Warn("this kernel cannot make a single mount read-only; jobs can change the store while it is copied")
 		return nil
 	}
 	return err

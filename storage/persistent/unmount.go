@@ -72,7 +72,7 @@ func (d *Disks) unmountFrom(ctx context.Context, m decide.Mounted) error {
 		return err
 	}
 	if top := all[len(all)-1]; top.ID != m.ID {
-		return fmt.Errorf("%s has been mounted on %s meanwhile: unmount that first", top.Source, m.Target)
+		return fmt.Errorf("%s was mounted on %s in the meantime: unmount that first", top.Source, m.Target)
 	}
 	return mount.UnmountReporting(ctx, m.Target, d.Busy(m.Target))
 }
@@ -88,7 +88,7 @@ func (d *Disks) Busy(target string) func([]mount.Process) {
 func (d *Disks) awaitReleased(ctx context.Context, m mount.Entry) error {
 	// What cannot be detached is named if it is still there when the time is over.
 	if err := d.Detach(m); err != nil {
-		d.Machine.Log.WithError(err).Warn("mount cannot be detached from a private namespace")
+		d.Machine.Log.WithError(err).Warn("cannot detach a mount from a private namespace")
 	}
 	return mount.AwaitReleased(ctx, m, d.BindMounted, d.Busy(m.Source))
 }
@@ -167,12 +167,12 @@ func (d *Disks) lead(v view, cid string) decide.Lead {
 // no answer, or an empty one, takes a disk in use for one that is gone.
 func (d *Disks) List(ctx context.Context) ([]string, error) {
 	if err := d.Reload(ctx); err != nil {
-		d.Machine.Log.WithError(err).Warn("disks are listed without asking for the settings again")
+		d.Machine.Log.WithError(err).Warn("cannot ask for the settings again; listing the disks that are known")
 	}
 	v, err := d.around()
 	o, _, mountsErr := d.observeMounts(v, v.Known...)
 	if err := errors.Join(err, mountsErr); err != nil {
-		d.Machine.Log.WithError(err).Warn("what is mounted is not known")
+		d.Machine.Log.WithError(err).Warn("cannot read the mount table")
 	}
 	o.Working, _, _ = d.Working() // is about to be mounted
 	return decide.ListDisks(o), nil

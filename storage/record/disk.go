@@ -38,12 +38,12 @@ func (d Disk) String() string {
 func (d Disk) Conflict(found Disk) string {
 	switch {
 	case d.FileSystem != "" && found.FileSystem != "" && !strings.EqualFold(d.FileSystem, found.FileSystem):
-		return "another file system"
+		return "has a different file system"
 	case (d.FileSystem == "" || found.FileSystem == "") && usable(d.Table) && usable(found.Table) &&
 		!strings.EqualFold(d.Table, found.Table):
-		return "another partition table"
+		return "has a different partition table"
 	case found.Bytes < d.Bytes:
-		return "a smaller disk"
+		return "is smaller"
 	}
 	return ""
 }

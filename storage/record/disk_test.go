@@ -29,10 +29,10 @@ func TestConflict(t *testing.T) {
 	}{
 		"same":                         {one, ""},
 		"grown":                        {Disk{FileSystem: one.FileSystem, Table: one.Table, Bytes: 300}, ""},
-		"shrunk":                       {Disk{FileSystem: one.FileSystem, Table: one.Table, Bytes: 99}, "a smaller disk"},
-		"other file system":            {Disk{FileSystem: two.FileSystem, Table: one.Table, Bytes: 100}, "another file system"},
+		"shrunk":                       {Disk{FileSystem: one.FileSystem, Table: one.Table, Bytes: 99}, "is smaller"},
+		"other file system":            {Disk{FileSystem: two.FileSystem, Table: one.Table, Bytes: 100}, "has a different file system"},
 		"new table around it":          {Disk{FileSystem: one.FileSystem, Table: "FFFF", Bytes: 100}, ""},
-		"other table, nothing inside":  {Disk{Table: "FFFF", Bytes: 100}, "another partition table"},
+		"other table, nothing inside":  {Disk{Table: "FFFF", Bytes: 100}, "has a different partition table"},
 		"no table, nothing readable":   {Disk{Bytes: 100}, ""},
 		"hardware alone never refuses": {Disk{FileSystem: one.FileSystem, Table: one.Table, Bytes: 100, Hardware: "naa.2"}, ""},
 	} {

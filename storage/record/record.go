@@ -26,7 +26,7 @@ type Record struct {
 	// Published is set when managed_disk_settings.json, which other agents read and write, names it as well.
 	Published bool `json:"published,omitempty"`
 	// Disks are the disks that have been a store, by CID. Such a disk is never formatted, and a CID is never given
-	// another disk than its own.
+	// a disk other than its own.
 	Disks map[string]Disk `json:"disks,omitempty"`
 	// Unfinished is the identifier of each partition table whose disk is being prepared, by CID or Ephemeral: it never
 	// applies to another disk.
@@ -78,14 +78,14 @@ func Decode(data []byte) (Record, error) {
 		return Record{}, err
 	}
 	if decoder.More() {
-		return Record{}, errors.New("something follows the document")
+		return Record{}, errors.New("unexpected data after the document")
 	}
 	if r.Version != version || r.Disks == nil || r.Unfinished == nil || r.Asked == nil {
 		return Record{}, fmt.Errorf("version %d, want %d", r.Version, version)
 	}
 	for cid, a := range r.Asked {
 		if !slices.Contains(Actions, a) {
-			return Record{}, fmt.Errorf("%q is asked about %s", a, cid)
+			return Record{}, fmt.Errorf("unknown request %q for disk %s", a, cid)
 		}
 	}
 	return r, nil

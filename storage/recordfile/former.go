@@ -61,7 +61,7 @@ func readJSON(path string, into any) (there bool, err error) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("read the record of disks: %w", err)
+		return false, fmt.Errorf("read the disk record: %w", err)
 	}
 	if err := json.Unmarshal(data, into); err != nil {
 		return false, damaged(path, err)

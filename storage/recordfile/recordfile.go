@@ -1,4 +1,4 @@
-// Package recordfile keeps the record of disks in one file. A file that cannot be read is an error, never an empty
+// Package recordfile keeps the disk record in one file. A file that cannot be read is an error, never an empty
 // record: only an operator begins a new one.
 package recordfile
 
@@ -20,7 +20,7 @@ import (
 )
 
 // ErrDamaged means that there is a record which cannot be used.
-var ErrDamaged = errors.New("the record of disks is damaged")
+var ErrDamaged = errors.New("the disk record is damaged")
 
 // File is where the record of one agent is.
 type File struct{ dirs vcap.Dirs }
@@ -35,7 +35,7 @@ func (f File) Read() (record.Record, error) {
 		return f.readFormer()
 	}
 	if err != nil {
-		return record.Record{}, fmt.Errorf("read the record of disks: %w", err)
+		return record.Record{}, fmt.Errorf("read the disk record: %w", err)
 	}
 	r, err := record.Decode(data)
 	if err != nil {
@@ -75,7 +75,7 @@ func (f File) write(r record.Record, change func(*record.Record)) error {
 	}
 	_, first := os.Lstat(f.dirs.DiskRecord())
 	if err := atomicfile.Write(f.dirs.DiskRecord(), after, 0o600); err != nil {
-		return fmt.Errorf("write the record of disks: %w", err)
+		return fmt.Errorf("write the disk record: %w", err)
 	}
 	if first != nil {
 		return f.removeFormer()
@@ -87,11 +87,11 @@ func (f File) write(r record.Record, change func(*record.Record)) error {
 func (f File) locked(do func() error) (err error) {
 	lock, err := os.OpenFile(f.dirs.DiskRecordLock(), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
-		return fmt.Errorf("lock the record of disks: %w", err)
+		return fmt.Errorf("lock the disk record: %w", err)
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		return fmt.Errorf("lock the record of disks: %w", err)
+		return fmt.Errorf("lock the disk record: %w", err)
 	}
 	return do()
 }
@@ -115,7 +115,7 @@ func (f File) Ask(a record.Action, cid string) error {
 		}
 		_, known := r.Disks[cid]
 		if a == record.Release && !known && r.Store != cid && r.Asked[cid] == "" {
-			return fmt.Errorf("disk %s is not on record; these are: %q", cid, slices.Sorted(maps.Keys(r.Disks)))
+			return fmt.Errorf("disk %s is not on record; recorded disks: %q", cid, slices.Sorted(maps.Keys(r.Disks)))
 		}
 		return f.write(r, func(r *record.Record) { r.Asked[cid] = a })
 	})

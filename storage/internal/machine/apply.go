@@ -88,7 +88,7 @@ func (m *Machine) apply(ctx context.Context, key string, c decide.Change, onReco
 		m.CrashPoint("announce appended partitions")
 		return m.Announce(ctx, c.Device)
 	case decide.RepairTable:
-		log.Warn("partition table has only one good copy and is repaired")
+		log.Warn("only one copy of the partition table is good; repairing it")
 		return disk.Repair(ctx, c.Device)
 	case decide.GrowPartition:
 		if err := disk.Grow(ctx, c.Device, c.Partition, c.End); err != nil {
@@ -113,7 +113,7 @@ func (m *Machine) apply(ctx context.Context, key string, c decide.Change, onReco
 	case decide.UseSwap:
 		return filesystem.SwapOn(c.Device)
 	case decide.CheckFileSystem:
-		log.Warn("file system has recorded errors and is checked")
+		log.Warn("file system has recorded errors; checking it")
 		return m.work(key, c.Device, "is being checked", func(percent func(int)) error {
 			return filesystem.Check(ctx, c.Device, c.FileSystem, percent)
 		})
@@ -124,7 +124,7 @@ func (m *Machine) apply(ctx context.Context, key string, c decide.Change, onReco
 	case decide.BindMount:
 		return mount.Bind(ctx, c.Device, c.Target, 0)
 	}
-	return fmt.Errorf("%s: no such change of a disk: %s", c.Device, c.Op)
+	return fmt.Errorf("%s: unknown change: %s", c.Device, c.Op)
 }
 
 // damaged says what to do about a file system that the kernel refuses, such as an ext4 of whose superblock a power cut
@@ -170,7 +170,7 @@ func (m *Machine) createTable(ctx context.Context, key string, c decide.Change, 
 func (m *Machine) growFileSystem(ctx context.Context, c decide.Change, mountedNow, must bool) (grown bool, err error) {
 	grown, err = filesystem.Grow(c.Device, c.Target, c.FileSystem)
 	if errors.Is(err, unix.EPERM) && mountedNow && filesystem.GrowsUnmounted(c.FileSystem) {
-		m.Log.WithError(err).Warn("file system is grown while it is not mounted")
+		m.Log.WithError(err).Warn("cannot grow the mounted file system; growing it unmounted")
 		if err := mount.Unmount(ctx, c.Target); err != nil {
 			return false, err
 		}
@@ -181,7 +181,7 @@ func (m *Machine) growFileSystem(ctx context.Context, c decide.Change, mountedNo
 		}
 	}
 	if err != nil && !must {
-		m.Log.WithError(err).Warn("file system cannot be grown; its next mount tries again")
+		m.Log.WithError(err).Warn("cannot grow the file system; retrying at its next mount")
 		return false, nil
 	}
 	if grown {

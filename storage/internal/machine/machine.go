@@ -1,4 +1,4 @@
-// Package machine is what all kinds of disks need of the machine: one lock, the record of disks, how a
+// Package machine is what all kinds of disks need of the machine: one lock, the disk record, how a
 // partition is observed, the proof that a disk is idle, and the thin functions that make the changes which package decide asks for.
 package machine
 
@@ -109,7 +109,7 @@ func (m *Machine) Device(node string) (v decide.Volume, err error) {
 		at := mounts[len(mounts)-1]
 		v.MountedOn, v.InUse, v.Content.Kind = at.Target, true, probe.Kind(at.Type)
 		if v.Growable, err = filesystem.Growable(node, at.Target, v.Content.Kind); err != nil {
-			m.Log.WithError(err).Warn("size of a mounted file system is not known")
+			m.Log.WithError(err).Warn("cannot determine the size of a mounted file system")
 		}
 		return v, nil
 	}
