@@ -124,7 +124,7 @@ bench-compare: ## The last result of bench against the one before, with noise bo
 	@scripts/bench compare
 
 .PHONY: soak
-soak: build ## The long tests, in parts of at most two hours; goes on after an interruption; PART=pattern for some
+soak: build ## The long tests, in parts of at most two hours; resumes after an interruption; PART=pattern for some
 	@GO=$(GO) scripts/soak $(CURDIR)/bin/agent $(PART)
 
 .PHONY: clean

@@ -23,7 +23,7 @@ import (
 	"cambium/internal/testnats"
 )
 
-// role is the variable that makes a process of this program something else than the test: a server, or a flock.
+// role is the variable that makes a process of this program something other than the test: a server, or a flock.
 const role = "CAMBIUM_HERD_ROLE"
 
 func TestMain(m *testing.M) {

@@ -176,7 +176,7 @@ open(my $f, ">", "/var/vcap/data/victim/leases"); print $f scalar(@held); close 
 	asVcap(t, i, "rm /var/vcap/sys/log/victim/*.log /var/vcap/data/victim/leases")
 }
 
-// runDirectory puts a link in the place of the job's run directory, and restarts the agent.
+// runDirectory puts a link in place of the job's run directory, and restarts the agent.
 func runDirectory(t *testing.T, i *lab.Instance) {
 	asVcap(t, i, "rm -rf /var/vcap/sys/run/victim && ln -s /etc /var/vcap/sys/run/victim")
 	run(t, i, "systemctl", "restart", "bosh-agent")

@@ -210,7 +210,7 @@ func TestMachineHeals(t *testing.T) {
 		t.Errorf("data is %q", got)
 	}
 	journal, err := i.Journal(t.Context())
-	if err != nil || !containsLine(journal, "boot is tried again", "disks") || containsLine(journal, "boot is tried again", "pause") {
+	if err != nil || !containsLine(journal, "retrying the boot", "disks") || containsLine(journal, "retrying the boot", "pause") {
 		t.Errorf("the boot was not tried again because of the disk (%v)", err)
 	}
 }

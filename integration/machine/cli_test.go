@@ -263,7 +263,7 @@ func TestMachineForeignClient(t *testing.T) {
 	}
 	agentJSON := `{"Platform":{"Linux":{"SkipDiskSetup":true,"ServiceManager":"systemd"}},` +
 		`"Infrastructure":{"Settings":{"Sources":[{"Type":"CDROM","FileName":"env"}]}}}`
-	// The network card is another one than the document names.
+	// The network card is not the one that the document names.
 	var document map[string]any
 	if err := json.Unmarshal(settings, &document); err != nil {
 		t.Fatal(err)

@@ -172,7 +172,7 @@ func TestMachineCPISources(t *testing.T) {
 	}
 }
 
-// outsideOf gives the host a network with a server on it that knows no way to VMs, and returns the server's address as
+// outsideOf gives the host a network with a server on it that has no route to VMs, and returns the server's address as
 // the shell wants it.
 func outsideOf(t *testing.T, host netns.Namespace) string {
 	t.Helper()

@@ -225,7 +225,7 @@ func TestNightlyCPIParallelAndKilled(t *testing.T) {
 	sc := c.cid("create_stemcell", stemcellImage(t), map[string]any{})
 	var mu sync.Mutex
 	answered := map[string]bool{}
-	const callers = 8 // with the containers of another package fewer than the host has inotify instances for
+	const callers = 8 // with the containers of another package, fewer than the host has inotify instances for
 	var all sync.WaitGroup
 	for n := range callers {
 		all.Go(func() {

@@ -7,5 +7,5 @@
 //   - content in lsblk and /dev/disk/by-*, which udev reads, with udevadm wait, or look with blkid -p;
 //   - lines in the journal with journalctl --sync.
 //
-// A verdict ends when the boot is tried again, 12 s later at the earliest: look at once, or wait for the next one.
+// A verdict ends when the boot is retried, 12 s later at the earliest: look at once, or wait for the next one.
 package machine

@@ -399,7 +399,7 @@ func (f *failingMachine) writable(ctx context.Context) error {
 func (f *failingMachine) whole(moment string, request []any) error {
 	ctx, cancel := context.WithTimeout(f.t.Context(), time.Minute)
 	defer cancel()
-	for err := f.i.Ready(ctx); err != nil; err = f.i.Ready(ctx) { // a boot that failed is tried again
+	for err := f.i.Ready(ctx); err != nil; err = f.i.Ready(ctx) { // a boot that failed is retried
 		select {
 		case <-ctx.Done():
 			return err

@@ -80,7 +80,7 @@ func wantMissing(t *testing.T, i *lab.Instance, calls []string) {
 	// Containers have the control groups of their host: version 1 and 2 side by side, or version 2 alone.
 	hierarchies := run(t, i, "sh", "-c", "stat -f -c %T /sys/fs/cgroup /sys/fs/cgroup/unified 2>/dev/null || true")
 	t.Logf("control groups: %s", strings.Join(strings.Fields(hierarchies), ", "))
-	if strings.Contains(warned, "control groups of version 2") == strings.Contains(hierarchies, "cgroup2fs") {
+	if strings.Contains(warned, "cgroup v2") == strings.Contains(hierarchies, "cgroup2fs") {
 		t.Errorf("control groups are %q, and the status says %q", hierarchies, warned)
 	}
 	if len(calls) == 0 && (strings.Contains(logged, "open_tree") || strings.Contains(warned, "open_tree")) {

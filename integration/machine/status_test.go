@@ -126,7 +126,7 @@ func seesLess(t *testing.T, i *lab.Instance) {
 		has, lack []string
 	}{
 		{"doctor", 3, []string{"not checked (run as root): ", "certificate, bus", "supervisor", "ok: disk space"},
-			[]string{"problem:", "warning:", "needs none", "monit"}},
+			[]string{"problem:", "warning:", "does not need one", "monit"}},
 		{"metrics", 0, []string{"cambium_agent_running 1", `agent_id="` + i.AgentID},
 			[]string{"cambium_supervisor_up 0", "cambium_tasks{"}},
 		{"support /tmp/vcap.tgz", 0, []string{"not run as root; left out: ", "settings.json",
@@ -227,7 +227,7 @@ func settingsCorrupt(t *testing.T, i *lab.Instance) {
 		"systemctl stop bosh-agent; cd /var/vcap/bosh && echo '{' > agent-bootstrap-env.json && rm -f settings.json* && echo '{' > settings.json && systemctl start --no-block bosh-agent")
 	awaitScreen(t, i, 1, "state: failed", "verdict: settings: still waiting after 2",
 		"s for settings: File /var/vcap/bosh/agent-bootstrap-env.json: ",
-		"; the cached copy was damaged, and set aside as /var/vcap/bosh/settings.json.corrupt")
+		"; the cached copy was damaged and set aside as /var/vcap/bosh/settings.json.corrupt")
 	out := screenOf(t, i, "root", "validate /var/vcap/bosh/agent-bootstrap-env.json")
 	if !strings.Contains(out, "agent-bootstrap-env.json:2:1: error: document ends early") {
 		t.Errorf("agent validate prints %s", out)

@@ -38,7 +38,7 @@ func TestMachineStopWhileBooting(t *testing.T) {
 		}}, step: "network", wait: "an address from DHCP"},
 		{name: "network for sources", vm: lab.VM{Ephemeral: lab.GiB, AgentJSON: source(
 			`{"Type":"HTTP","URI":"http://169.254.169.254","UserDataPath":"/user-data"}`)},
-			step: "settings", wait: "a network to ask the sources over"},
+			step: "settings", wait: "a network to reach the settings sources"},
 		{name: "settings", vm: lab.VM{Ephemeral: lab.GiB, AgentJSON: source(
 			`{"Type":"File","SettingsPath":"/nowhere/settings.json"}`)},
 			step: "settings", wait: "/nowhere/settings.json"},
@@ -74,7 +74,7 @@ func TestMachineStopWhileBooting(t *testing.T) {
 					d.State, d.LastState, d.Verdict, was, c.verdict)
 			}
 			journal := run(t, i, "journalctl", "-q", "-o", "cat", "-u", "bosh-agent")
-			if !strings.Contains(journal, "agent stops on a signal") ||
+			if !strings.Contains(journal, "agent stopping on a signal") ||
 				c.verdict == "" && strings.Contains(journal, "App setup failed") {
 				t.Errorf("the journal announces a verdict, or no stop:\n%s", journal)
 			}

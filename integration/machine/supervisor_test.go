@@ -23,14 +23,14 @@ func choose(t *testing.T, i *lab.Instance, where, supervisor string) {
 	eventually.True(t, "the jobs under "+supervisor, func() bool { return stateOf(t, i).JobState == "running" })
 }
 
-// inUnit is the program that runs inside of monit's unit.
+// inUnit is the program that runs inside monit's unit.
 func inUnit(t *testing.T, i *lab.Instance) string {
 	t.Helper()
 	return run(t, i, "sh", "-c",
 		`tr '\0' ' ' </proc/$(systemctl show --property=MainPID --value monit.service)/cmdline`)
 }
 
-// dumper writes what it was started with, and becomes a daemon. What monit 5.33 does in another way than the stemcells'
+// dumper writes what it was started with, and becomes a daemon. What monit 5.33 does differently from the stemcells'
 // 5.2.5 is left out: ignored signals, the standard input, who leads the session.
 func dumper() release.Job {
 	return release.Job{Name: "dumper", Files: release.Files{
@@ -132,7 +132,7 @@ func dump(t *testing.T, i *lab.Instance) string {
 	return content(t, i, "/var/vcap/dump")
 }
 
-// TestMachineSupervisor puts the agent's own supervisor in the place of monit under running jobs, takes an instance
+// TestMachineSupervisor puts the agent's own supervisor in place of monit under running jobs, takes an instance
 // through its life with it, and goes back.
 func TestMachineSupervisor(t *testing.T) {
 	t.Parallel()

@@ -157,7 +157,7 @@ func swapThereAndBack(t *testing.T, s lookAlike) {
 		running(change.name + ", booted")
 		before = job()
 		if change.name == "there" {
-			if log := agentLogs(t, l, i)[s.log]; !strings.Contains(log, "agent starts") {
+			if log := agentLogs(t, l, i)[s.log]; !strings.Contains(log, "agent starting") {
 				t.Errorf("%s of the agent's logs does not hold its start: %.500q", s.log, log)
 			}
 		}
@@ -227,7 +227,7 @@ func TestNightlyAgentLog(t *testing.T) {
 	i := start(t, l, lab.VM{Ephemeral: 2 * lab.GiB})
 	ready(t, i)
 	logs := agentLogs(t, l, i)
-	if !strings.Contains(logs["journal.log"], "agent starts") || logs["current"] != "" {
+	if !strings.Contains(logs["journal.log"], "agent starting") || logs["current"] != "" {
 		t.Errorf("logged to the journal: got %.500q", logs)
 	}
 	dropIn, err := os.ReadFile("../../stemcell-assets/log/file.conf")
@@ -242,7 +242,7 @@ func TestNightlyAgentLog(t *testing.T) {
 	run(t, i, "systemctl", "restart", "bosh-agent")
 	ready(t, i)
 	logs = agentLogs(t, l, i)
-	if _, journal := logs["journal.log"]; journal || !strings.Contains(logs["current"], "agent starts") {
+	if _, journal := logs["journal.log"]; journal || !strings.Contains(logs["current"], "agent starting") {
 		t.Errorf("logged to a file: got %.500q", logs)
 	}
 }

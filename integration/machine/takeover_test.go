@@ -24,7 +24,7 @@ import (
 )
 
 // tokenProxy makes this program a proxy between agents and the machine's monit. The monit of
-// stemcells (5.2.5) knows no tokens, and neither does the baseline; a current monit refuses
+// stemcells (5.2.5) does not know tokens, and neither does the baseline; a current monit refuses
 // requests without one.
 const tokenProxy = "CAMBIUM_MONIT_PROXY"
 

@@ -90,7 +90,7 @@ func TestMachineUnits(t *testing.T) {
 		t.Fatal(err)
 	}
 	if after, err := s.State(ctx, "t-good"); err != nil || after.MainPID == before.MainPID || !after.Running() {
-		t.Errorf("got %+v, %v, want another process than %d", after, err, before.MainPID)
+		t.Errorf("got %+v, %v, want a process other than %d", after, err, before.MainPID)
 	}
 	if err := s.Stop(ctx, "t-good"); err != nil {
 		t.Fatal(err)

@@ -227,7 +227,7 @@ func wantVerdict(t *testing.T, i *lab.Instance, want string) {
 	eventually.True(t, "the verdict in systemd's status", func() bool {
 		return strings.Contains(run(t, i, "systemctl", "show", "-p", "StatusText", "bosh-agent"), want)
 	})
-	// While the boot is tried again, it is another status.
+	// While the boot is retried, it is another status.
 	eventually.True(t, "agent status with the verdict and status 1", func() bool {
 		out := run(t, i, "sh", "-c", "agent status; echo status $?")
 		return strings.Contains(strings.Join(strings.Fields(out), " "), want) && strings.Contains(out, "status 1")
@@ -303,7 +303,7 @@ func laterBootsAreSilent(t *testing.T, l *lab.Lab) {
 	wantSilence(t, i)
 	eventually.True(t, "another try", func() bool {
 		journal, err := i.Journal(t.Context())
-		return err == nil && strings.Contains(journal, "boot is tried again")
+		return err == nil && strings.Contains(journal, "retrying the boot")
 	})
 	wantSilence(t, i) // a retry is not announced
 	if d := agentStatus(t, i); d.State != status.Starting {

@@ -86,7 +86,7 @@ func web(t testing.TB, l *lab.Lab, ip string) {
 }
 
 // TestVMMetadataAndTwoCards: settings by HTTP, first card by DHCP, second card static on another
-// network; control groups of version 2; the root disk grows.
+// network; cgroup v2; the root disk grows.
 func TestVMMetadataAndTwoCards(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
@@ -138,7 +138,7 @@ func cardMAC(l *lab.Lab, card int) string {
 	return machine.MAC(lab.Prefix+l.Name()+".vm1", card).String()
 }
 
-// groupsV2 looks at the agent under nothing but control groups of version 2.
+// groupsV2 looks at the agent under nothing but cgroup v2.
 func groupsV2(t *testing.T, i *lab.Instance) {
 	t.Helper()
 	if got := run(t, i, "stat", "-f", "-c", "%T", "/sys/fs/cgroup"); got != "cgroup2fs\n" {

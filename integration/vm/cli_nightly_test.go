@@ -61,7 +61,7 @@ func TestNightlyVMCommandLine(t *testing.T) {
 		{[]string{"power", "cut"}, "", "cut vm1", 0},
 		{[]string{"shell", "--", "true"}, "", "is off", 1},
 		{[]string{"power", "up"}, "", `"up" is not one of`, 2},
-		{[]string{"up", "--engine", "abacus"}, "", "no engine", 2},
+		{[]string{"up", "--engine", "abacus"}, "", "unknown engine", 2},
 		{[]string{"down"}, "", "", 0},
 	} {
 		out, status := command(c.input, c.args...)

@@ -16,7 +16,7 @@ import (
 // TestNightlyControlGroups deploys a job with a persistent disk on machines whose control groups are of version 1
 // alone, and of version 1 beside version 2. All other machines of this package have version 2 alone.
 func TestNightlyControlGroups(t *testing.T) {
-	const missing = "control groups of version 2"
+	const missing = "cgroup v2"
 	for _, c := range []struct {
 		name, kernel string
 		unified      bool
@@ -63,6 +63,6 @@ func wantHierarchies(t *testing.T, i *lab.Instance, unified bool) {
 	t.Helper()
 	mounts := run(t, i, "cat", "/proc/self/mountinfo")
 	if !strings.Contains(mounts, " - cgroup ") || strings.Contains(mounts, " - cgroup2 ") != unified {
-		t.Fatalf("want control groups of version 1, and of version 2 %v; mounted are\n%s", unified, mounts)
+		t.Fatalf("want cgroup v1, and v2 %v; mounted are\n%s", unified, mounts)
 	}
 }

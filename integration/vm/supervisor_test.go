@@ -18,7 +18,7 @@ func inherited(t *testing.T, i *lab.Instance) string {
 		grep -E '^(Umask|Uid|Gid|Groups|SigBlk|Cap[A-Za-z]*|NoNewPrivs|Seccomp):' $p/status`)
 }
 
-// sameUnderOwnSupervisor puts the agent's own supervisor in the place of monit, and compares what a job inherits.
+// sameUnderOwnSupervisor puts the agent's own supervisor in place of monit, and compares what a job inherits.
 func sameUnderOwnSupervisor(t *testing.T, i *lab.Instance) {
 	t.Helper()
 	want := inherited(t, i)

@@ -122,7 +122,7 @@ var migrateDisk = &operation{
 }
 
 // growing: a disk that became larger while the machine was off. Where the kernel does not let a mounted ext4 be grown,
-// resize2fs does it, which knows no journal; an xfs is grown while it is mounted.
+// resize2fs does it, which does not know the journal; an xfs is grown while it is mounted.
 func growing(kind string, size, grown int64) *operation {
 	check := func(m *machine) {
 		m.t.Helper()

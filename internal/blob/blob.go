@@ -1,6 +1,6 @@
-// Package blob says how a blob is named and how it is checked: the reference a Director sends
-// and the digest string in it. It knows no store, so that the packages that install archives
-// and the packages that fetch them can share it.
+// Package blob says how a blob is named and how it is checked: the reference a Director sends and the digest string
+// in it. It does not depend on a store, so that the packages that install archives and the packages that fetch them
+// can share it.
 package blob
 
 import (

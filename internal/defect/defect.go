@@ -1,5 +1,5 @@
-// Package defect reports panics of parts of the agent without what they were working on: the value of
-// a panic, and the arguments in a stack trace, may quote anything.
+// Package defect reports panics in the agent without the data that caused them: the value of a panic, and the
+// arguments in a stack trace, may contain secrets.
 package defect
 
 import (

@@ -1,5 +1,6 @@
-// Package detached mounts a file system where no path leads to it, in order to look at what it holds: fsmount(2) puts it into an
-// anonymous mount namespace, and it is gone when its descriptor is closed, at the latest when the process ends. It needs Linux 5.6.
+// Package detached mounts a file system without attaching it to a path, in order to inspect its content: fsmount(2)
+// puts it into an anonymous mount namespace, and it is gone when its descriptor is closed, at the latest when the
+// process ends. It needs Linux 5.6.
 package detached
 
 import (

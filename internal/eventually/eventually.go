@@ -1,5 +1,5 @@
-// Package eventually waits in tests for what nothing announces. Where there is an event (a channel, inotify, a line of
-// a journal), a test waits for that instead. Nothing of it is linked into the agent.
+// Package eventually waits in tests for conditions that no event announces. Where there is an event (a channel,
+// inotify, a line of a journal), a test waits for that instead. Nothing of it is linked into the agent.
 package eventually
 
 import (
@@ -17,7 +17,7 @@ const (
 	longest  = 200 * time.Millisecond
 )
 
-var errNotSo = errors.New("it is not so")
+var errNotYet = errors.New("the condition does not hold")
 
 // True waits until holds returns true. What says what is awaited.
 func True(t testing.TB, what string, holds func() bool) {
@@ -26,7 +26,7 @@ func True(t testing.TB, what string, holds func() bool) {
 		if holds() {
 			return nil
 		}
-		return errNotSo
+		return errNotYet
 	})
 }
 
@@ -49,7 +49,7 @@ func Within(t testing.TB, limit time.Duration, what string, check func() error) 
 		}
 		waited := time.Since(begin)
 		if waited > limit {
-			t.Fatalf("%s: awaited in vain for %v: %v", what, waited.Round(time.Second), err)
+			t.Fatalf("%s: timed out after %v: %v", what, waited.Round(time.Second), err)
 		}
 		time.Sleep(min(max(waited/10, shortest), longest))
 	}

@@ -49,7 +49,7 @@ func TestWaits(t *testing.T) {
 		failed := ends(func(t testing.TB) {
 			Nil(t, "the file", func() error { n++; return errors.New("look " + strings.Repeat("x", n)) })
 		})
-		if want := "the file: awaited in vain for 4m0s: look " + strings.Repeat("x", n); failed != want {
+		if want := "the file: timed out after 4m0s: look " + strings.Repeat("x", n); failed != want {
 			t.Errorf("got %q, want %q", failed, want)
 		}
 	})

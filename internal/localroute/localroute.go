@@ -46,7 +46,7 @@ func Await(namespace *netns.NsHandle, ip net.IP) error {
 				return nil
 			}
 		case <-late:
-			return fmt.Errorf("the kernel has not added the local route of %s within %s", ip, timeout)
+			return fmt.Errorf("the kernel did not add the local route of %s within %s", ip, timeout)
 		}
 	}
 }

@@ -1,6 +1,6 @@
-// Package managedfs is the table of the file systems that the agent makes, mounts, checks and grows, with what can be
-// said of each without a disk. Whatever deals with all of them ranges over it, tests included. How one is recognized is
-// in platform/filesystem/probe, what the kernel does with one in platform/filesystem.
+// Package managedfs is the table of the file systems that the agent makes, mounts, checks and grows, with the
+// properties of each that do not depend on a disk. Whatever deals with all of them ranges over it, tests included.
+// How one is recognized is in platform/filesystem/probe, what the kernel does with one in platform/filesystem.
 package managedfs
 
 import "slices"

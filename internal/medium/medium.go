@@ -118,7 +118,7 @@ func (v *Volume) ReadFile(name string, limit int64) (content []byte, err error) 
 	clean := strings.TrimPrefix(path.Clean("/"+name), "/")
 	parts := strings.Split(clean, "/")
 	if clean == "" || len(parts) > maxDepth {
-		return nil, fmt.Errorf("%s: not a usable name", name)
+		return nil, fmt.Errorf("%s: not a valid name", name)
 	}
 	var missing error
 	for _, t := range v.trees {
@@ -163,7 +163,7 @@ func readFrom(t tree, parts []string, limit int64) ([]byte, error) {
 		at = next
 	}
 	if at.size > limit {
-		return nil, fmt.Errorf("too large: %d KiB, at most %d KiB are read", at.size>>10, limit>>10)
+		return nil, fmt.Errorf("too large: %d KiB, the limit is %d KiB", at.size>>10, limit>>10)
 	}
 	return t.read(*at, limit)
 }

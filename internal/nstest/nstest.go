@@ -30,7 +30,7 @@ const inside = "CAMBIUM_NSTEST"
 func Run(t *testing.T, body func(t *testing.T)) {
 	t.Helper()
 	if strings.Contains(t.Name(), "/") {
-		t.Fatal("nstest.Run wants a top-level test")
+		t.Fatal("nstest.Run needs a top-level test")
 	}
 	if os.Getenv(inside) == t.Name() {
 		enter(t)

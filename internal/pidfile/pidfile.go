@@ -121,7 +121,7 @@ func (w *Watch) Close() {
 // Reason is how a process ended that has been waited for: from Linux 6.15 on the kernel knows it also of a process that
 // is not a child.
 func (w *Watch) Reason() string {
-	const unknown = "ended by itself"
+	const unknown = "ended unexpectedly"
 	raw, err := w.file.SyscallConn()
 	if err != nil {
 		return unknown

@@ -80,7 +80,7 @@ func openRaced(path, outside string) (*racedDir, error) {
 	return d, err
 }
 
-// exchange puts a link in the place of each directory, or takes it away again, and makes a directory
+// exchange puts a link in place of each directory, or takes it away again, and makes a directory
 // that is in the way, with a link in it. Most calls fail while root has the directory to itself.
 func (d *racedDir) exchange() {
 	for _, name := range d.names {

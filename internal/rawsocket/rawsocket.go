@@ -1,4 +1,4 @@
-// Package rawsocket has the sockets that package net does not have: netlink, packet and raw ICMP sockets. A wait at one
+// Package rawsocket has the sockets that package net does not have: netlink, packet and raw ICMP sockets. Every wait
 // ends with its context.
 package rawsocket
 

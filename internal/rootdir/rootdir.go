@@ -1,5 +1,5 @@
 // Package rootdir works below directories that other users can change while it does. os.Root keeps every name below
-// them, but neither it nor fs.WalkDir is meant for a hostile owner: opening a FIFO in the place of a directory blocks
+// them, but neither it nor fs.WalkDir is meant for a hostile owner: opening a FIFO in place of a directory blocks
 // until it has a writer, a directory is read whole, and each level of a tree costs its whole path.
 package rootdir
 
@@ -35,7 +35,7 @@ func File(root *os.Root, name string) (*os.File, error) {
 	return root.OpenFile(name, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
 }
 
-// Open opens a directory below root, following links only inside of it. Root.OpenRoot blocks where name is a FIFO.
+// Open opens a directory below root, following links only inside it. Root.OpenRoot blocks where name is a FIFO.
 func Open(root *os.Root, name string) (*os.Root, error) {
 	dir, err := File(root, name)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package skiptest is the one way to skip a test. Where CI is set the means of every test are promised, and a test that
-// lacks them fails.
+// Package skiptest is the one way to skip a test. Where CI is set, every test must be able to run, and one that
+// cannot fails.
 package skiptest
 
 import (
@@ -11,7 +11,7 @@ import (
 func Skip(t testing.TB, why any) {
 	t.Helper()
 	if os.Getenv("CI") != "" {
-		t.Fatalf("%v, though CI is set", why)
+		t.Fatalf("%v, although CI is set", why)
 	}
 	t.Skip(why)
 }

@@ -1,4 +1,4 @@
-// Package sockowner tells which user owns a TCP socket of this machine: the other end of a local
+// Package sockowner finds out which user owns a TCP socket of this machine: the other end of a local
 // connection, or the listener behind a local port. TCP has no peer credentials, but the kernel lists every
 // socket of the network namespace with its owner. The answer holds for the moment: ask while the connection is
 // open, and before a secret is sent.
@@ -19,7 +19,7 @@ import (
 
 // ErrUnknown means that no such socket is listed: it has been closed, or belongs to another machine or
 // network namespace.
-var ErrUnknown = errors.New("the owner of the socket is not known")
+var ErrUnknown = errors.New("the owner of the socket is unknown")
 
 // States in the kernel's tables.
 const (
@@ -136,7 +136,7 @@ func search(table io.Reader, match func(socket) bool) (uint32, bool, error) {
 func parse(line string) (s socket, err error) {
 	fields := strings.Fields(line)
 	if len(fields) < 8 {
-		return s, fmt.Errorf("table of sockets: a line has %d fields", len(fields))
+		return s, fmt.Errorf("socket table: a line has %d fields", len(fields))
 	}
 	if s.local, err = parseAddress(fields[1]); err != nil {
 		return s, err
@@ -146,7 +146,7 @@ func parse(line string) (s socket, err error) {
 	}
 	uid, err := strconv.ParseUint(fields[7], 10, 32)
 	if err != nil {
-		return s, fmt.Errorf("table of sockets: uid: %w", err)
+		return s, fmt.Errorf("socket table: uid: %w", err)
 	}
 	s.state, s.uid = fields[3], uint32(uid)
 	return s, nil
@@ -157,13 +157,13 @@ func parseAddress(text string) (netip.AddrPort, error) {
 	words, portText, _ := strings.Cut(text, ":")
 	port, err := strconv.ParseUint(portText, 16, 16)
 	if err != nil || len(words) != 8 && len(words) != 32 {
-		return netip.AddrPort{}, fmt.Errorf("table of sockets: address %q", text)
+		return netip.AddrPort{}, fmt.Errorf("socket table: address %q", text)
 	}
 	var ip []byte
 	for i := 0; i < len(words); i += 8 {
 		word, err := strconv.ParseUint(words[i:i+8], 16, 32)
 		if err != nil {
-			return netip.AddrPort{}, fmt.Errorf("table of sockets: address %q", text)
+			return netip.AddrPort{}, fmt.Errorf("socket table: address %q", text)
 		}
 		ip = append(ip, byte(word), byte(word>>8), byte(word>>16), byte(word>>24))
 	}

@@ -46,7 +46,7 @@ func openAlive(path string) (*alive, error) {
 }
 
 // touch records that the agent runs. The lock may still be held by an earlier process that is about to end;
-// it is tried again with each touch.
+// it is retried with each touch.
 func (a *alive) touch(now time.Time) error {
 	if !a.locked {
 		a.locked = unix.FcntlFlock(a.file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}) == nil

@@ -57,6 +57,6 @@ func (s *ServiceLine) replace() {
 
 func (s *ServiceLine) send(text string) {
 	if err := s.Send(strings.TrimPrefix(text, "STATUS=")); err != nil {
-		s.Log.WithError(err).Debug("service manager not notified")
+		s.Log.WithError(err).Debug("cannot notify the service manager")
 	}
 }

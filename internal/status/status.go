@@ -125,7 +125,7 @@ type Document struct {
 	BootID     string `json:"boot_id,omitempty"`
 	PID        int    `json:"pid"`
 	State      State  `json:"state"`
-	// Verdict is why the boot failed; while it is tried again, why the last try did.
+	// Verdict is why the boot failed; while it is retried, why the last try did.
 	Verdict string `json:"verdict,omitempty"`
 	// Try counts the runs of the boot table by this process. NextTry is when the next one comes at the latest;
 	// other disks or links bring it forward.

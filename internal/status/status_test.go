@@ -139,7 +139,7 @@ func TestWarningIsSetOnceAndRemoved(t *testing.T) {
 	}
 }
 
-// The unit begins between init and the process; what systemd says else is of another start.
+// The unit begins between init and the process; anything else that systemd says belongs to another start.
 func TestOriginOfTheUnit(t *testing.T) {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {

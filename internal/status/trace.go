@@ -200,11 +200,11 @@ func (h History) Keep(ctx context.Context, delay time.Duration) {
 	case <-ctx.Done():
 	}
 	if err := KeepBoot(h.Path, h.Of.Snapshot()); err != nil {
-		h.Log.WithError(err).Warn("boot is not recorded for later comparison")
+		h.Log.WithError(err).Warn("cannot record the boot for later comparison")
 	}
 }
 
-// KeepBoot adds the document to the boots in the file at path, in the place of an earlier one of the same boot.
+// KeepBoot adds the document to the boots in the file at path, in place of an earlier one of the same boot.
 func KeepBoot(path string, d Document) error {
 	d.Progress = nil
 	all, err := Boots(path)

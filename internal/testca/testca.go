@@ -1,6 +1,6 @@
-// Package testca makes the certificates of a BOSH deployment for tests and the lab: an
-// authority, the NATS server's certificate and the clients' identities, with the subjects that
-// both sides check. Nothing of it is linked into the agent.
+// Package testca makes the certificates of a BOSH deployment for tests and the lab: a CA, the NATS server's
+// certificate and the clients' identities, with the subjects that both sides check. Nothing of it is linked into the
+// agent.
 package testca
 
 import (
@@ -55,7 +55,7 @@ func (p Pair) TLS() (tls.Certificate, error) { return tls.X509KeyPair(p.Certific
 func New(commonName string) (*CA, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("make authority key: %w", err)
+		return nil, fmt.Errorf("make the CA's key: %w", err)
 	}
 	template := &x509.Certificate{
 		SerialNumber:          serial(),
@@ -68,11 +68,11 @@ func New(commonName string) (*CA, error) {
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
-		return nil, fmt.Errorf("sign authority: %w", err)
+		return nil, fmt.Errorf("sign the CA: %w", err)
 	}
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {
-		return nil, fmt.Errorf("read authority: %w", err)
+		return nil, fmt.Errorf("read the CA: %w", err)
 	}
 	return &CA{PEM: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), cert: cert, key: key}, nil
 }

@@ -1,11 +1,11 @@
 // Package testdoc reads the fenced blocks of the pages, so that tests can run the commands in them. It is imported by
 // tests alone.
 //
-// The info string of a block has the language and, for commands, what becomes of them:
+// The info string of a block has the language and, for commands, how they are tested:
 //
-//	sh run      works in a checkout, on any machine with Go; make is asked what it would do (make -n)
-//	sh machine  works as root in a machine with a running agent
-//	sh example  needs what a test has not: a file of the reader, a terminal, an hour
+// sh run      works in a checkout, on any machine with Go; make is asked what it would do (make -n)
+// sh machine  works as root in a machine with a running agent
+// sh example  needs what a test has not: a file of the reader, a terminal, an hour
 package testdoc
 
 import (
@@ -84,5 +84,5 @@ func Generated(page, name, text string, update bool) error {
 	case update:
 		return os.WriteFile(page, []byte(before+begin+text+end+after), 0o644)
 	}
-	return fmt.Errorf("%s: the part %q differs from what the test makes; run the test with -update", page, name)
+	return fmt.Errorf("%s: the part %q is out of date; run the test with -update", page, name)
 }

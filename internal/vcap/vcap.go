@@ -1,5 +1,5 @@
-// Package vcap names every file and directory in which the agent, its commands and its units keep state: below the base
-// directory, which -b moves, and below /run. No other package joins such a path; a rule test says so.
+// Package vcap names every file and directory in which the agent, its commands and its units keep state: below the
+// base directory, which -b moves, and below /run. No other package joins such a path; a test enforces this.
 // docs/architecture.md lists them.
 package vcap
 
@@ -149,7 +149,7 @@ func (d Dirs) SupervisorState() string    { return d.join("monit", "supervisor.j
 func (d Dirs) MonitStopped() string       { return d.join("monit", "stopped") }
 func (d Dirs) StartRequested() string     { return d.join("monit", "start_requested.json") }
 
-// With -P dummy, files in the place of disks, accounts and networks. The test suites of a Director read them.
+// With -P dummy, files in place of disks, accounts and networks. The test suites of a Director read them.
 
 func (d Dirs) DummyMounts() string       { return d.join("bosh", "mounts.json") }
 func (d Dirs) DummyFormatted() string    { return d.join("bosh", "formatted_disks.json") }
@@ -183,7 +183,7 @@ func (r Run) MonitProgram() string { return filepath.Join(string(r), "bin", "mon
 // MonitPid is where monit's own program looks for a running monit.
 func (Run) MonitPid() string { return "/run/monit.pid" }
 
-// MonitDropIn replaces the program inside of monit's unit until the next boot.
+// MonitDropIn replaces the program inside monit's unit until the next boot.
 func (Run) MonitDropIn() string { return "/run/systemd/system/monit.service.d/cambium.conf" }
 
 // NetworkdReload exists while networkd has not been reloaded after its files were written.
