@@ -81,6 +81,20 @@ var wording = []phrase{
 		`\bbehind (a|the|its|it|another)? ?(SCSI|loop|free loop|link|pointer|signed|local port|Director's back|back|mount|`+
 		`new mount|device|device-mapper|root partition's back|CPI's program)|`+
 		`image behind it|2\.1 behind it|server behind it|clean up behind|behind signed`, "after"),
+	turn(`\bin the place of\b`, never, "in place of"),
+	turn(`\binside of\b`, never, "inside, or in"),
+	turn(`\b[Ss]ee that [a-z']`, `\b(cannot|not) see that `, "check that"),
+	turn(`\b(something|anything|nothing) else than\b`, never, "… other than"),
+	turn(`\banother [a-z ]{1,20} than\b`, never, "a … other than"),
+	turn(`\b(put|puts|putting) (it |them )?aside\b`, never, "set aside"),
+	turn(`\bnot a usable\b`, never, "not a valid"),
+	turn(`\bknows? no [a-z]`, never, "does not have, or does not support"),
+	turn(`\b(is|was|are|were) tried again\b`, never, "is retried"),
+	turn(`\bbelongs? into\b`, never, "belongs in"),
+	turn(`\bcontrol groups? of version\b`, never, "cgroup v1, cgroup v2"),
+	turn(`\bis of (another|the other) [a-z]+\b`, never, "has a different …, or belongs to another …"),
+	turn(`\b(Debug|Info|Warn|Error)\("[a-z' ]+ not (written|sent|set|listed|flushed|notified|recorded|removed)"`, never,
+		"cannot write, send, …"),
 }
 
 // TestWording: what people read has none of them, in documents as in the program's messages and comments.
