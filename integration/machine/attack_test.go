@@ -215,8 +215,8 @@ func alertPort(t *testing.T, i *lab.Instance) {
 	ready(t, i)
 }
 
-// monitPort listens where monit should, while monit is down. The agent names the process, and gives monit its port back
-// as soon as the process has ended.
+// monitPort listens where monit should, while monit is down. The agent names the process, in its status and to a
+// Director who wants jobs stopped, and gives monit its port back as soon as the process has ended.
 func monitPort(t *testing.T, l *lab.Lab, i *lab.Instance) {
 	run(t, i, "systemctl", "stop", "monit")
 	stop := background(t, i, "listener", fmt.Sprintf(listen, 2822, "monit"))
@@ -231,13 +231,25 @@ func monitPort(t *testing.T, l *lab.Lab, i *lab.Instance) {
 	}
 	run(t, i, "systemctl", "start", "monit")
 	pid := strings.TrimSpace(run(t, i, "systemctl", "show", "-P", "MainPID", "monit"))
+	stopped := make(chan error, 1)
+	go func() {
+		_, err := i.Agent.Do(t.Context(), "stop")
+		stopped <- err
+	}()
+	const holder = `("perl") of user `
 	eventually.Nil(t, "the status to name the process", func() error {
 		got := run(t, i, "sh", "-c", "/var/vcap/bosh/bin/bosh-agent status || true")
-		if stateOf(t, i); !strings.Contains(got, `("perl") of user `) {
+		if stateOf(t, i); !strings.Contains(got, holder) {
 			return errors.New(got)
 		}
 		return nil
 	})
+	// A Director ignores this timeout, and would go on as if the jobs were stopped.
+	const ignored = "Timed out waiting for service"
+	err := <-stopped
+	if err == nil || !strings.Contains(err.Error(), holder) || strings.Contains(err.Error(), ignored) {
+		t.Errorf("stop: got %v, want an error that names the process", err)
+	}
 	if got := run(t, i, "systemctl", "is-active", "listener"); got != "active\n" {
 		t.Errorf("the listener is %q", got)
 	}
@@ -246,6 +258,12 @@ func monitPort(t *testing.T, l *lab.Lab, i *lab.Instance) {
 	if got := run(t, i, "systemctl", "show", "-P", "MainPID", "monit"); got == pid+"\n" {
 		t.Error("monit was not restarted")
 	}
+	do(t, i, `"stopped"`, "stop")
+	if s := stateOf(t, i); s.JobState != "stopped" {
+		t.Errorf("job_state is %q after a stop", s.JobState)
+	}
+	do(t, i, `"started"`, "start")
+	eventually.True(t, "monit to answer", func() bool { return stateOf(t, i).JobState == "running" })
 	var alerts []string
 	eventually.True(t, "an alert", func() bool {
 		alerts = nil

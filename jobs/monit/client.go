@@ -85,17 +85,14 @@ func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, e
 		return nil, fmt.Errorf("monit's address: %w", err)
 	}
 	if err := c.checkOwner(listener); err != nil && !errors.Is(err, sockowner.ErrUnknown) {
-		c.notice(listener)
-		return nil, err
+		return nil, c.named(listener, err)
 	}
 	conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
 	if err != nil {
-		c.notice(listener)
-		return nil, err
+		return nil, c.named(listener, err)
 	}
 	if err := errors.Join(c.checkOwner(listener), c.checkAccepted(conn)); err != nil {
-		c.notice(listener)
-		return nil, errors.Join(err, conn.Close())
+		return nil, errors.Join(c.named(listener, err), conn.Close())
 	}
 	return conn, nil
 }

@@ -387,7 +387,7 @@ func TestPasswordIsForTheOwner(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := &Client{URL: web.URL, UserFile: user, Owner: uint32(os.Getuid()) + 1}
-	if _, err := c.Status(t.Context()); err == nil || !strings.Contains(err.Error(), "it was not sent the password") {
+	if _, err := c.Status(t.Context()); err == nil || !strings.Contains(err.Error(), "has monit's port") {
 		t.Errorf("got %v, want an error that names the listener", err)
 	}
 	if asked.Load() != 0 {

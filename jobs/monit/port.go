@@ -108,13 +108,15 @@ func (c *Client) holder(address netip.AddrPort) error {
 	return fmt.Errorf("%s has monit's port %s: end it, and monit is restarted", text, address)
 }
 
-// notice wakes Port if another process has monit's port.
-func (c *Client) notice(address netip.AddrPort) {
-	if c.Taken == nil || c.holder(address) == nil {
-		return
+// named names in an error who has monit's port, and wakes Port. If nobody has it in monit's place, the error stays.
+func (c *Client) named(address netip.AddrPort, err error) error {
+	held := c.holder(address)
+	if held == nil {
+		return err
 	}
 	select {
 	case c.Taken <- struct{}{}:
 	default:
 	}
+	return held
 }

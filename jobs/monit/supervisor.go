@@ -150,7 +150,8 @@ func (s Supervisor) StopAll(ctx context.Context, wait bool) error {
 
 var errBudget = errors.New("the budget for stopping is used up")
 
-// until polls the services: monit has no notifications.
+// until polls the services: monit has no notifications. A monit that does not answer for as long as an action may take
+// is an error, and not a timeout, which the Director takes for a stop: nobody knows what runs.
 func (s Supervisor) until(ctx context.Context, what string, budget time.Duration, done func(Service) bool) error {
 	poll := s.Poll
 	if poll == 0 {
@@ -158,7 +159,10 @@ func (s Supervisor) until(ctx context.Context, what string, budget time.Duration
 	}
 	var waiting []string
 	for {
-		status, err := s.Status(ctx)
+		status, err := s.statusWithRetry(ctx)
+		if err != nil && ctx.Err() == nil {
+			return err
+		}
 		if err == nil {
 			waiting = nil
 			var faults []string
