@@ -90,7 +90,7 @@ func TestMachineCPIRangeMovesToAnotherNetwork(t *testing.T) {
 }
 
 // sharesNothing checks that root in a container, as a unit of it, changes nothing that it shares with the host, and
-// still can do what jobs need.
+// still can do what jobs and udev need.
 func (c *cloud) sharesNothing(vm string) {
 	c.t.Helper()
 	unit := func(argv ...string) string {
@@ -112,12 +112,33 @@ func (c *cloud) sharesNothing(vm string) {
 		}
 	}
 	unit("sh", "-ec", "echo 1 >/proc/sys/net/ipv4/ip_forward")
-	unit("sh", "-ec", "mkdir /sys/fs/cgroup/systemd/own 2>/dev/null || mkdir /sys/fs/cgroup/own")
-	// As bpm does: a file system and processes of its own, with device nodes of the container.
-	unit("unshare", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-ec",
-		"mount -t tmpfs none /mnt; touch /mnt/null; mount --bind /dev/null /mnt/null; echo x >/mnt/null")
 	unit("--property=PrivateDevices=yes", "sh", "-ec", "echo x >/dev/null; head -c 1 /dev/urandom >/dev/null")
+	if got := unit("sh", "-ec", bpmGroup, "sh", bpmRoot, bpmJob); got != "vcap\nsh\nbpm-job\nro\n" {
+		c.t.Errorf("a job as bpm starts it says %q", got)
+	}
+	if got := unit("sh", "-ec", ownUdev); got != "1\n" {
+		c.t.Errorf("udev has %q devices, want one", got)
+	}
 }
+
+// What bpm does, in shell: a control group, namespaces, a root file system of its own that is read-only and has device
+// nodes of the container, and a job of vcap without capabilities. The job says who and where it is.
+const (
+	bpmGroup = `groups=/sys/fs/cgroup/systemd; [ -d $groups ] || groups=/sys/fs/cgroup
+mkdir $groups/bpm-job; echo 0 >$groups/bpm-job/cgroup.procs
+exec unshare --mount --pid --ipc --uts --fork sh -ec "$1" sh "$2"`
+	bpmRoot = `mount --rbind / /mnt; mount -o remount,bind,ro /mnt; mount -t proc proc /mnt/proc
+mount -t tmpfs -o mode=1777 none /mnt/tmp; touch /mnt/tmp/null; mount --bind /dev/null /mnt/tmp/null
+mkdir /mnt/tmp/old; cd /mnt; pivot_root . tmp/old; umount -l /tmp/old
+exec setpriv --reuid=vcap --regid=vcap --init-groups --no-new-privs --bounding-set=-all sh -ec "$1"`
+	bpmJob = `id -un; cat /proc/1/comm; grep -om 1 bpm-job /proc/self/cgroup
+awk '$5 == "/" { print substr($6, 1, 2) }' /proc/self/mountinfo; echo x >/tmp/null; echo x >/tmp/own`
+)
+
+// ownUdev starts udev, which systemd leaves out of containers, and prints how many of one new device it has taken in.
+const ownUdev = `systemd-run --quiet --unit=own-udevd --service-type=notify /lib/systemd/systemd-udevd
+ip link add own0 type bridge; udevadm wait --timeout=120 /sys/class/net/own0; udevadm settle --timeout=120
+udevadm info --query=property /sys/class/net/own0 | grep -c ^USEC_INITIALIZED=; systemctl stop own-udevd`
 
 // create-env was interrupted at "Creating VM": the CLI starts the CPI in a process group of its own, so that the CPI
 // goes on, and nobody reads its reply.
