@@ -72,8 +72,11 @@ func TestRootClosedToOthers(t *testing.T) {
 		i.store.dir: fs.ModeDir | 0o700, filepath.Join(i.store.dir, images): fs.ModeDir | 0o700,
 		i.store.path(cid): fs.ModeDir | 0o700, i.store.path(cid, recordName): 0o600,
 	} {
-		if info, err := os.Stat(path); err != nil || info.Mode() != want {
-			t.Errorf("%s: got %v, %v; want %v", path, info.Mode(), err, want)
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Error(err)
+		} else if info.Mode() != want {
+			t.Errorf("%s: got %v, want %v", path, info.Mode(), want)
 		}
 	}
 }
