@@ -158,6 +158,35 @@ func TestDecisionsAreValues(t *testing.T) {
 	}
 }
 
+// TestBlkidIsNotRun: the agent reads by itself what is on a disk, so that it decides alike on every stemcell. blkid is
+// for tests.
+func TestBlkidIsNotRun(t *testing.T) {
+	blkid := regexp.MustCompile(`\bblkid\b`)
+	texts := 0
+	for _, f := range agentFiles(t) {
+		ast.Inspect(f.File, func(n ast.Node) bool {
+			text := literal(n)
+			if texts++; blkid.MatchString(text) {
+				t.Errorf("%s: %q names blkid; use platform/filesystem/probe", f.position(n), text)
+			}
+			return true
+		})
+	}
+	out, err := exec.Command("git", "ls-files", "stemcell-assets", "packaging").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range strings.FieldsSeq(string(out)) {
+		data, err := os.ReadFile(name)
+		if texts++; err == nil && blkid.Match(data) { // others were deleted in the work tree
+			t.Errorf("%s names blkid", name)
+		}
+	}
+	if texts < 10_000 {
+		t.Errorf("the test looked at %d places", texts)
+	}
+}
+
 const maxFunction = 80
 
 // TestFunctionsAreShort keeps functions readable.
