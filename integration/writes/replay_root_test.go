@@ -14,11 +14,13 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"cambium/lab/fusetest"
 )
 
 // entry is something that was done to a disk, or a mark.
 type entry struct {
-	header
+	fusetest.Header
 	data []byte
 }
 
@@ -50,11 +52,11 @@ func readRecording(t testing.TB, disks []disk, images []string, log string) *rec
 	defer f.Close()
 	for {
 		var e entry
-		err := binary.Read(f, binary.LittleEndian, &e.header)
+		err := binary.Read(f, binary.LittleEndian, &e.Header)
 		if errors.Is(err, io.EOF) {
 			return r
 		}
-		if err == nil && (e.Kind == wrote || e.Kind == marked) {
+		if err == nil && (e.Kind == fusetest.Wrote || e.Kind == fusetest.Marked) {
 			e.data = make([]byte, e.Length)
 			_, err = io.ReadFull(f, e.data)
 		}
@@ -87,14 +89,14 @@ func dataOf(image string) (all []entry, err error) {
 		if _, err := f.ReadAt(data, from); err != nil {
 			return nil, err
 		}
-		all = append(all, entry{header{Kind: wrote, Offset: from, Length: at - from}, data})
+		all = append(all, entry{fusetest.Header{Kind: fusetest.Wrote, Offset: from, Length: at - from}, data})
 	}
 }
 
 // index is where a mark is in the log.
 func (r *recording) index(mark string) int {
 	for i, e := range r.log {
-		if e.Kind == marked && string(e.data) == mark {
+		if e.Kind == fusetest.Marked && string(e.data) == mark {
 			return i
 		}
 	}
@@ -132,7 +134,7 @@ func (r *recording) states(random *rand.Rand, count int) (all []state) {
 	begin, end := r.index(markBegin), r.index(markEnd)
 	var flushes []state
 	for i := begin; i < end; i++ {
-		if r.log[i].Kind == flushed {
+		if r.log[i].Kind == fusetest.Flushed {
 			flushes = append(flushes, state{cut: i + 1})
 		}
 	}
@@ -156,19 +158,19 @@ func (r *recording) states(random *rand.Rand, count int) (all []state) {
 func (r *recording) each(s state, do func(number int, e entry, certain bool)) {
 	durable := make([]int, len(r.disks))
 	for i, e := range r.log[:s.cut] {
-		if e.Kind == flushed {
+		if e.Kind == fusetest.Flushed {
 			durable[e.Disk] = i
 		}
 	}
 	random := rand.New(rand.NewPCG(s.seed, 0))
 	for i, e := range r.log[:s.cut] {
 		switch {
-		case e.Kind == marked || e.Kind == flushed:
+		case e.Kind == fusetest.Marked || e.Kind == fusetest.Flushed:
 		case i < durable[e.Disk]:
 			do(i, e, true)
 		default:
 			unit := s.unit
-			if unit == 0 || e.Kind == zeroed {
+			if unit == 0 || e.Kind == fusetest.Zeroed {
 				unit = e.Length
 			}
 			for at := int64(0); at < e.Length; at += unit {
@@ -177,7 +179,7 @@ func (r *recording) each(s state, do func(number int, e entry, certain bool)) {
 				}
 				part := e
 				part.Offset, part.Length = e.Offset+at, min(unit, e.Length-at)
-				if e.Kind == wrote {
+				if e.Kind == fusetest.Wrote {
 					part.data = e.data[at : at+part.Length]
 				}
 				do(i, part, false)
@@ -203,7 +205,7 @@ func (r *recording) identity(s state) uint64 {
 func (r *recording) reached(s state) map[string]bool {
 	all := map[string]bool{}
 	for _, e := range r.log[:s.cut] {
-		if e.Kind == marked {
+		if e.Kind == fusetest.Marked {
 			all[string(e.data)] = true
 		}
 	}
@@ -228,8 +230,8 @@ func (r *recording) make(t testing.TB, s state, dir string) {
 	apply := func(_ int, e entry, _ bool) {
 		f := files[e.Disk]
 		var err error
-		if e.Kind == zeroed {
-			err = unix.Fallocate(int(f.Fd()), punch, e.Offset, e.Length)
+		if e.Kind == fusetest.Zeroed {
+			err = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, e.Offset, e.Length)
 		} else {
 			_, err = f.WriteAt(e.data, e.Offset)
 		}

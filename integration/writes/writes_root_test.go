@@ -19,12 +19,13 @@ import (
 	"time"
 
 	"cambium/internal/looptest"
+	"cambium/lab/fusetest"
 	"cambium/platform/copytree/worker"
 )
 
 func TestMain(m *testing.M) {
 	worker.ServeIfCalled(context.Background())
-	serveIfCalled()
+	fusetest.ServeIfCalled()
 	looptest.Main(m)
 }
 
@@ -91,7 +92,7 @@ func run(t *testing.T, op *operation, count int, seed uint64) (got result) {
 	}
 	r := record(t, op, dir)
 	begin := time.Now()
-	got = result{seed: seed, writes: r.count(wrote, zeroed), flushes: r.count(flushed)}
+	got = result{seed: seed, writes: r.count(fusetest.Wrote, fusetest.Zeroed), flushes: r.count(fusetest.Flushed)}
 	for _, s := range r.states(rand.New(rand.NewPCG(seed, 0)), count) {
 		if time.Since(begin) > *limit {
 			break
@@ -148,9 +149,9 @@ func record(t *testing.T, op *operation, dir string) *recording {
 			t.Fatalf("%v: %s", err, out)
 		}
 	}
-	rec := startRecorder(t, dir, served)
-	m := on(t, op, dir, func(name string) *looptest.Device { return rec.attach(t, name) })
-	m.mark = func(name string) { rec.mark(t, name) }
+	recorder := fusetest.Record(t, served...)
+	m := on(t, op, dir, func(name string) *looptest.Device { return looptest.Attach(t, recorder.Path(name)) })
+	m.mark = recorder.Mark
 	if op.bootRecorded {
 		m.mark(markBegin)
 	}
@@ -162,10 +163,8 @@ func record(t *testing.T, op *operation, dir string) *recording {
 	m.mark(markEnd)
 	op.ended(m)
 	m.off()
-	if err := rec.stop(); err != nil {
-		t.Fatal(err)
-	}
-	return readRecording(t, op.disks, images, rec.log)
+	recorder.Stop()
+	return readRecording(t, op.disks, images, recorder.Log)
 }
 
 // try boots a machine on the disks of a state, repeats the operation, and boots again. It reports whether an operator
@@ -219,7 +218,7 @@ var partition = regexp.MustCompile(`/dev/loop\d+p\d+`)
 // marks are all that an operation sets.
 func (*operation) marks(r *recording) (all []string) {
 	for _, e := range r.log {
-		if e.Kind == marked {
+		if e.Kind == fusetest.Marked {
 			all = append(all, string(e.data))
 		}
 	}

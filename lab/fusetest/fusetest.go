@@ -1,12 +1,14 @@
 //go:build linux
 
-// Package fusetest serves disk images with I/O errors to loop devices: a FUSE file system in a process of its own,
-// since the kernel writes to its files while a test that waits for the kernel cannot run. For tests only.
+// Package fusetest serves disk images that fail, or whose writes are recorded: a FUSE file system in a process of its
+// own, for loop devices. The kernel writes to its files while a test that waits for the kernel may not run. For tests
+// only.
 package fusetest
 
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -38,20 +41,46 @@ const (
 // Latency is that of a slow image.
 const Latency = 100 * time.Millisecond
 
+// Kinds of entries of a log. One log has what was done to all images, so that there is one order.
+const (
+	Wrote   = 'W' // data
+	Zeroed  = 'Z' // a range, without data
+	Flushed = 'F' // what was written before is on the disk, whatever happens
+	Marked  = 'M' // a test notes what it has been told by then; the data is a name
+)
+
+// Header precedes the data of an entry.
+type Header struct {
+	Kind   byte
+	Disk   byte // which of the images
+	Offset int64
+	Length int64
+}
+
 const serveVariable = "CAMBIUM_FUSETEST"
 
 // serving is what the server is told.
 type serving struct {
 	Mount  string
+	Log    string // empty: nothing is recorded
 	Images []string
+}
+
+// server is the process that serves.
+type server struct {
+	mu     sync.Mutex // one change at a time: the log has their order
+	log    *os.File   // nil: nothing is recorded
+	images map[string]*image
 }
 
 // image is a file of the server.
 type image struct {
 	fs.Inode
-	file *os.File
-	size uint64
-	mode atomic.Value // Mode
+	*server
+	number byte
+	file   *os.File
+	size   uint64
+	mode   atomic.Value // Mode
 }
 
 var _ = (interface {
@@ -90,37 +119,60 @@ func (i *image) Read(_ context.Context, _ fs.FileHandle, to []byte, at int64) (f
 	return fuse.ReadResultData(to[:n]), fs.OK
 }
 
-// fails is the errno of whatever changes the image.
-func (i *image) fails() syscall.Errno {
+// change does something to the image, as the mode allows, and records it.
+func (i *image) change(h Header, data []byte, do func() error) syscall.Errno {
 	switch i.mode.Load() {
 	case EIO:
 		return syscall.EIO
 	case Slow:
 		time.Sleep(Latency)
 	}
-	return fs.OK
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	err := do()
+	if err == nil {
+		h.Disk = i.number
+		err = i.record(h, data)
+	}
+	return fs.ToErrno(err)
+}
+
+// record appends to the log, if there is one; the caller holds mu.
+func (s *server) record(h Header, data []byte) error {
+	if s.log == nil {
+		return nil
+	}
+	text, err := binary.Append(nil, binary.LittleEndian, h)
+	if err == nil {
+		_, err = s.log.Write(append(text, data...))
+	}
+	return err
 }
 
 func (i *image) Write(_ context.Context, _ fs.FileHandle, data []byte, at int64) (uint32, syscall.Errno) {
-	if errno := i.fails(); errno != fs.OK {
+	errno := i.change(Header{Kind: Wrote, Offset: at, Length: int64(len(data))}, data, func() error {
+		_, err := i.file.WriteAt(data, at)
+		return err
+	})
+	if errno != fs.OK {
 		return 0, errno
 	}
-	n, err := i.file.WriteAt(data, at)
-	return uint32(n), fs.ToErrno(err)
+	return uint32(len(data)), fs.OK
 }
 
-func (i *image) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno { return i.fails() }
+func (i *image) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno {
+	return i.change(Header{Kind: Flushed}, nil, func() error { return nil })
+}
 
 // Allocate serves discarding and zeroing, after which these images read as zeros.
 func (i *image) Allocate(_ context.Context, _ fs.FileHandle, at, size uint64, mode uint32) syscall.Errno {
 	if mode&(unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_ZERO_RANGE) == 0 {
 		return syscall.EOPNOTSUPP
 	}
-	if errno := i.fails(); errno != fs.OK {
-		return errno
-	}
 	const punch = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
-	return fs.ToErrno(unix.Fallocate(int(i.file.Fd()), punch, int64(at), int64(size)))
+	return i.change(Header{Kind: Zeroed, Offset: int64(at), Length: int64(size)}, nil, func() error {
+		return unix.Fallocate(int(i.file.Fd()), punch, int64(at), int64(size))
+	})
 }
 
 // ServeIfCalled is the server if this process was started as one; TestMain calls it first. The server ends with its
@@ -142,24 +194,16 @@ func serve(text string) error {
 	if err := json.Unmarshal([]byte(text), &told); err != nil {
 		return err
 	}
-	nodes := map[string]*image{}
-	for _, path := range told.Images {
-		f, err := os.OpenFile(path, os.O_RDWR, 0)
-		if err != nil {
-			return err
-		}
-		info, err := f.Stat()
-		if err != nil {
-			return err
-		}
-		nodes[filepath.Base(path)] = &image{file: f, size: uint64(info.Size())}
+	s := &server{images: map[string]*image{}}
+	if err := s.open(told); err != nil {
+		return err
 	}
 	root := &fs.Inode{}
 	_, err := fs.Mount(told.Mount, root, &fs.Options{
 		MountOptions: fuse.MountOptions{DirectMountStrict: true, FsName: "fusetest", MaxWrite: 512 << 10,
 			DisableXAttrs: true},
 		OnAdd: func(ctx context.Context) {
-			for name, node := range nodes {
+			for name, node := range s.images {
 				root.AddChild(name, root.NewPersistentInode(ctx, node, fs.StableAttr{Mode: syscall.S_IFREG}), false)
 			}
 		},
@@ -169,12 +213,9 @@ func serve(text string) error {
 	}
 	fmt.Println("ready")
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
-		var name string
-		var mode Mode
-		if _, err := fmt.Sscan(in.Text(), &name, &mode); err != nil || nodes[name] == nil {
-			return fmt.Errorf("unknown order %q", in.Text())
+		if err := s.obey(in.Text()); err != nil {
+			return err
 		}
-		nodes[name].mode.Store(mode)
 		fmt.Println("ready")
 	}
 	// The end of this process is that of the connection. Nothing else ends it if another mount namespace has been made
@@ -182,24 +223,79 @@ func serve(text string) error {
 	return unix.Unmount(told.Mount, unix.MNT_DETACH)
 }
 
+func (s *server) open(told serving) (err error) {
+	if told.Log != "" {
+		if s.log, err = os.OpenFile(told.Log, os.O_CREATE|os.O_EXCL|os.O_WRONLY|os.O_APPEND, 0o600); err != nil {
+			return err
+		}
+	}
+	for n, path := range told.Images {
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			return err
+		}
+		info, err := f.Stat()
+		if err != nil {
+			return err
+		}
+		s.images[filepath.Base(path)] = &image{server: s, number: byte(n), file: f, size: uint64(info.Size())}
+	}
+	return nil
+}
+
+// Orders of the test, each a line: "set IMAGE MODE", "mark NAME".
+const (
+	orderSet  = "set"
+	orderMark = "mark"
+)
+
+func (s *server) obey(order string) error {
+	verb, rest, _ := strings.Cut(order, " ")
+	name, mode, _ := strings.Cut(rest, " ")
+	switch {
+	case verb == orderMark:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.record(Header{Kind: Marked, Length: int64(len(rest))}, []byte(rest))
+	case verb == orderSet && s.images[name] != nil:
+		s.images[name].mode.Store(Mode(mode))
+		return nil
+	}
+	return fmt.Errorf("unknown order %q", order)
+}
+
 // Images are served images, under their own names below Dir.
 type Images struct {
 	Dir string
+	Log string // of what was done to them, if it is recorded
 
-	t   testing.TB
-	mu  sync.Mutex
-	in  io.WriteCloser
-	out *bufio.Reader
+	t    testing.TB
+	stop func()
+	mu   sync.Mutex
+	in   io.WriteCloser
+	out  *bufio.Reader
 }
 
 // Serve serves images until the end of the test. What uses them must be gone by then.
 func Serve(t testing.TB, paths ...string) *Images {
 	t.Helper()
-	s := &Images{Dir: filepath.Join(t.TempDir(), "served"), t: t}
+	return start(t, &Images{Dir: filepath.Join(t.TempDir(), "served")}, paths)
+}
+
+// Record is Serve with a log.
+func Record(t testing.TB, paths ...string) *Images {
+	t.Helper()
+	dir := t.TempDir()
+	return start(t, &Images{Dir: filepath.Join(dir, "served"), Log: filepath.Join(dir, "log")}, paths)
+}
+
+func start(t testing.TB, s *Images, paths []string) *Images {
+	t.Helper()
+	s.t = t
 	if err := os.Mkdir(s.Dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	text, err := json.Marshal(serving{Mount: s.Dir, Images: paths})
+	text, err := json.Marshal(serving{Mount: s.Dir, Log: s.Log, Images: paths})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -214,13 +310,36 @@ func Serve(t testing.TB, paths ...string) *Images {
 		t.Fatal(err)
 	}
 	s.in, s.out = in, bufio.NewReader(out)
-	t.Cleanup(func() {
+	s.stop = sync.OnceFunc(func() {
 		if err := errors.Join(in.Close(), cmd.Wait()); err != nil {
 			t.Errorf("stop the image server: %v", err)
 		}
 	})
+	t.Cleanup(s.stop)
 	s.await()
 	return s
+}
+
+// Stop ends the server before the end of the test: its log is complete then.
+func (s *Images) Stop() { s.stop() }
+
+// Path is where the kernel finds an image.
+func (s *Images) Path(name string) string { return filepath.Join(s.Dir, name) }
+
+// Set changes how an image behaves, and returns when it does.
+func (s *Images) Set(name string, mode Mode) { s.t.Helper(); s.order(orderSet, name, mode) }
+
+// Mark notes in the log that something has been told to the caller by now.
+func (s *Images) Mark(name string) { s.t.Helper(); s.order(orderMark, name) }
+
+func (s *Images) order(words ...any) {
+	s.t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, err := fmt.Fprintln(s.in, words...); err != nil {
+		s.t.Fatal(err)
+	}
+	s.await()
 }
 
 func (s *Images) await() {
@@ -228,18 +347,4 @@ func (s *Images) await() {
 	if line, err := s.out.ReadString('\n'); err != nil || line != "ready\n" {
 		s.t.Fatalf("the image server said %q: %v", line, err)
 	}
-}
-
-// Path is where the kernel finds an image.
-func (s *Images) Path(name string) string { return filepath.Join(s.Dir, name) }
-
-// Set changes how an image behaves, and returns when it does.
-func (s *Images) Set(name string, mode Mode) {
-	s.t.Helper()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if _, err := fmt.Fprintln(s.in, name, mode); err != nil {
-		s.t.Fatal(err)
-	}
-	s.await()
 }
