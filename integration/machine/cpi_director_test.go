@@ -113,7 +113,7 @@ func (c *cloud) sharesNothing(vm string) {
 	}
 	unit("sh", "-ec", "echo 1 >/proc/sys/net/ipv4/ip_forward")
 	unit("--property=PrivateDevices=yes", "sh", "-ec", "echo x >/dev/null; head -c 1 /dev/urandom >/dev/null")
-	if got := unit("sh", "-ec", bpmGroup, "sh", bpmRoot, bpmJob); got != "vcap\nsh\nbpm-job\nro\n" {
+	if got := unit("sh", "-ec", bpmGroup, "sh", bpmRoot, bpmJob); got != "vcap\nsh\nbpm-job\nro\n0000000000000000\n" {
 		c.t.Errorf("a job as bpm starts it says %q", got)
 	}
 	if got := unit("sh", "-ec", ownUdev); got != "1\n" {
@@ -132,7 +132,8 @@ mount -t tmpfs -o mode=1777 none /mnt/tmp; touch /mnt/tmp/null; mount --bind /de
 mkdir /mnt/tmp/old; cd /mnt; pivot_root . tmp/old; umount -l /tmp/old
 exec setpriv --reuid=vcap --regid=vcap --init-groups --no-new-privs --bounding-set=-all sh -ec "$1"`
 	bpmJob = `id -un; cat /proc/1/comm; grep -om 1 bpm-job /proc/self/cgroup
-awk '$5 == "/" { print substr($6, 1, 2) }' /proc/self/mountinfo; echo x >/tmp/null; echo x >/tmp/own`
+awk '$5 == "/" { print substr($6, 1, 2) }' /proc/self/mountinfo; sed -n 's/^CapBnd:.//p' /proc/self/status
+echo x >/tmp/null; echo x >/tmp/own`
 )
 
 // ownUdev starts udev, which systemd leaves out of containers, and prints how many of one new device it has taken in.
