@@ -108,6 +108,13 @@ func TestRootPlannedIsDone(t *testing.T) {
 			named := &settings.DiskHint{Path: "/dev/sdb"}
 			return step{func(b *bench) ([]Change, error) { return b.PlanGrowRoot(ctx, named) }, func(b *bench) ([]Change, error) { return b.GrowRoot(ctx, named) }}
 		}, []string{"grow partition 1", "grow xfs"}},
+		{"root disk, whose space is for a named ephemeral disk that is missing",
+			Options{CreatePartitionIfNoEphemeralDisk: true, MissingEphemeralDisk: "root"}, func(t *testing.T, b *bench) step {
+				fakeRoot(t, b, 2*gib, "label: gpt\nstart=2048, size=262144\n")
+				named := &settings.DiskHint{Path: "/dev/missing"}
+				return step{func(b *bench) ([]Change, error) { return b.PlanGrowRoot(ctx, named) },
+					func(b *bench) ([]Change, error) { return b.GrowRoot(ctx, named) }}
+			}, nil},
 		{"associations", Options{}, func(t *testing.T, b *bench) step {
 			b.disk(8<<20, "vol-1")
 			return step{func(b *bench) ([]Change, error) { return b.PlanAssociate(ctx, links) }, func(b *bench) ([]Change, error) { return b.Associate(ctx, links) }}

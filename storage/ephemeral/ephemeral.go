@@ -407,7 +407,7 @@ func (d *Disks) rawDisk(ctx context.Context, path string, i int, acting bool) ([
 func (d *Disks) GrowRoot(ctx context.Context, ephemeral *settings.DiskHint) ([]decide.Change, error) {
 	d.Machine.Lock()
 	defer d.Machine.Unlock()
-	plan, err := d.planGrowRoot(ephemeral)
+	plan, err := d.planGrowRoot(ctx, ephemeral)
 	if err != nil {
 		return nil, err
 	}
@@ -419,16 +419,19 @@ func (d *Disks) GrowRoot(ctx context.Context, ephemeral *settings.DiskHint) ([]d
 }
 
 // PlanGrowRoot says what GrowRoot would change, without writing.
-func (d *Disks) PlanGrowRoot(_ context.Context, ephemeral *settings.DiskHint) ([]decide.Change, error) {
+func (d *Disks) PlanGrowRoot(ctx context.Context, ephemeral *settings.DiskHint) ([]decide.Change, error) {
 	d.Machine.Lock()
 	defer d.Machine.Unlock()
-	plan, err := d.planGrowRoot(ephemeral)
+	plan, err := d.planGrowRoot(ctx, ephemeral)
 	return plan.Changes, err
 }
 
-func (d *Disks) planGrowRoot(ephemeral *settings.DiskHint) (decide.Plan, error) {
+func (d *Disks) planGrowRoot(ctx context.Context, ephemeral *settings.DiskHint) (decide.Plan, error) {
 	if !decide.RootGrowth(d.SkipSetup, d.CreateOnRoot, wanted{hint: ephemeral}.named()) {
 		return decide.Plan{}, nil
+	}
+	if _, onRoot, _, err := d.find(ctx, wanted{hint: ephemeral}, false); err == nil && onRoot {
+		return decide.Plan{}, nil // the named disk is missing, and the space is for the data instead
 	}
 	path, n, err := d.Machine.RootDisk()
 	if errors.Is(err, machine.ErrNoRootDisk) {
