@@ -12,6 +12,7 @@ import (
 
 	"cambium/internal/eventually"
 	"cambium/lab"
+	"cambium/lab/labtest"
 )
 
 // addresses lists the global IPv4 addresses of eth0.
@@ -42,11 +43,11 @@ func wantPlan(t *testing.T, i *lab.Instance, want ...string) {
 	t.Helper()
 	eventually.True(t, fmt.Sprintf("a plan of %q for the network", want), func() bool {
 		out, err := i.Output(t.Context(), "/var/vcap/bosh/bin/bosh-agent", "plan", "-C", "/var/vcap/bosh/agent.json", "--json")
-		var p plannedBoot
+		var p labtest.PlannedBoot
 		if jsonErr := json.Unmarshal([]byte(out), &p); jsonErr != nil {
 			t.Fatalf("agent plan: %v, %v: %s", err, jsonErr, out)
 		}
-		return fmt.Sprint(p.texts()["network"]) == fmt.Sprint(want)
+		return fmt.Sprint(p.Texts()["network"]) == fmt.Sprint(want)
 	})
 }
 

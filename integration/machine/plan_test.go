@@ -5,9 +5,7 @@ package machine
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -16,109 +14,32 @@ import (
 	"cambium/internal/eventually"
 	"cambium/internal/status"
 	"cambium/lab"
+	"cambium/lab/labtest"
 	"cambium/lab/machine"
 )
 
-// planFirst has `agent plan` run right before each start of the agent, by the same binary.
-var planFirst = machine.File{Path: "/etc/systemd/system/bosh-agent.service.d/plan.conf", Mode: 0o644, Data: []byte(`[Service]
-ExecStartPre=/bin/sh -c '/var/vcap/bosh/bin/bosh-agent plan --json >/run/plan.json 2>/run/plan.err || echo "exit $?" >>/run/plan.err'
-`)}
-
-// plannedBoot is what `agent plan --json` prints.
-type plannedBoot struct {
-	Plan []struct {
-		Step    string `json:"step"`
-		Changes []struct {
-			Text  string `json:"text"`
-			After string `json:"after"`
-			Runs  bool   `json:"runs"`
-		} `json:"changes"`
-		Warnings []string `json:"warnings"`
-		Error    string   `json:"error"`
-	} `json:"plan"`
-}
-
-func (p plannedBoot) texts() map[string][]string {
-	all := map[string][]string{}
-	for _, s := range p.Plan {
-		for _, c := range s.Changes {
-			all[s.Step] = append(all[s.Step], c.Text)
-		}
-	}
-	return all
-}
-
-// bootSays is what a boot came to, in the words of a plan.
-func bootSays(d status.Document) (changes map[string][]string, failures map[string]string) {
-	changes, failures = map[string][]string{}, map[string]string{}
-	for _, s := range d.Steps {
-		if len(s.Changes) > 0 {
-			changes[s.Name] = s.Changes
-		}
-		if s.Outcome == status.Broken {
-			failures[s.Name] = s.Error
-		}
-	}
-	return changes, failures
-}
-
-// compare returns how a boot differs from its plan. A plan may warn of more than a boot: of a disk that is awaited.
-func (p plannedBoot) compare(d status.Document) error {
-	var differ []error
-	done, failed := bootSays(d)
-	planned, failures, warnings := p.texts(), map[string]string{}, []string{}
-	for _, s := range p.Plan {
-		if s.Error != "" {
-			failures[s.Step] = s.Error
-		}
-		for _, w := range s.Warnings {
-			warnings = append(warnings, w, s.Step+": "+w)
-		}
-	}
-	for _, step := range slices.Sorted(maps.Keys(planned)) {
-		if !slices.Equal(planned[step], done[step]) {
-			differ = append(differ, fmt.Errorf("step %s:\nplanned\n  %s\ndone\n  %s", step,
-				strings.Join(planned[step], "\n  "), strings.Join(done[step], "\n  ")))
-		}
-	}
-	for step := range done {
-		if len(planned[step]) == 0 {
-			differ = append(differ, fmt.Errorf("step %s: done, and not planned: %q", step, done[step]))
-		}
-	}
-	if !maps.Equal(failures, failed) {
-		differ = append(differ, fmt.Errorf("planned to fail: %q, failed: %q", failures, failed))
-	}
-	for _, w := range d.Warnings {
-		if !slices.Contains(warnings, w) {
-			differ = append(differ, fmt.Errorf("the boot warns, and the plan did not: %s", w))
-		}
-	}
-	return errors.Join(differ...)
-}
-
 // doneAsPlanned compares the plan before the agent's last start with what that boot says it changed.
 // Each of want is a change that both have, "step: text".
-func doneAsPlanned(t *testing.T, i *lab.Instance, when string, want ...string) plannedBoot {
+func doneAsPlanned(t *testing.T, i *lab.Instance, when string, want ...string) labtest.PlannedBoot {
 	t.Helper()
 	ready(t, i)
 	ended(t, i)
 	p, d := endedAsPlanned(t, i, when, status.Ready)
-	done, _ := bootSays(d)
+	done, _ := labtest.BootSays(d)
 	for _, text := range want {
 		step, change, _ := strings.Cut(text, ": ")
 		if !slices.ContainsFunc(done[step], func(have string) bool { return strings.Contains(have, change) }) {
 			t.Errorf("%s: step %s changed %q, want %q among it", when, step, done[step], change)
 		}
 	}
-	if unchanged := len(p.texts()) == 0; d.Unchanged != unchanged {
-		t.Errorf("%s: %d steps planned changes, and the boot says unchanged %v", when, len(p.texts()), d.Unchanged)
+	if unchanged := len(p.Texts()) == 0; d.Unchanged != unchanged {
+		t.Errorf("%s: %d steps planned changes, and the boot says unchanged %v", when, len(p.Texts()), d.Unchanged)
 	}
 	return p
 }
 
 // endedAsPlanned waits for a boot that came to this state and to what was planned before it.
-func endedAsPlanned(t *testing.T, i *lab.Instance, when string, state status.State) (p plannedBoot, d status.Document) {
+func endedAsPlanned(t *testing.T, i *lab.Instance, when string, state status.State) (p labtest.PlannedBoot, d status.Document) {
 	t.Helper()
 	eventually.Nil(t, when+": a boot that does what was planned", func() error {
 		d = agentStatus(t, i) // what is deferred until the verdict is recorded a moment later
@@ -126,11 +47,11 @@ func endedAsPlanned(t *testing.T, i *lab.Instance, when string, state status.Sta
 			return fmt.Errorf("%s %q, warnings %q", d.State, d.Verdict, d.Warnings)
 		}
 		out := run(t, i, "cat", "/run/plan.json")
-		p = plannedBoot{}
+		p = labtest.PlannedBoot{}
 		if err := json.Unmarshal([]byte(out), &p); err != nil {
 			return fmt.Errorf("plan: %w: %s%s", err, out, run(t, i, "cat", "/run/plan.err"))
 		}
-		return p.compare(d)
+		return p.Compare(d)
 	})
 	return p, d
 }
@@ -139,8 +60,8 @@ func endedAsPlanned(t *testing.T, i *lab.Instance, when string, state status.Sta
 func nothingIsPlanned(t *testing.T, i *lab.Instance, when string) {
 	t.Helper()
 	run(t, i, "systemctl", "restart", "bosh-agent")
-	if p := doneAsPlanned(t, i, when+", agent restarted"); len(p.texts()) != 0 {
-		t.Errorf("%s: the second plan is %q, want nothing", when, p.texts())
+	if p := doneAsPlanned(t, i, when+", agent restarted"); len(p.Texts()) != 0 {
+		t.Errorf("%s: the second plan is %q, want nothing", when, p.Texts())
 	}
 }
 
@@ -158,7 +79,7 @@ func TestMachinePlanIsWhatBootDoes(t *testing.T) {
 
 // planOneMachine follows one machine through its life.
 func planOneMachine(t *testing.T, l *lab.Lab) {
-	i := start(t, l, lab.VM{Ephemeral: 4 * lab.GiB, Files: slices.Concat(hooks(), removable, []machine.File{planFirst})})
+	i := start(t, l, lab.VM{Ephemeral: 4 * lab.GiB, Files: slices.Concat(hooks(), removable, []machine.File{labtest.PlanFirst})})
 	defer remove(t, i)
 	first := doneAsPlanned(t, i, "static network, blank ephemeral disk",
 		"runtime-hook: run /var/vcap/bosh/bin/bosh-agent-rc", "settings: write /var/vcap/bosh/settings.json", "passwords: set password of vcap",
@@ -243,7 +164,7 @@ func change(t *testing.T, i *lab.Instance, edit func(lab.Document)) {
 // planLeases changes from a static address to a lease: before its first boot, a machine whose source
 // needs a network has nothing to plan by.
 func planLeases(t *testing.T, l *lab.Lab) {
-	i := start(t, l, lab.VM{Source: lab.HTTP, PublicKey: "ssh-ed25519 IAAS", Ephemeral: lab.GiB, Files: []machine.File{planFirst}})
+	i := start(t, l, lab.VM{Source: lab.HTTP, PublicKey: "ssh-ed25519 IAAS", Ephemeral: lab.GiB, Files: []machine.File{labtest.PlanFirst}})
 	defer remove(t, i)
 	ready(t, i)
 	ended(t, i) // the resolver's files are written in the background
@@ -260,7 +181,7 @@ func planLeases(t *testing.T, l *lab.Lab) {
 func planWithoutDisk(t *testing.T, l *lab.Lab) {
 	agentJSON := `{"Platform":{"Linux":{"SkipDiskSetup":true,"ServiceManager":"systemd","UseDefaultTmpDir":true}},
 		"Infrastructure":{"Settings":{"Sources":[{"Type":"File","SettingsPath":"/var/vcap/bosh/agent-bootstrap-env.json"}]}}}`
-	i := create(t, l, lab.VM{AgentJSON: []byte(agentJSON), Files: []machine.File{planFirst}})
+	i := create(t, l, lab.VM{AgentJSON: []byte(agentJSON), Files: []machine.File{labtest.PlanFirst}})
 	defer remove(t, i)
 	if err := i.Start(t.Context()); err != nil {
 		t.Fatal(err)
@@ -271,7 +192,7 @@ func planWithoutDisk(t *testing.T, l *lab.Lab) {
 
 // planInMemory keeps settings and jobs in memory.
 func planInMemory(t *testing.T, l *lab.Lab) {
-	i := start(t, l, lab.VM{Ephemeral: lab.GiB, Files: []machine.File{planFirst}, Edit: func(d lab.Document) {
+	i := start(t, l, lab.VM{Ephemeral: lab.GiB, Files: []machine.File{labtest.PlanFirst}, Edit: func(d lab.Document) {
 		d.Set("env.bosh.agent.settings.tmpfs", true).Set("env.bosh.job_dir.tmpfs", true).Set("env.bosh.job_dir.tmpfs_size", "32m").Set("env.bosh.swap_size", 0)
 	}})
 	defer remove(t, i)
@@ -281,7 +202,7 @@ func planInMemory(t *testing.T, l *lab.Lab) {
 
 // planRefusals has disks refused: a boot then comes to what its plan said, in the same words.
 func planRefusals(t *testing.T, l *lab.Lab) {
-	i := start(t, l, lab.VM{Ephemeral: lab.GiB, Files: []machine.File{planFirst}})
+	i := start(t, l, lab.VM{Ephemeral: lab.GiB, Files: []machine.File{labtest.PlanFirst}})
 	defer remove(t, i)
 	ready(t, i)
 	disk := mountNew(t, i)
@@ -349,7 +270,7 @@ func killedIn(t *testing.T, i *lab.Instance, killed, method string, arguments ..
 // planInterrupted has the agent killed in the middle of a preparation and of a migration, and a disk grown: the next
 // boot comes to what its plan said.
 func planInterrupted(t *testing.T, l *lab.Lab) {
-	i := start(t, l, lab.VM{Ephemeral: lab.GiB, Files: []machine.File{planFirst}})
+	i := start(t, l, lab.VM{Ephemeral: lab.GiB, Files: []machine.File{labtest.PlanFirst}})
 	defer remove(t, i)
 	ready(t, i)
 	first, err := i.AttachNew(t.Context(), "disk-1", lab.GiB)

@@ -170,14 +170,24 @@ func reachesMonit(t *testing.T, i *lab.Instance, user string) string {
 	return run(t, i, "sh", "-c", "setpriv --reuid "+user+" --clear-groups timeout 5 bash -c 'exec 3<>/dev/tcp/127.0.0.1/2822' 2>/dev/null && echo open || echo closed")
 }
 
-// TestVMConfigDriveFAT: a config drive as FAT, and a bus that has an IPv6 address alone.
+// agentJSONFallBack reads a config drive, and uses the root disk if the ephemeral disk is missing.
+const agentJSONFallBack = `{"Platform": {"Linux": {"ServiceManager": "systemd",
+	"CreatePartitionIfNoEphemeralDisk": true, "MissingEphemeralDisk": "root"}},
+"Infrastructure": {"Settings": {"Sources": [{"Type": "ConfigDrive", "DiskPaths": ["/dev/disk/by-label/config-2"],
+	"MetaDataPath": "openstack/latest/meta_data.json", "UserDataPath": "openstack/latest/user_data"}],
+	"UseServerName": true, "UseRegistry": true}}}`
+
+// TestVMConfigDriveFAT: a config drive as FAT, a bus that has an IPv6 address alone, ephemeral data on the root disk.
 func TestVMConfigDriveFAT(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, func(o *lab.Options) { o.BusHost = lab.Gateway6 })
-	i := start(t, l, lab.VM{Source: lab.ConfigDriveNovaF, Ephemeral: 2 * lab.GiB, Edit: func(d lab.Document) {
-		d.Set("networks", map[string]any{"default": map[string]any{"type": "manual", "ip": "fd88::10", "netmask": "ffff:ffff:ffff:ffff::",
-			"gateway": lab.Gateway6, "default": []string{"dns", "gateway"}, "mac": cardMAC(l, 0)}})
-	}})
+	i := start(t, l, lab.VM{Source: lab.ConfigDriveNovaF, AgentJSON: []byte(agentJSONFallBack),
+		Files: []machine.File{labtest.PlanFirst}, Edit: func(d lab.Document) {
+			d.Set("disks.ephemeral", "/dev/sdz")
+			d.Set("networks", map[string]any{"default": map[string]any{"type": "manual",
+				"ip": "fd88::10", "netmask": "ffff:ffff:ffff:ffff::",
+				"gateway": lab.Gateway6, "default": []string{"dns", "gateway"}, "mac": cardMAC(l, 0)}})
+		}})
 	if !strings.HasPrefix(i.MbusURL, "nats://[fd88::1]:") {
 		t.Fatalf("the bus is %s", i.MbusURL)
 	}
@@ -186,6 +196,32 @@ func TestVMConfigDriveFAT(t *testing.T) {
 	wantAddresses(t, i, "eth0", "fd88::10/64")
 	if v4 := run(t, i, "sh", "-c", "ip -4 -o address show scope global | wc -l"); v4 != "0\n" {
 		t.Errorf("an IPv6 machine has %s IPv4 addresses", strings.TrimSpace(v4))
+	}
+	fellBack(t, i)
+}
+
+// fellBack checks that the ephemeral data is on the root disk, by a boot that has done what was planned before it.
+func fellBack(t *testing.T, i *lab.Instance) {
+	t.Helper()
+	eventually.Nil(t, "a boot that does what was planned", func() error {
+		out := run(t, i, "cat", "/run/plan.json")
+		var p labtest.PlannedBoot
+		if err := json.Unmarshal([]byte(out), &p); err != nil {
+			return fmt.Errorf("plan: %w: %s%s", err, out, run(t, i, "cat", "/run/plan.err"))
+		}
+		// Before the first start of the agent the kernel may not have found the card.
+		disks := []string{"raw-disks", "ephemeral-disk", "persistent-disk", "directories", "root-disk"}
+		d := agentStatus(t, i)
+		d.Steps = slices.DeleteFunc(d.Steps, func(s status.Step) bool { return !slices.Contains(disks, s.Name) })
+		return p.Of(disks...).Compare(d)
+	})
+	done, _ := labtest.BootSays(agentStatus(t, i))
+	const appended = "nothing after root partition 1: append GPT"
+	if changes := strings.Join(done["ephemeral-disk"], "\n"); !strings.Contains(changes, appended) {
+		t.Errorf("the boot did\n%s\nwant %q", changes, appended)
+	}
+	if got := run(t, i, "findmnt", "-no", "SOURCE", "/var/vcap/data"); got != "/dev/vda2\n" {
+		t.Errorf("the ephemeral data is on %q", got)
 	}
 }
 
