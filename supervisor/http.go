@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"cambium/supervisor/monitfile"
 )
@@ -122,12 +123,22 @@ func refuse(w http.ResponseWriter, code int, reason string) {
 		http.StatusText(code), latin1(reason))
 }
 
-// latin1 writes text for a document in ISO-8859-1: markup and what is not ASCII become character references.
+// latin1 writes text for a document in ISO-8859-1: markup and what is not ASCII become character references. A byte
+// that is not UTF-8 is taken for ISO-8859-1, as readers of monit's documents take it.
 func latin1(text string) string {
-	var b strings.Builder
-	for _, r := range text {
+	var runes []rune
+	for rest := text; rest != ""; {
+		r, size := utf8.DecodeRuneInString(rest)
+		if size == 1 {
+			r = rune(rest[0])
+		}
+		runes, rest = append(runes, r), rest[size:]
+	}
+	var escaped, b strings.Builder
+	_ = xml.EscapeText(&escaped, []byte(string(runes))) // a Builder does not fail
+	for _, r := range escaped.String() {
 		if r < 0x80 {
-			_ = xml.EscapeText(&b, []byte(string(r))) // a Builder does not fail
+			b.WriteRune(r)
 		} else {
 			fmt.Fprintf(&b, "&#%d;", r)
 		}

@@ -3,6 +3,7 @@ package supervisor
 import (
 	"bufio"
 	"context"
+	"encoding/xml"
 	"fmt"
 	"io"
 	"net"
@@ -13,6 +14,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -322,17 +324,62 @@ func TestReplacedProcess(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, long, map[string]string{"0000_a.monitrc": check("DIR", "a", "")})
 	w.await("a", "running")
-	before := w.pid("a")
-	if _, err := command.Detach(command.Detached{Args: []string{"/bin/sh", "-c", "sleep 1000 & echo $! >" + w.dir +
-		"/a.new; mv " + w.dir + "/a.new " + w.dir + "/a.pid; kill -9 " + strconv.Itoa(before)},
-		Env: []string{"PATH=/bin:/usr/bin"}, UID: os.Getuid(), GID: os.Getgid()}); err != nil {
-		t.Fatal(err)
-	}
+	w.replace("a")
 	eventually.True(t, "the alert", func() bool { return w.count("a: PID changed: alert") == 1 })
 	if got := w.calls(); got != "start a" {
 		t.Errorf("calls: got %q", got)
 	}
 	w.await("a", "running")
+}
+
+// replace has a job put another process in the place of the one that runs, and waits until the supervisor has seen it.
+func (w *world) replace(service string) (old, now int) {
+	w.t.Helper()
+	old = w.pid(service)
+	file := filepath.Join(w.dir, service)
+	if _, err := command.Detach(command.Detached{Args: []string{"/bin/sh", "-c", fmt.Sprintf(
+		"sleep 1000 & echo $! >%[1]s.new; mv %[1]s.new %[1]s.pid; kill -9 %[2]d", file, old)},
+		Env: []string{"PATH=/bin:/usr/bin"}, UID: os.Getuid(), GID: os.Getgid()}); err != nil {
+		w.t.Fatal(err)
+	}
+	eventually.True(w.t, service+"'s new process to be seen", func() bool {
+		now = w.pid(service)
+		return now != old && strings.Contains(w.get("/_status2?format=xml"), fmt.Sprintf("<pid>%d</pid>", now))
+	})
+	return old, now
+}
+
+// TestOneAlertInACycle: what happens to a service again in the same cycle is not worth another alert; something else,
+// and the same to another service, is.
+func TestOneAlertInACycle(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, long, map[string]string{"0000_a.monitrc": check("DIR", "a", ""),
+		"0001_b.monitrc": check("DIR", "b", "")})
+	w.await("a", "running")
+	w.await("b", "running")
+	w.replace("a")
+	w.replace("a")
+	w.replace("b")
+	looked := func() string {
+		return regexp.MustCompile(`<service name="a">.*?</collected_usec>`).FindString(w.get("/_status2?format=xml"))
+	}
+	before := looked()
+	w.s.Validate()
+	eventually.True(t, "another cycle", func() bool { return looked() != before })
+	old, now := w.replace("a")
+	last := fmt.Sprintf("PID changed from %d to %d", old, now)
+	// Alerts come in the order of the events.
+	eventually.True(t, "the last alert", func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return slices.ContainsFunc(w.mails, func(m letter) bool { return strings.Contains(m.text, last) })
+	})
+	for alert, want := range map[string]int{"a: PID changed: alert": 2, "b: PID changed: alert": 1,
+		"a: Does not exist: restart": 1} { // this one before its first start
+		if got := w.count(alert); got != want {
+			t.Errorf("%s: got %d of %q, want %d", alert, got, w.alerts(), want)
+		}
+	}
 }
 
 // TestRemovedPidFileWaitsForACycle: a script that removes the pid file may be about to start another process.
@@ -491,6 +538,59 @@ func TestBadFile(t *testing.T) {
 	// It is watched again after the reload.
 	old := w.kill("a")
 	eventually.True(t, "a again", func() bool { return w.pid("a") != old && pidfile.Alive(w.pid("a")) })
+}
+
+// TestLatin1: the status documents are ISO-8859-1, whatever bytes a file holds, and a name in them can be asked for.
+func TestLatin1(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 50*time.Millisecond, map[string]string{"0000_a.monitrc": check("DIR", "Größe€", "") +
+		"check file gone path \"DIR/<\xe9t\xe9>\x01\"\n if does not exist then alert\n"})
+	w.await("gone", "Does not exist")
+	w.await("Größe€", "running")
+	for _, path := range []string{"/_status2", "/_status"} {
+		text := decoded(t, w.get(path+"?format=xml"))
+		for _, want := range []string{"Größe€", "/<été>\uFFFD doesn't exist"} {
+			if !strings.Contains(text, want) {
+				t.Errorf("%s: got %q without %q", path, text, want)
+			}
+		}
+	}
+	w.request("Größe€", "stop")
+	w.await("Größe€", "not monitored")
+}
+
+// decoded are the texts and the values of attributes of a document in ISO-8859-1.
+func decoded(t *testing.T, document string) (text string) {
+	t.Helper()
+	decoder := xml.NewDecoder(strings.NewReader(document))
+	decoder.CharsetReader = func(charset string, input io.Reader) (io.Reader, error) {
+		if charset != "ISO-8859-1" {
+			t.Errorf("got a document in %s", charset)
+		}
+		data, err := io.ReadAll(input)
+		runes := make([]rune, len(data))
+		for i, c := range data {
+			runes[i] = rune(c)
+		}
+		return strings.NewReader(string(runes)), err
+	}
+	for {
+		token, err := decoder.Token()
+		if err == io.EOF {
+			return text
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch v := token.(type) {
+		case xml.CharData:
+			text += string(v) + "\n"
+		case xml.StartElement:
+			for _, a := range v.Attr {
+				text += a.Value + "\n"
+			}
+		}
+	}
 }
 
 // TestPendingAction: a second request is refused while the first one is carried out.
