@@ -28,14 +28,20 @@ const (
 	deaths      = 20
 	idle        = 50
 	idleTime    = time.Minute
+	restarts    = 10_000
 )
 
-// TestNightlyFigures measures both supervisors with the cycle of a machine, and writes the page.
+// TestNightlyFigures measures both supervisors with the cycle of a machine, and what restarts leave in ours, and writes
+// the page.
 func TestNightlyFigures(t *testing.T) {
 	needMonit(t)
 	agent := os.Getenv("CAMBIUM_AGENT")
 	if agent == "" {
 		skiptest.Skip(t, "CAMBIUM_AGENT names no agent")
+	}
+	load, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		t.Fatal(err)
 	}
 	var a, b latencies
 	var both sync.WaitGroup
@@ -56,11 +62,12 @@ func TestNightlyFigures(t *testing.T) {
 		t.Errorf("a restart took %v, more than a cycle", longest)
 	}
 	c, d := measureIdle(t, agent)
+	left := measureRestarts(t)
 	page := fmt.Sprintf(`# The supervisor beside monit
 
 Written by `+"`go test -tags nightly,root -run NightlyFigures ./supervisor`"+` on %s, on %d processors
-(%s/%s, %s), with monit 5.33 of Debian. Both have a cycle of %v; ours waits %v for a job that replaces its
-process by itself.
+(%s/%s, %s; load averages before: %s), with monit 5.33 of Debian. Both have a cycle of %v; ours waits %v
+for a job that replaces its process by itself.
 
 | | | ours | monit |
 |---|---|---|---|
@@ -70,10 +77,12 @@ process by itself.
 | | longest | %v | %v |
 | %d idle services: resident memory | | %d MiB | %d MiB |
 | CPU time in %v | | %v | %v |
+| %d restarts: growth of the heap by each; no descriptor or goroutine is left | | %.1f bytes | not measured |
 `, time.Now().Format(time.DateOnly), runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version(),
-		realCycle, realGrace, deaths, median(a.restart), median(b.restart), longest(a.restart), longest(b.restart),
+		strings.Join(strings.Fields(string(load))[:3], " "), realCycle, realGrace, deaths, median(a.restart), median(b.restart), longest(a.restart), longest(b.restart),
 		median(a.alert), median(b.alert), longest(a.alert), longest(b.alert),
-		idle, c.memory>>10, d.memory>>10, idleTime, c.cpu, d.cpu)
+		idle, c.memory>>10, d.memory>>10, idleTime, c.cpu, d.cpu,
+		restarts, left)
 	if err := os.WriteFile(figuresPage, []byte(page), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -209,6 +218,27 @@ func measureIdle(t *testing.T, agent string) (ours, monit cost) {
 	ours.cpu, monit.cpu = cpuTime(t, supervise.Process.Pid)-ours.cpu, cpuTime(t, m.daemon)-monit.cpu
 	ours.memory, monit.memory = resident(t, supervise.Process.Pid), resident(t, m.daemon)
 	return ours, monit
+}
+
+// measureRestarts returns by how many bytes the heap grows with each restart: the slope of the line through all points.
+func measureRestarts(t *testing.T) (slope float64) {
+	w, services := quick(t)
+	warm := w.restart(services, 20)
+	before := warm[len(warm)-1]
+	held := w.restart(services, restarts/len(services))
+	before.settled(t)
+	var x, y, xx, xy float64
+	for i, h := range held {
+		made := float64(i * len(services))
+		x, y, xx, xy = x+made, y+float64(h.heap), xx+made*made, xy+made*float64(h.heap)
+	}
+	n := float64(len(held))
+	slope = (n*xy - x*y) / (n*xx - x*x)
+	t.Logf("%d restarts: %.1f bytes per restart, at the end %+v", len(held)*len(services), slope, held[len(held)-1])
+	if slope > 32 {
+		t.Errorf("memory grows by %.1f bytes per restart", slope)
+	}
+	return slope
 }
 
 func cpuTime(t *testing.T, pid int) time.Duration {
