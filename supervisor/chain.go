@@ -78,7 +78,7 @@ func (c *chain) control(ctx context.Context, s *service, verb monitfile.Verb) {
 	case monitfile.Start:
 		if s.runs() {
 			s.supervise()
-			c.settle(s)
+			c.settle(ctx, s)
 			return
 		}
 		stopped := c.stopDependants(ctx, s)
@@ -102,7 +102,7 @@ func (c *chain) control(ctx context.Context, s *service, verb monitfile.Verb) {
 		}
 	case monitfile.Monitor:
 		c.superviseWithPrerequisites(s)
-		c.settle(s)
+		c.settle(ctx, s)
 	case monitfile.Unmonitor:
 		for _, d := range c.dependants(s) {
 			d.reset()
@@ -176,7 +176,7 @@ func (c *chain) start(ctx context.Context, s *service, visited map[*service]bool
 	}
 	s.supervise()
 	if s.Start == nil || s.runs() || ctx.Err() != nil {
-		c.settle(s)
+		c.settle(ctx, s)
 		return
 	}
 	if !time.Now().Before(s.starting) {
@@ -203,7 +203,7 @@ func (c *chain) start(ctx context.Context, s *service, visited map[*service]bool
 		return
 	}
 	c.executed(ctx, s, passed, "started")
-	c.settle(s)
+	c.settle(ctx, s)
 }
 
 // stop runs the stop program, if there is a process to stop, and waits for its end. It reports whether nothing runs
@@ -247,7 +247,7 @@ func (c *chain) executed(ctx context.Context, s *service, found outcome, text st
 
 // settle looks for the process of a service that has just been started or taken under supervision, and watches it. If
 // its file has no further tests, nothing more is needed to know that it is well.
-func (c *chain) settle(s *service) {
+func (c *chain) settle(ctx context.Context, s *service) {
 	if s.Type != monitfile.Process || s.known().monitor == Off {
 		return
 	}
@@ -265,6 +265,10 @@ func (c *chain) settle(s *service) {
 		}
 		v.errors &^= eventNonexist
 	})
+	// Its next end is another event, also before the next cycle.
+	if h := s.histories["existence"]; h != nil && h.failed {
+		c.post(ctx, s, "existence", c.existence(s), passed, fmt.Sprintf("process is running with pid %d", pid))
+	}
 }
 
 // until waits for a process or its end: by the pid file, by the end of the process that it names, and by a look each
@@ -350,7 +354,7 @@ func (c *chain) replaced(ctx context.Context, s *service, readErr error) {
 	switch pid := s.pid(nil); {
 	case pid != 0:
 		c.newPid(ctx, s, pid)
-		c.settle(s)
+		c.settle(ctx, s)
 	case errors.Is(readErr, os.ErrNotExist), time.Since(s.restarted) < c.Cycle:
 		// Its file was removed, which a script does that is about to start another one; or it was restarted a
 		// moment ago. The next cycle decides.

@@ -42,10 +42,12 @@ type mails struct {
 	queue []mail
 }
 
-// alert sends an alert, at most one for each event of a service in a cycle.
+// alert sends an alert, at most one for each event of a service in a cycle, unless it was over in between: a process
+// that ends in the cycle of its start is news.
 func (c *chain) alert(s *service, e event, found outcome, action monitfile.Verb, text string) {
 	entry := c.log(s).WithField("event", eventNames[e][index(found)]).WithField("action", action)
 	if found == passed {
+		delete(s.alerted, e)
 		entry.Info(text)
 	} else {
 		entry.Warn(text)
