@@ -75,7 +75,11 @@ func (f *flows) keep(text string) {
 // persistent disk, on one machine after the other.
 func TestMachineDirectorFlows(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	directorFlows(t, "monit")
+}
+
+func directorFlows(t *testing.T, supervisor string) {
+	l := supervisedLab(t, supervisor)
 	m := manifest([]release.Job{forker()}, tool("1"))
 	m.Groups[0].PersistentDisk = 512
 	f := &flows{t: t, l: l, m: m, i: mustDeploy(t, l, m)}

@@ -141,18 +141,13 @@ func content(t *testing.T, i *lab.Instance, path string) string {
 // update with changed and removed jobs and packages, failing scripts, errand, logs, compilation.
 func TestMachineJobs(t *testing.T) {
 	t.Parallel()
-	jobLife(t, "")
+	jobLife(t, "monit")
 }
 
-// jobLife is that life under the stemcell's supervisor, or another one that the agent is told to use after the first
-// deployment.
 func jobLife(t *testing.T, supervisor string) {
-	l := newLab(t)
+	l := supervisedLab(t, supervisor)
 	m := manifest([]release.Job{forker(), execer(), cycle("")}, tool("one"), release.Package{Name: "gone", Files: release.Files{"f": "x"}})
 	i := mustDeploy(t, l, m)
-	if supervisor != "" {
-		choose(t, i, "/etc", supervisor) // also after a boot
-	}
 
 	if s := stateOf(t, i); s.JobState != "running" || s.processes() != "execer:running forker:running" && s.processes() != "forker:running execer:running" {
 		t.Errorf("after the deployment: got %s with %s", s.JobState, s.processes())

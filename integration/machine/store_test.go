@@ -32,7 +32,11 @@ exit $code
 // blank, under a long check, and missing. They serve, no job is started, and they say why, until the disk is mounted.
 func TestMachineEmptyStore(t *testing.T) {
 	t.Parallel() // it mostly waits
-	l := newLab(t)
+	emptyStores(t, "monit")
+}
+
+func emptyStores(t *testing.T, supervisor string) {
+	l := supervisedLab(t, supervisor)
 	// A missing disk is looked for during half a minute, hence first and last.
 	without := &emptyStore{t: t, l: l, i: start(t, l, lab.VM{Ephemeral: lab.GiB})}
 	m := manifest([]release.Job{forker()}, tool("one"))

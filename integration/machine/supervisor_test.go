@@ -3,22 +3,36 @@
 package machine
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"cambium/internal/eventually"
 	"cambium/lab"
+	"cambium/lab/machine"
 	"cambium/lab/release"
 )
 
-// choose has the agent run the jobs with a supervisor. The choice is kept below /run, until the next boot, or below
-// /etc.
-func choose(t *testing.T, i *lab.Instance, where, supervisor string) {
+// choice is a drop-in for the agent's unit that names its supervisor.
+const choice = "[Service]\nExecStart=\n" +
+	"ExecStart=/var/vcap/bosh/bin/bosh-agent -P ubuntu -C /var/vcap/bosh/agent.json -M %s\n"
+
+// supervisedLab makes a lab whose machines run jobs with a supervisor, monit or systemd, and have these files.
+func supervisedLab(t *testing.T, supervisor string, files ...machine.File) *lab.Lab {
 	t.Helper()
-	run(t, i, "sh", "-c",
-		`d=`+where+`/systemd/system/bosh-agent.service.d; mkdir -p $d && printf '[Service]\nExecStart=\nExecStart=/var/vcap/bosh/bin/bosh-agent -P ubuntu -C /var/vcap/bosh/agent.json -M `+
-			supervisor+`\n' >$d/choice.conf && systemctl daemon-reload && systemctl restart bosh-agent.service`)
+	if supervisor != "monit" { // the default
+		files = append(files, machine.File{Path: "/etc/systemd/system/bosh-agent.service.d/choice.conf", Mode: 0o644,
+			Data: fmt.Appendf(nil, choice, supervisor)})
+	}
+	return newLab(t, func(o *lab.Options) { o.VM = func(vm *lab.VM) { vm.Files = append(vm.Files, files...) } })
+}
+
+// choose has the agent of a running machine take a supervisor, until the next boot.
+func choose(t *testing.T, i *lab.Instance, supervisor string) {
+	t.Helper()
+	run(t, i, "sh", "-c", `d=/run/systemd/system/bosh-agent.service.d; mkdir -p $d && printf '`+
+		fmt.Sprintf(choice, supervisor)+`' >$d/choice.conf && systemctl daemon-reload && systemctl restart bosh-agent.service`)
 	ready(t, i)
 	eventually.True(t, "the jobs under "+supervisor, func() bool { return stateOf(t, i).JobState == "running" })
 }
@@ -148,7 +162,7 @@ func TestMachineSupervisor(t *testing.T) {
 	before := pids()
 	stemcells(t, i, "unmonitor", "extra")
 	eventually.True(t, "extra is not monitored", func() bool { return unmonitored(t, i) })
-	choose(t, i, "/run", "systemd")
+	choose(t, i, "systemd")
 	if !unmonitored(t, i) {
 		t.Error("the switch has extra monitored")
 	}
@@ -199,11 +213,11 @@ func TestMachineSupervisor(t *testing.T) {
 
 	before = pids()
 	stemcells(t, i, "monitor", "extra")
-	choose(t, i, "/run", "monit")
+	choose(t, i, "monit")
 	stemcells(t, i, "monitor", "extra") // as its own state file says
-	choose(t, i, "/run", "systemd")
+	choose(t, i, "systemd")
 	stemcells(t, i, "unmonitor", "extra")
-	choose(t, i, "/run", "monit")
+	choose(t, i, "monit")
 	eventually.True(t, "extra is not monitored", func() bool { return unmonitored(t, i) })
 	if got := inUnit(t, i); strings.Contains(got, "supervise") {
 		t.Errorf("in monit.service runs %q", got)
@@ -212,7 +226,7 @@ func TestMachineSupervisor(t *testing.T) {
 		t.Errorf("the switch back replaced processes %q by %q", before, got)
 	}
 	// A boot leaves nothing of it, and in the end everything went down in the same order.
-	choose(t, i, "/run", "systemd")
+	choose(t, i, "systemd")
 	if got := witnessed(t, i); got != order {
 		t.Errorf("at shutdown a process sees\n%s\nand under monit\n%s", got, order)
 	}

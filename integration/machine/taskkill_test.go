@@ -25,7 +25,7 @@ import (
 // TestMachineKilledInTasks kills the agent while it works on each kind of task.
 func TestMachineKilledInTasks(t *testing.T) {
 	t.Parallel()
-	killInTasks(t, 1)
+	killInTasks(t, "monit", 1)
 }
 
 // busy is an instance whose Director always asks for something, and what it should look like.
@@ -63,14 +63,14 @@ var killKinds = []struct {
 // killInTasks kills the agent that often in each kind of task: as soon as the task has an id, and at random moments.
 // systemd starts it again. Every task that was answered with an id has an outcome, a Director that repeats the request
 // succeeds, the store is complete, the jobs run, and no temporary file is left.
-func killInTasks(t *testing.T, times int) {
+func killInTasks(t *testing.T, supervisor string, times int) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	scripted := release.Job{Name: "scripted",
 		Files: release.Files{"monit": "", "bin/pre-start": "#!/bin/sh\nsleep 0.3\n"}}
 	m := manifest([]release.Job{forker(), scripted}, tool("0"))
 	m.Groups[0].PersistentDisk = 256
-	l := newLab(t)
+	l := supervisedLab(t, supervisor)
 	k := &busy{flows: flows{t: t, l: l, m: m, i: mustDeploy(t, l, m)}, tool: "0", size: 256 << 20}
 	k.random = rand.New(rand.NewPCG(seed, 0))
 	mounted, err := k.i.Agent.Scan(t.Context())
