@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -98,9 +99,12 @@ SyslogIdentifier=bosh-agent
 WantedBy=multi-user.target
 Alias=agent.service
 `)}, restart: []string{"systemctl", "restart", "bosh-agent"}, pid: []string{"systemctl", "show", "-P", "MainPID", "bosh-agent"}, log: "journal.log",
-		own: []string{"sh", "-c", `d=/run/systemd/system/bosh-agent.service.d; mkdir -p $d
-printf '[Service]\nExecStart=\nExecStart=/var/vcap/bosh/bin/bosh-agent -P ubuntu -C /var/vcap/bosh/agent.json -M systemd\n' >$d/own.conf
-systemctl daemon-reload && systemctl restart bosh-agent && rm $d/own.conf && systemctl daemon-reload`}}
+		// The proxy has the port of stemcells' monit, which the supervisor serves by itself.
+		own: []string{"sh", "-ec", `d=/run/systemd/system; mkdir -p $d/bosh-agent.service.d $d/monit-proxy.service.d
+printf '[Unit]\nConditionPathExists=/absent\n' >$d/monit-proxy.service.d/own.conf
+printf '` + fmt.Sprintf(choice, "systemd") + `' >$d/bosh-agent.service.d/own.conf
+systemctl daemon-reload; systemctl stop monit-proxy; systemctl restart bosh-agent
+rm $d/bosh-agent.service.d/own.conf; systemctl daemon-reload`}}
 }
 
 // vm makes a machine of the lab one of that stemcell.
@@ -146,6 +150,9 @@ func swapThereAndBack(t *testing.T, s lookAlike) {
 	before := job()
 	for _, change := range []struct{ name, argument string }{{"there", "/root/agent"}, {"back", "--back"}} {
 		run(t, i, "/root/swap", "/", change.argument)
+		if got := run(t, i, "systemctl", "show", "-P", "ExecStart", "monit"); strings.Contains(got, "supervise") {
+			t.Errorf("%s: monit.service starts %s", change.name, got)
+		}
 		run(t, i, s.restart...)
 		running(change.name)
 		if now := job(); now != before {
