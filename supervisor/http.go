@@ -211,7 +211,8 @@ func (v *service) document(b *strings.Builder, second, full bool) {
 	fmt.Fprintf(b, "<collected_sec>%d</collected_sec><collected_usec>%d</collected_usec><status>%d</status>"+
 		"<status_hint>0</status_hint><monitor>%d</monitor><monitormode>%d</monitormode><pendingaction>%d</pendingaction>",
 		v.looked.Unix(), v.looked.Nanosecond()/1000, v.errors, v.monitor, v.Mode, v.pending)
-	if v.errors != 0 {
+	// A stop by the Director ends at a message. What has yet to be seen for the first time is being started.
+	if v.errors != 0 && v.monitor != Initializing {
 		fmt.Fprintf(b, "<status_message>%s</status_message>", latin1(v.message))
 	}
 	if p := v.process; full && p.pid != 0 {

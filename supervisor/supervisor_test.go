@@ -940,6 +940,20 @@ func TestFailingStart(t *testing.T) {
 	})
 }
 
+// TestStartingIsNotAFault: the Director's stop fails if the status of a service has a message, and one that is being
+// started for the first time has none.
+func TestStartingIsNotAFault(t *testing.T) {
+	t.Parallel()
+	w := prepare(t, map[string]string{
+		"0000_a.monitrc": strings.Replace(check("DIR", "a", ""), "start a\"", "none a\" with timeout 600 seconds", 1)})
+	w.run(long)
+	eventually.True(t, "the call", func() bool { return w.calls() == "none a" })
+	if got := w.get("/_status2?format=xml"); !strings.Contains(got, "<monitor>2</monitor>") ||
+		strings.Contains(got, "<status_message>") {
+		t.Errorf("got %s", got)
+	}
+}
+
 // TestEndReason: why a process ended is known, from the kernel or because the supervisor ended it.
 func TestEndReason(t *testing.T) {
 	t.Parallel()
