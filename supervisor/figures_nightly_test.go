@@ -65,9 +65,9 @@ func TestNightlyFigures(t *testing.T) {
 	left := measureRestarts(t)
 	page := fmt.Sprintf(`# The supervisor beside monit
 
-Written by `+"`go test -tags nightly,root -run NightlyFigures ./supervisor`"+` on %s, on %d processors
-(%s/%s, %s; load averages before: %s), with monit 5.33 of Debian. Both have a cycle of %v; ours waits %v
-for a job that replaces its process by itself.
+Written by `+"`go test -tags nightly,root -run NightlyFigures -timeout 1h ./supervisor`"+` on %s, on %d processors
+(%s/%s, %s; load averages before: %s), with monit 5.33 of Debian. Both have a cycle
+of %v; ours waits %v for a job that replaces its process by itself.
 
 | | | ours | monit |
 |---|---|---|---|
