@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/integration/writes/replay"
 	"cambium/internal/looptest"
 	"cambium/lab/fusetest"
 	"cambium/platform/copytree/worker"
@@ -43,12 +44,6 @@ var (
 	limit  = flag.Duration("limit", 2*time.Hour, "after how long no further state of an operation is tried")
 )
 
-// Marks of every recording.
-const (
-	markBegin = "begin"
-	markEnd   = "end"
-)
-
 // operation is what is recorded, and what must hold after a power cut.
 type operation struct {
 	name  string
@@ -70,14 +65,14 @@ type operation struct {
 	ended func(m *machine)
 }
 
-// result of an operation's states.
+// result of an operation's replay.States.
 type result struct {
 	seed                    uint64
 	writes, flushes, states int
 	converged, byHand       int
 }
 
-// run records an operation and tries states of it, each in a test of its own.
+// run records an operation and tries replay.States of it, each in a test of its own.
 func run(t *testing.T, op *operation, count int, seed uint64) (got result) {
 	t.Helper()
 	looptest.Require(t)
@@ -92,8 +87,8 @@ func run(t *testing.T, op *operation, count int, seed uint64) (got result) {
 	}
 	r := record(t, op, dir)
 	begin := time.Now()
-	got = result{seed: seed, writes: r.count(fusetest.Wrote, fusetest.Zeroed), flushes: r.count(fusetest.Flushed)}
-	for _, s := range r.states(rand.New(rand.NewPCG(seed, 0)), count) {
+	got = result{seed: seed, writes: r.Count(fusetest.Wrote, fusetest.Zeroed), flushes: r.Count(fusetest.Flushed)}
+	for _, s := range r.States(rand.New(rand.NewPCG(seed, 0)), count, 0, 512, 4096) {
 		if time.Since(begin) > *limit {
 			break
 		}
@@ -102,7 +97,9 @@ func run(t *testing.T, op *operation, count int, seed uint64) (got result) {
 		if t.Run(s.String(), func(t *testing.T) { byHand = try(t, op, r, s, dir) }) {
 			got.converged++
 		} else if *keep != "" {
-			r.make(t, s, *keep)
+			if err := r.Make(s, *keep); err != nil {
+				t.Error(err)
+			}
 		}
 		if byHand {
 			got.byHand++
@@ -113,7 +110,7 @@ func run(t *testing.T, op *operation, count int, seed uint64) (got result) {
 }
 
 // record prepares a machine, does the operation on recorded disks, and returns what was written.
-func record(t *testing.T, op *operation, dir string) *recording {
+func record(t *testing.T, op *operation, dir string) *replay.Recording {
 	t.Helper()
 	var images []string
 	for i, d := range op.disks {
@@ -153,14 +150,14 @@ func record(t *testing.T, op *operation, dir string) *recording {
 	m := on(t, op, dir, func(name string) *looptest.Device { return looptest.Attach(t, recorder.Path(name)) })
 	m.mark = recorder.Mark
 	if op.bootRecorded {
-		m.mark(markBegin)
+		m.mark(replay.MarkBegin)
 	}
 	m.ok(m.boot("v1"))
 	if !op.bootRecorded {
-		m.mark(markBegin)
+		m.mark(replay.MarkBegin)
 	}
 	m.ok(op.do(m))
-	m.mark(markEnd)
+	m.mark(replay.MarkEnd)
 	op.ended(m)
 	m.off()
 	recorder.Stop()
@@ -169,11 +166,13 @@ func record(t *testing.T, op *operation, dir string) *recording {
 
 // try boots a machine on the disks of a state, repeats the operation, and boots again. It reports whether an operator
 // had to help.
-func try(t *testing.T, op *operation, r *recording, s state, dir string) (byHand bool) {
+func try(t *testing.T, op *operation, r *replay.Recording, s replay.State, dir string) (byHand bool) {
 	where := filepath.Join(dir, "state")
-	r.make(t, s, where)
+	if err := r.Make(s, where); err != nil {
+		t.Fatal(err)
+	}
 	attach := func(name string) *looptest.Device { return looptest.Attach(t, filepath.Join(where, name)) }
-	reached := r.reached(s)
+	reached := r.Reached(s)
 	m := on(t, op, dir, attach)
 	m.ok(m.helped(s, func() error { return m.boot(op.source) }))
 	m.nothingDamaged()
@@ -189,7 +188,7 @@ func try(t *testing.T, op *operation, r *recording, s state, dir string) (byHand
 	m.ok(m.boot(op.source))
 	m.onlyMounted()
 	m.nothingDamaged()
-	for _, mark := range op.marks(r) {
+	for _, mark := range r.Marks() {
 		reached[mark] = true
 	}
 	op.booted(m, reached)
@@ -202,9 +201,9 @@ func try(t *testing.T, op *operation, r *recording, s state, dir string) (byHand
 // helped does something. Where the agent asks for it, an operator runs e2fsck, once. resize2fs, by which the agent
 // grows an ext4 where the kernel withholds that, has no journal; and the superblock of an ext4 lies in two sectors, of
 // which a cut may leave one old and one new.
-func (m *machine) helped(s state, do func() error) error {
+func (m *machine) helped(s replay.State, do func() error) error {
 	err := do()
-	possible := m.op.fileSystem == "ext4" || s.unit == 512
+	possible := m.op.fileSystem == "ext4" || s.Unit == 512
 	if err == nil || m.byHand || !possible || !strings.Contains(err.Error(), "run e2fsck -f on it by hand") {
 		return err
 	}
@@ -214,13 +213,3 @@ func (m *machine) helped(s state, do func() error) error {
 }
 
 var partition = regexp.MustCompile(`/dev/loop\d+p\d+`)
-
-// marks are all that an operation sets.
-func (*operation) marks(r *recording) (all []string) {
-	for _, e := range r.log {
-		if e.Kind == fusetest.Marked {
-			all = append(all, string(e.data))
-		}
-	}
-	return all
-}

@@ -78,9 +78,14 @@ func (m *Machine) drives(d *descriptors) ([]string, error) {
 		return nil, err
 	}
 	// The layer below is named here: what the header of the guest's disk says does not count.
-	blocks := []map[string]any{{"driver": "qcow2", "node-name": rootNode, "discard": "unmap",
-		"file": map[string]any{"driver": "file", "filename": setName(layer)}, "backing": raw("base", base, true)}}
-	sets := []int{layer, base}
+	image := map[string]any{"driver": "qcow2", "node-name": rootNode, "discard": "unmap",
+		"file": map[string]any{"driver": "file", "filename": setName(layer)}, "backing": raw("base", base, true)}
+	block, sets, err := m.logged(d, RootLog, image)
+	if err != nil {
+		return nil, err
+	}
+	blocks := []map[string]any{block}
+	sets = append(sets, layer, base)
 	root := map[string]any{"driver": "virtio-blk-pci", "id": "rootdrive", "drive": rootNode, "serial": "root"}
 	if m.engine.RootBus == machine.SCSI {
 		root["driver"], root["bus"] = "scsi-hd", "scsi.0"
@@ -93,7 +98,11 @@ func (m *Machine) drives(d *descriptors) ([]string, error) {
 		if a.set, err = d.open(a.disk.Image, access(a.disk.ReadOnly)); err != nil {
 			return nil, err
 		}
-		sets, blocks, devices = append(sets, a.set), append(blocks, a.block()), append(devices, a.device())
+		block, log, err := m.logged(d, a.disk.ID, a.block())
+		if err != nil {
+			return nil, err
+		}
+		sets, blocks, devices = append(append(sets, log...), a.set), append(blocks, block), append(devices, a.device())
 	}
 	flash, set, err := m.firmware(d)
 	if err != nil {

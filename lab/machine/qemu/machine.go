@@ -37,6 +37,7 @@ type Machine struct {
 	numbers   int
 	files     map[string]machine.File // to be put in with the next start
 	snapshots map[string]snapshot
+	writes    string // the directory of LogWrites
 	closed    bool
 	hung      bool // the kernel of the last boot did not come up
 
