@@ -56,7 +56,9 @@ func TestVMSoakWrites(t *testing.T) {
 			begin := time.Now()
 			m := recordFirstBoot(t, a.binary(t), a.name == labtest.Ours)
 			tried, faults := 0, map[string]int{}
-			for _, s := range m.r.States(rand.New(rand.NewPCG(*writesSeed, 0)), cmp.Or(*writesStates, a.states), 0, 4096) {
+			count := cmp.Or(*writesStates, a.states) - 1
+			states := m.r.States(rand.New(rand.NewPCG(*writesSeed, 0)), count, 0, 4096)
+			for _, s := range append([]replay.State{m.r.Whole()}, states...) {
 				if time.Since(begin) > *writesLimit {
 					break
 				}

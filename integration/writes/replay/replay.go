@@ -125,6 +125,9 @@ func (r *Recording) States(random *rand.Rand, count int, units ...int64) (all []
 	return all
 }
 
+// Whole is the state at the end, with everything that was written: a cut that nothing is lost by.
+func (r *Recording) Whole() State { return State{Cut: len(r.Log), Chance: 1} }
+
 // cut is where the power may be cut first, from an entry on.
 func (r *Recording) cut(from int) int {
 	if n, _ := slices.BinarySearch(r.Cuts, from); n < len(r.Cuts) {
