@@ -88,8 +88,8 @@ type Moment struct {
 	Mark    string
 }
 
-// FromLogs makes a recording of one log of dm-log-writes for each disk. The logs have no times: the moments, in their
-// order, tell what was written to one disk before what was written to another. The power is cut at moments alone.
+// FromLogs makes a recording of one log of dm-log-writes for each disk. The logs have no times: the moments put what was
+// written to different disks into one order. The power is cut at moments alone.
 func FromLogs(disks []Disk, logs []string, moments []Moment) (*Recording, error) {
 	r := &Recording{Disks: disks}
 	if len(moments) == 0 {
