@@ -303,8 +303,8 @@ type fault struct {
 
 func (f *fault) Error() string { return fmt.Sprintf("%s: %v", f.what, f.err) }
 
-// stateTimeout is how long a machine may take to answer; on an idle host it takes half a minute.
-const stateTimeout = 5 * time.Minute
+// stateTimeout is how long a machine may take to converge; on an idle host it takes half a minute.
+const stateTimeout = 10 * time.Minute
 
 // try boots the machine on a state. A fault means that it did not converge.
 func (m *recordedVM) try(ctx context.Context, s replay.State) error {
