@@ -616,7 +616,12 @@ func TestPendingAction(t *testing.T) {
 	if got := w.post("none", "start"); got != http.StatusNotFound {
 		t.Errorf("an unknown service: got %d", got)
 	}
-	if err := os.WriteFile(hold, []byte("\n"), 0); err != nil {
+	f, err := os.OpenFile(hold, os.O_RDWR, 0) // which does not wait for a reader, as writing alone would
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteString("\n"); err != nil {
 		t.Fatal(err)
 	}
 	w.await("a", "not monitored")
