@@ -333,7 +333,7 @@ func TestReplacedProcess(t *testing.T) {
 	w.await("a", "running")
 }
 
-// replace has a job put another process in the place of the one that runs, and waits until the supervisor has seen it.
+// replace has a job put another process in place of the one that runs, and waits until the supervisor has seen it.
 func (w *world) replace(service string) (old, now int) {
 	w.t.Helper()
 	old = w.pid(service)

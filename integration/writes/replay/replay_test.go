@@ -131,7 +131,7 @@ func TestMomentsOrderTheWritesOfSeveralDisks(t *testing.T) {
 		}
 	}
 	if r.Reached(State{Cut: 3})["told"] || !r.Reached(State{Cut: 5})["told"] {
-		t.Error("a mark is reached at another moment than its own")
+		t.Error("a mark is reached at a moment other than its own")
 	}
 }
 
