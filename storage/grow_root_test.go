@@ -65,7 +65,7 @@ func TestRootMountOfWhatCannotBeGrown(t *testing.T) {
 			t.Errorf("store is %q, recorded %q; want the disk", got, b.records.mounted)
 		}
 	}
-	if n := strings.Count(b.log.String(), "cannot be grown"); n != 2 {
+	if n := strings.Count(b.log.String(), "cannot grow the file system"); n != 2 {
 		t.Errorf("%d warnings, want one for each call", n)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"cambium/lab/guest"
 	"cambium/lab/initrd"
@@ -65,6 +66,11 @@ func (c Cache) progress(format string, args ...any) {
 	if c.Progress != nil {
 		c.Progress(format, args...)
 	}
+}
+
+// done ends a stage that progress has begun.
+func (c Cache) done(begin time.Time, made string) {
+	c.progress("done: %d MiB in %.0f s", diskUsage(made)>>20, time.Since(begin).Seconds())
 }
 
 // Missing says what this host lacks to make images.
@@ -137,9 +143,11 @@ func (c Cache) once(dir string, f func(work string) error) error {
 	if err := os.Mkdir(work, 0o700); err != nil {
 		return err
 	}
+	begin := time.Now()
 	if err := f(work); err != nil {
 		return errors.Join(err, os.RemoveAll(work))
 	}
+	c.done(begin, work)
 	if err := os.Rename(work, dir); err != nil {
 		return err
 	}
@@ -152,12 +160,16 @@ func (c Cache) base(ctx context.Context, b builder) (string, error) {
 		return "", err
 	}
 	debian := tree.Cache{Dir: c.Dir}
-	if !debian.Built() {
+	begin, built := time.Now(), debian.Built()
+	if !built {
 		c.progress("building the Debian tree in %s (once, about a minute)", c.Dir)
 	}
 	root, err := debian.Ensure(ctx)
 	if err != nil {
 		return "", err
+	}
+	if !built {
+		c.done(begin, root)
 	}
 	if b.tree = root; b.stemcell {
 		if b.tree, err = c.stemcellTree(ctx, root); err != nil {

@@ -98,14 +98,7 @@ func (c Cache) EnsureStemcell(ctx context.Context, agent string, s Stemcell) (st
 		c.progress("packing the stemcell")
 		p.work = work
 		target := filepath.Join(work, p.file())
-		if err := p.pack(ctx, target); err != nil {
-			return err
-		}
-		info, err := os.Stat(target)
-		if err == nil {
-			c.progress("the stemcell has %d MiB", info.Size()>>20)
-		}
-		return err
+		return p.pack(ctx, target)
 	})
 	return filepath.Join(dir, p.file()), err
 }
