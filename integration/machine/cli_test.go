@@ -147,7 +147,7 @@ func TestMachineCommandLine(t *testing.T) {
 	if out := c.run("watch", "vm1", "--once", "--json"); !strings.Contains(out, `"heartbeat"`) {
 		t.Errorf("watch: %.200q, want a heartbeat", out)
 	}
-	c.refused("its Director's NATS", "watch", "vm-0123", "--once")
+	c.refused("neither the lab nor a CPI has", "watch", "vm-0123", "--once")
 	c.run("machine", "stop")
 	c.refused("machine vm1 is off", "call", "ping")
 	c.refused("lab "+c.name+" is up", "clean", c.name)
