@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/looptest"
+	"cambium/internal/managedfs"
 	"cambium/platform/device"
 	"cambium/platform/mount"
 	"cambium/settings"
@@ -81,14 +82,10 @@ type matrixContent struct {
 const extMagic = 1024 + 56
 
 // matrixContents are the first axis. Kinds that only tools of their own make are their signatures alone.
-var matrixContents = []*matrixContent{
+var matrixContents = withManaged([]*matrixContent{
 	{name: "zeros"},
-	{name: "ext4 with files", make: withFile("ext4"), sound: true, used: true, magic: extMagic},
 	{name: "ext4 of 4 KiB blocks with files", make: withFile("ext4", "-b", "4096"), sound: true, used: true,
 		magic: extMagic},
-	{name: "xfs with files", make: withFile("xfs"), sound: true, used: true},
-	{name: "new ext4", make: made("mkfs.ext4", "-qF"), sound: true},
-	{name: "new xfs", make: made("mkfs.xfs", "-qf"), sound: true},
 	{name: "ext3", make: made("mkfs.ext3", "-qF"), rare: true},
 	{name: "btrfs", make: made("mkfs.btrfs", "-qf")},
 	{name: "swap", make: made("mkswap", "-q"), rare: true},
@@ -102,6 +99,17 @@ var matrixContents = []*matrixContent{
 	{name: "bcache", make: bytesAt(4096+24, "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"), rare: true},
 	{name: "a byte of text", make: bytesAt(5*512, "x"), rare: true},
 	{name: "records of a database", make: bytesAt(40<<10, "records of a database"), rare: true},
+})
+
+// withManaged appends each file system of the agent, with the file and new.
+func withManaged(contents []*matrixContent) []*matrixContent {
+	for _, f := range managedfs.All {
+		magic := map[string]int64{"ext4": extMagic}[f.Name]
+		contents = append(contents,
+			&matrixContent{name: f.Name + " with files", make: withFile(f.Name), sound: true, used: true, magic: magic},
+			&matrixContent{name: "new " + f.Name, make: made(f.Make[0], f.Make[1:]...), sound: true})
+	}
+	return contents
 }
 
 // matrixTable is a row of the second axis. The volume begins at sector start, whether or not the table says so.

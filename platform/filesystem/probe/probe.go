@@ -30,7 +30,7 @@ const (
 	DOS     Kind = "dos"
 )
 
-// The kinds that are recognized only so that they are never overwritten.
+// The kinds that are named in refusals, or mounted where disks come formatted. What is not listed is bytes.
 const (
 	Btrfs    Kind = "btrfs"
 	LVM      Kind = "LVM physical volume"
