@@ -170,7 +170,9 @@ func (s *survey) chunks(p place) error {
 	return nil
 }
 
-// inParallel reads places until the time is over. A read that hangs is left alone: it ends when the kernel gives it up.
+// inParallel reads places until the time is over, the last one first: whatever has the device's bytes in a file takes
+// rising offsets for a sequential reader, and reads ahead all that is in between. A read that hangs is left alone: it
+// ends when the kernel gives it up.
 func (s *survey) inParallel(places []place, limit <-chan time.Time) error {
 	type read struct {
 		at   int64
@@ -179,10 +181,11 @@ func (s *survey) inParallel(places []place, limit <-chan time.Time) error {
 	}
 	results, over := make(chan read), make(chan struct{})
 	defer close(over)
-	var next atomic.Int64
+	var left atomic.Int64
+	left.Store(int64(len(places)))
 	for range min(depth, len(places)) {
 		go func() {
-			for i := next.Add(1) - 1; i < int64(len(places)); i = next.Add(1) - 1 {
+			for i := left.Add(-1); i >= 0; i = left.Add(-1) {
 				p := places[i]
 				got := read{at: p.from, data: make([]byte, p.to-p.from)}
 				got.err = ReadFull(s.r, got.data, p.from)

@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"cambium/internal/looptest"
 )
 
@@ -161,6 +163,26 @@ func TestSurveyIsBounded(t *testing.T) {
 		}
 		close(r.over)
 	})
+}
+
+// What has the device's bytes in a file does not read far more of it than was asked for.
+func TestSurveyIsNotReadAhead(t *testing.T) {
+	const size, most = 1 << 30, 128 << 20
+	f, err := os.Open(looptest.Image(t, size))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := Survey(f, size, nil); err != nil {
+		t.Fatal(err)
+	}
+	var cached unix.Cachestat_t
+	if err := unix.Cachestat(uint(f.Fd()), &unix.CachestatRange{Len: size}, &cached, 0); err != nil {
+		t.Skip(err) // before Linux 6.5
+	}
+	if got := cached.Cache * uint64(os.Getpagesize()); got > most {
+		t.Errorf("%d MiB were read, want at most %d", got>>20, most>>20)
+	}
 }
 
 // A byte in the last place that is not read at all is not seen; one in a hundred MiB of data is, and always is.
