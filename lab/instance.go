@@ -314,16 +314,24 @@ func (i *Instance) serveHTTPS(d Document) error {
 	return nil
 }
 
-// Ready waits until the agent answers, as the Director does after create_vm but asking more
-// often: until the agent is on the bus a ping is lost.
+// Ready waits until the agent answers, as the Director does after create_vm. A ping before the agent is on the bus would
+// be lost, and waited for; so the server is asked for that, which costs the machine nothing.
 func (i *Instance) Ready(ctx context.Context) error {
 	if i.Agent == nil {
 		return fmt.Errorf("%s: the settings are not the lab's, so it does not know the agent", i.Short)
 	}
-	eager := *i.Agent
-	eager.Ping = 100 * time.Millisecond
-	return eager.WaitReady(ctx)
+	for look := time.NewTicker(listeningInterval); !i.Listening(); {
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return fmt.Errorf("%s: the agent is not on the bus: %w", i.Short, context.Cause(ctx))
+		}
+	}
+	return i.Agent.WaitReady(ctx)
 }
+
+// listeningInterval is between two looks whether the agent is on the bus.
+const listeningInterval = 20 * time.Millisecond
 
 // Output runs a program in the machine and returns what it prints.
 func (i *Instance) Output(ctx context.Context, args ...string) (string, error) {
