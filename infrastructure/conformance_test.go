@@ -15,12 +15,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/diskfs/go-diskfs"
-	"github.com/diskfs/go-diskfs/disk"
 	"github.com/diskfs/go-diskfs/filesystem"
 	"github.com/sirupsen/logrus"
 
 	"cambium/infrastructure/internal/source"
+	"cambium/internal/fattest"
 	"cambium/internal/secret"
 	"cambium/settings/agentjson"
 )
@@ -112,32 +111,8 @@ func mediumIn(t *testing.T, device, label, file string) (root string, put func(s
 		writeFile(t, filepath.Join(root, "sys/class/block", device, "size"), "1")
 		out := filepath.Join(root, "dev", device)
 		os.Remove(out)
-		d, err := diskfs.Create(out, 16<<20, diskfs.SectorSizeDefault)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer d.Close()
-		f, err := d.CreateFilesystem(disk.FilesystemSpec{Partition: 0, FSType: filesystem.TypeFat16, VolumeLabel: label})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for name, content := range map[string]string{file: document, "ec2/latest/meta-data.json": `{"instance-id":"i-drive"}`} {
-			if dir := filepath.Dir(name); dir != "." {
-				if err := f.Mkdir(dir); err != nil {
-					t.Fatal(err)
-				}
-			}
-			w, err := f.OpenFile(name, os.O_CREATE|os.O_RDWR)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if content != "" {
-				if _, err := w.Write([]byte(content)); err != nil {
-					t.Fatal(err)
-				}
-			}
-			w.Close()
-		}
+		fattest.Make(t, out, 16<<20, filesystem.TypeFat16, label,
+			map[string]string{file: document, "ec2/latest/meta-data.json": `{"instance-id":"i-drive"}`})
 	}
 }
 

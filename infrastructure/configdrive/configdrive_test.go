@@ -15,12 +15,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/diskfs/go-diskfs"
-	"github.com/diskfs/go-diskfs/disk"
 	"github.com/diskfs/go-diskfs/filesystem"
 	"github.com/sirupsen/logrus"
 
 	"cambium/infrastructure/internal/source"
+	"cambium/internal/fattest"
 	"cambium/internal/skiptest"
 )
 
@@ -39,36 +38,10 @@ var files = map[string]string{
 	"empty":                     "",
 }
 
-// makeFAT makes an image with go-diskfs, so that the test needs no tools.
 func makeFAT(t testing.TB, label string, content map[string]string) string {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "drive.img")
-	d, err := diskfs.Create(out, 2<<20, diskfs.SectorSizeDefault)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
-	f, err := d.CreateFilesystem(disk.FilesystemSpec{Partition: 0, FSType: filesystem.TypeFat12, VolumeLabel: label})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, text := range content {
-		if dir := filepath.Dir(name); dir != "." {
-			if err := f.Mkdir(dir); err != nil {
-				t.Fatal(err)
-			}
-		}
-		w, err := f.OpenFile(name, os.O_CREATE|os.O_RDWR)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if text != "" {
-			if _, err := w.Write([]byte(text)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		w.Close()
-	}
+	fattest.Make(t, out, 2<<20, filesystem.TypeFat12, label, content)
 	return out
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/diskfs/go-diskfs/filesystem/iso9660"
 	"github.com/diskfs/go-diskfs/partition/gpt"
 
+	"cambium/internal/fattest"
 	"cambium/internal/skiptest"
 )
 
@@ -95,30 +96,7 @@ func fillFAT(t testing.TB, path string, files map[string]string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	writeAll(t, f, files)
-}
-
-func writeAll(t testing.TB, f filesystem.FileSystem, files map[string]string) {
-	t.Helper()
-	for name, content := range files {
-		if dir := filepath.Dir(name); dir != "." {
-			if err := f.Mkdir(dir); err != nil {
-				t.Fatal(err)
-			}
-		}
-		w, err := f.OpenFile(name, os.O_CREATE|os.O_RDWR)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(content) > 0 {
-			if _, err := w.Write([]byte(content)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := w.Close(); err != nil {
-			t.Fatal(err)
-		}
-	}
+	fattest.Write(t, f, files)
 }
 
 func makeFAT(t testing.TB, bits, kib int, label string, files map[string]string) []byte {
@@ -341,7 +319,7 @@ func makeGoDiskfsISO(t testing.TB, files map[string]string, rock bool) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	writeAll(t, f, files)
+	fattest.Write(t, f, files)
 	if err := f.(*iso9660.FileSystem).Finalize(iso9660.FinalizeOptions{RockRidge: rock, VolumeIdentifier: "config-2"}); err != nil {
 		t.Fatal(err)
 	}
@@ -363,16 +341,7 @@ func TestFAT(t *testing.T) {
 	for kind, size := range map[filesystem.Type]int64{filesystem.TypeFat12: 2 << 20, filesystem.TypeFat16: 16 << 20, filesystem.TypeFat32: 40 << 20} {
 		t.Run(fmt.Sprintf("type %d by go-diskfs", kind), func(t *testing.T) {
 			out := filepath.Join(t.TempDir(), "g.fat")
-			d, err := diskfs.Create(out, size, diskfs.SectorSizeDefault)
-			if err != nil {
-				t.Fatal(err)
-			}
-			f, err := d.CreateFilesystem(disk.FilesystemSpec{Partition: 0, FSType: kind, VolumeLabel: "config-2"})
-			if err != nil {
-				t.Fatal(err)
-			}
-			writeAll(t, f, drive)
-			d.Close()
+			fattest.Make(t, out, size, kind, "config-2", drive)
 			v := open(t, read(t, out))
 			if !v.HasLabel("config-2") {
 				t.Errorf("labels %q, want config-2", v.Labels)

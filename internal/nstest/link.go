@@ -149,6 +149,25 @@ func (p *Peer) Address(t *testing.T, name, prefix string) {
 	}
 }
 
+// Up gives the near end of a link an address, and switches it on.
+func Up(t *testing.T, name, prefix string) {
+	t.Helper()
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		t.Fatalf("link %s: %v", name, err)
+	}
+	address, err := netlink.ParseAddr(prefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.AddrAdd(link, address); err != nil {
+		t.Fatalf("address %s on %s: %v", prefix, name, err)
+	}
+	if err := netlink.LinkSetUp(link); err != nil {
+		t.Fatalf("link %s: %v", name, err)
+	}
+}
+
 // MAC is the hardware address of the other end of a link.
 func (p *Peer) MAC(t *testing.T, name string) string {
 	t.Helper()

@@ -17,8 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"cambium/internal/nstest"
 	"cambium/internal/secret"
 )
@@ -82,20 +80,7 @@ func TestNSHostileConnections(t *testing.T) {
 		for i := range hostileAddresses {
 			peer.Address(t, "bus0", hostileAddress(i)+"/16")
 		}
-		near, err := netlink.LinkByName("bus0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		address, err := netlink.ParseAddr("10.9.0.1/16")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := netlink.AddrAdd(near, address); err != nil {
-			t.Fatal(err)
-		}
-		if err := netlink.LinkSetUp(near); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Up(t, "bus0", "10.9.0.1/16")
 		// On a busy machine the attack takes longer than a handshake may; only the limits are to close connections.
 		header := headerTime
 		headerTime = time.Hour

@@ -6,8 +6,6 @@ import (
 	"net"
 	"testing"
 
-	"github.com/vishvananda/netlink"
-
 	"cambium/internal/eventually"
 	"cambium/internal/nstest"
 	"cambium/internal/secret"
@@ -31,20 +29,7 @@ func TestNSPartition(t *testing.T) {
 		peer := nstest.NewPeer(t)
 		peer.Veth(t, "bus0", "")
 		peer.Address(t, "bus0", "10.9.0.1/24")
-		near, err := netlink.LinkByName("bus0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		address, err := netlink.ParseAddr("10.9.0.2/24")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := netlink.AddrAdd(near, address); err != nil {
-			t.Fatal(err)
-		}
-		if err := netlink.LinkSetUp(near); err != nil {
-			t.Fatal(err)
-		}
+		nstest.Up(t, "bus0", "10.9.0.2/24")
 		var listener net.Listener
 		peer.Do(t, func() (err error) {
 			listener, err = net.Listen("tcp", "10.9.0.1:4222")

@@ -22,24 +22,14 @@ import (
 	"cambium/internal/secret"
 
 	"cambium/internal/skiptest"
-	"cambium/platform"
+	"cambium/platform/platformtest"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
 func converge(t *testing.T, f *Firewall, want Desired) {
 	t.Helper()
-	planned, err := platform.Plan(t.Context(), f, Diff, want)
-	if err != nil {
-		t.Fatal(err)
-	}
-	made, err := platform.Converge(t.Context(), f, Diff, want)
-	if err != nil || fmt.Sprint(made) != fmt.Sprint(planned) {
-		t.Fatalf("planned %v, made %v, %v", planned, made, err)
-	}
-	if second, err := platform.Converge(t.Context(), f, Diff, want); err != nil || len(second) != 0 {
-		t.Errorf("second run: got %v, %v, want nothing to do", second, err)
-	}
+	platformtest.Converge(t, f, Diff, want)
 }
 
 // ruleset is what nft makes of the kernel's rules.

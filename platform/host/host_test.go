@@ -17,6 +17,7 @@ import (
 
 	"cambium/internal/vcap"
 	"cambium/platform"
+	"cambium/platform/platformtest"
 )
 
 // newHost is a machine in a temporary directory whose kernel name is a variable.
@@ -52,36 +53,13 @@ func get(t *testing.T, h *Host, path string) string {
 	return string(data)
 }
 
-func texts(changes []Change) (out []string) {
-	for _, c := range changes {
-		out = append(out, c.String())
-	}
-	return out
-}
-
 func once(t *testing.T, h *Host, want Desired) ([]Change, error) {
 	return platform.Converge(t.Context(), h, Diff, want)
 }
 
-// converge applies want twice: first it changes what was planned, then nothing.
 func converge(t *testing.T, h *Host, want Desired) []string {
 	t.Helper()
-	planned, err := platform.Plan(t.Context(), h, Diff, want)
-	if err != nil {
-		t.Fatal(err)
-	}
-	changes, err := once(t, h, want)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !slices.Equal(texts(planned), texts(changes)) {
-		t.Errorf("planned %q, changed %q", texts(planned), texts(changes))
-	}
-	second, err := once(t, h, want)
-	if err != nil || len(second) != 0 {
-		t.Errorf("second run: got %q, %v, want nothing to do", texts(second), err)
-	}
-	return texts(changes)
+	return platformtest.Converge(t, h, Diff, want)
 }
 
 const hostsOfAgent = `127.0.0.1 agent-1 localhost
@@ -393,10 +371,10 @@ func TestRemoveListed(t *testing.T) {
 	want := Desired{RemoveListed: []string{list}}
 	planned, planErr := platform.Plan(t.Context(), h, Diff, want)
 	made, err := once(t, h, want)
-	if got := texts(made); !slices.Equal(got, []string{"remove 2 paths that " + list + " lists"}) || err == nil || strings.Count(err.Error(), "too close to the root directory") != 3 {
+	if got := platformtest.Texts(made); !slices.Equal(got, []string{"remove 2 paths that " + list + " lists"}) || err == nil || strings.Count(err.Error(), "too close to the root directory") != 3 {
 		t.Errorf("got %q, %v", got, err)
 	}
-	if !slices.Equal(texts(planned), texts(made)) || fmt.Sprint(planErr) != fmt.Sprint(err) {
+	if !slices.Equal(platformtest.Texts(planned), platformtest.Texts(made)) || fmt.Sprint(planErr) != fmt.Sprint(err) {
 		t.Errorf("planned %q, %v; made %q, %v", planned, planErr, made, err)
 	}
 	for path, kept := range map[string]bool{"/usr/bin/gcc": false, "/usr/lib/gcc": false, "/usr/bin/ls": true, "/etc/passwd": true, list: true} {
@@ -405,7 +383,7 @@ func TestRemoveListed(t *testing.T) {
 		}
 	}
 	if second, _ := once(t, h, want); len(second) != 0 {
-		t.Errorf("second run: %q", texts(second))
+		t.Errorf("second run: %q", platformtest.Texts(second))
 	}
 	if made, err := once(t, h, Desired{RemoveListed: []string{"/no/list"}}); len(made) != 0 || err != nil {
 		t.Errorf("missing list: got %q, %v", made, err)
@@ -417,13 +395,13 @@ func TestHooksRunOncePerBoot(t *testing.T) {
 	h, _ := newHost(t, map[string]string{good: "#!/bin/sh\nexit 0\n", bad: "#!/bin/sh\necho why >&2\nexit 3\n"})
 	want := Desired{Hooks: []string{"good", "no-such-hook-anywhere"}}
 	planned, err := platform.Plan(t.Context(), h, Diff, want)
-	if err != nil || !slices.Equal(texts(planned), []string{"run " + good}) {
+	if err != nil || !slices.Equal(platformtest.Texts(planned), []string{"run " + good}) {
 		t.Errorf("planned %q, %v", planned, err)
 	}
 	if second, err := platform.Plan(t.Context(), h, Diff, want); err != nil || len(second) != 1 {
 		t.Errorf("a plan has run the hook: %q, %v", second, err)
 	}
-	if made := converge(t, h, want); !slices.Equal(made, texts(planned)) {
+	if made := converge(t, h, want); !slices.Equal(made, platformtest.Texts(planned)) {
 		t.Errorf("made %q, planned %q", made, planned)
 	}
 	for range 2 { // a failure does not count as a run

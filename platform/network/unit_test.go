@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"cambium/platform/network/networkd"
+	"cambium/platform/platformtest"
 )
 
 func TestParseMAC(t *testing.T) {
@@ -154,21 +155,14 @@ func TestNoReloadForAFileThatOnlyMoves(t *testing.T) {
 	have.Files = []networkd.File{{Path: networkd.RunDir + "/10_eth0.network", Content: render(l, have.Networkd)}}
 	changes, err := Diff(have, Desired{Links: []WantLink{l}})
 	want := []string{"write /etc/systemd/network/10_eth0.network", "remove /run/systemd/network/10_eth0.network"}
-	if got := texts(changes); err != nil || !slices.Equal(got, want) {
+	if got := platformtest.Texts(changes); err != nil || !slices.Equal(got, want) {
 		t.Errorf("got %q, %v; want %q", got, err, want)
 	}
 	l.DNS = []netip.Addr{addr("10.0.0.1")}
 	changes, err = Diff(have, Desired{Links: []WantLink{l}})
-	if got := texts(changes); err != nil || !slices.Contains(got, "make systemd-networkd reload its files") {
+	if got := platformtest.Texts(changes); err != nil || !slices.Contains(got, "make systemd-networkd reload its files") {
 		t.Errorf("got %q, %v; want a reload for other content", got, err)
 	}
-}
-
-func texts(changes []Change) (all []string) {
-	for _, c := range changes {
-		all = append(all, c.String())
-	}
-	return all
 }
 
 // Every change prints itself in one line, and can be read back by a program.
@@ -215,7 +209,7 @@ func TestChangesPrintAndEncode(t *testing.T) {
 		`remove /etc/systemd/network/10_eth9.network`,
 		`make systemd-networkd reload its files`,
 	}
-	if got := texts(changes); !slices.Equal(got, want) {
+	if got := platformtest.Texts(changes); !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	data, err := json.Marshal(changes)
@@ -269,7 +263,7 @@ func TestInvert(t *testing.T) {
 		"remove /etc/systemd/network/10_eth1.network",
 		"make systemd-networkd reload its files",
 	}
-	if got := texts(back); !slices.Equal(got, want) || back[3].Content != "old" {
+	if got := platformtest.Texts(back); !slices.Equal(got, want) || back[3].Content != "old" {
 		t.Errorf("got %q, want %q with the old content", got, want)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"cambium/internal/nstest"
 	"cambium/internal/vcap"
 	"cambium/platform"
+	"cambium/platform/platformtest"
 
 	"golang.org/x/sys/unix"
 )
@@ -128,7 +129,7 @@ func wholeTree(t *testing.T) {
 
 	second, err := platform.Converge(t.Context(), k, Diff, want)
 	if err != nil || len(second) != 0 {
-		t.Errorf("second run: got %q, %v, want nothing to do", texts(second), err)
+		t.Errorf("second run: got %q, %v, want nothing to do", platformtest.Texts(second), err)
 	}
 
 	// What is under the mounts is right as well.
@@ -142,7 +143,7 @@ func wholeTree(t *testing.T) {
 	}
 	got, err := platform.Converge(t.Context(), k, Diff, want)
 	if err != nil || len(got) != 2 {
-		t.Errorf("after unmounting two: got %q, %v, want the two binds", texts(got), err)
+		t.Errorf("after unmounting two: got %q, %v, want the two binds", platformtest.Texts(got), err)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/looptest"
+	"cambium/internal/skiptest"
 )
 
 func surveyed(t *testing.T, path string, starts ...int64) Residue {
@@ -178,7 +179,7 @@ func TestSurveyIsNotReadAhead(t *testing.T) {
 	}
 	var cached unix.Cachestat_t
 	if err := unix.Cachestat(uint(f.Fd()), &unix.CachestatRange{Len: size}, &cached, 0); err != nil {
-		t.Skip(err) // before Linux 6.5
+		skiptest.Skip(t, err) // before Linux 6.5
 	}
 	if got := cached.Cache * uint64(os.Getpagesize()); got > most {
 		t.Errorf("%d MiB were read, want at most %d", got>>20, most>>20)

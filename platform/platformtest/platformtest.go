@@ -1,0 +1,39 @@
+// Package platformtest tests what all domains of package platform promise.
+package platformtest
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"cambium/platform"
+)
+
+// Converge applies want twice: first it changes what was planned, then nothing. It returns the changes.
+func Converge[S, D any, C fmt.Stringer](t testing.TB, k platform.Kernel[S, D, C], diff platform.Diff[S, D, C], want D) []string {
+	t.Helper()
+	planned, err := platform.Plan(t.Context(), k, diff, want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	changes, err := platform.Converge(t.Context(), k, diff, want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(Texts(planned), Texts(changes)) {
+		t.Errorf("planned %q, changed %q", Texts(planned), Texts(changes))
+	}
+	second, err := platform.Converge(t.Context(), k, diff, want)
+	if err != nil || len(second) != 0 {
+		t.Errorf("second run: got %q, %v, want nothing to do", Texts(second), err)
+	}
+	return Texts(changes)
+}
+
+// Texts are changes as they are logged.
+func Texts[C fmt.Stringer](changes []C) (out []string) {
+	for _, c := range changes {
+		out = append(out, c.String())
+	}
+	return out
+}
