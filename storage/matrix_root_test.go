@@ -356,7 +356,9 @@ func (m *matrix) make(c matrixCell) {
 		if err := f.Truncate(before.size()); err != nil {
 			m.t.Fatal(err)
 		}
-		run(c.table.script, "sfdisk", "-q", "--wipe", "never", "--wipe-partitions", "never", m.image)
+		// It would sleep before it tells the kernel.
+		run(c.table.script, "sfdisk", "-q", "--no-reread", "--no-tell-kernel", "--wipe", "never", "--wipe-partitions",
+			"never", m.image)
 	}
 	for i := 0; i < len(c.table.lost); i += 2 {
 		at := c.table.lost[i]
