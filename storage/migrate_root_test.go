@@ -141,9 +141,10 @@ func TestRootMigrateRefuses(t *testing.T) {
 	})
 }
 
-// A file that cannot be read ends the migration with an error, and nothing has changed.
+// A file that cannot be read ends the migration with an error, and nothing has changed. When it can be read again, the
+// migration succeeds.
 func TestRootD03UnreadableFilesEndAMigration(t *testing.T) {
-	b, old, _ := migrating(t, 128<<20)
+	b, old, fresh := migrating(t, 128<<20)
 	// A file whose blocks lie after the end of the image cannot be read.
 	big := filepath.Join(b.Dirs.Store(), "big")
 	b.ok(os.WriteFile(big, make([]byte, 20<<20), 0o600))
@@ -159,6 +160,12 @@ func TestRootD03UnreadableFilesEndAMigration(t *testing.T) {
 		t.Errorf("error %v, want that of the disk", err)
 	}
 	b.onStoreIs(old, "old")
+	sum := treeSum(t, b.Dirs.Store())
+	b.ok(b.Migrate(ctx, "", ""))
+	if got := treeSum(t, b.Dirs.Store()); got != sum {
+		t.Error("the files are not the same")
+	}
+	b.onStoreIs(fresh, "new")
 }
 
 // Mount options hold in every phase: the old disk's while it is read-only and after a failure, the new

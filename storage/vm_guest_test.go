@@ -28,11 +28,7 @@ import (
 // TestMain is the first process of the virtual machine as well.
 func TestMain(m *testing.M) {
 	worker.ServeIfCalled(context.Background())
-	checks := guestChecks
-	if flow := os.Getenv("CAMBIUM_FLOW"); flow != "" {
-		checks = []testvm.Check{{Name: flow, Run: func(ctx context.Context) error { return guestFlow(ctx, flow, os.Getenv("CAMBIUM_SUM")) }}}
-	}
-	testvm.Main(m, checks, func() error {
+	testvm.Main(m, guestChecks, func() error {
 		return errors.Join(mount.Unmount(context.Background(), "/var/vcap/store"), mount.Unmount(context.Background(), "/var/vcap/data"))
 	})
 }
@@ -142,7 +138,6 @@ var guestChecks = []testvm.Check{
 		testvm.Ask("late")
 		return <-found
 	}},
-	{Name: "migration: sectors that cannot be read, and then can", Run: unreadable},
 	{Name: "resize: a mounted ext4 follows its disk without being asked", Run: func(ctx context.Context) error {
 		d := guestDisks()
 		if err := d.Persistent.Mount(ctx, "vol-data"); err != nil {

@@ -22,8 +22,6 @@ const (
 	vmLate    = 69 << 20
 	vmMapped  = 71 << 20
 	vmGrown   = 600 << 20
-	vmFailing = 64 << 20
-	vmHealthy = 70 << 20
 )
 
 const vmCID = "4d3f2a10-0000-4111-8222-123456789abc"
@@ -45,18 +43,12 @@ func TestVMDisks(t *testing.T) {
 	}
 	data := image("data", vmData)
 	testvm.Host(t, "sh", "-ec", `printf 'label: gpt\nstart=2048, name="bosh-partition-0"\n' | sfdisk -q "$0"; mkfs.ext4 -q -F -E offset=1048576 "$0" 198m`, data)
-	failing := image("failing", vmFailing)
-	userTree(t, filepath.Join(dir, "tree"))
-	testvm.Host(t, "sh", "-ec", `printf 'label: gpt\nstart=2048, size=62M, name="bosh-partition-0"\n' | sfdisk -q "$0"; mkfs.ext4 -q -F -d "$1" -E offset=1048576 "$0" 62m`,
-		failing, filepath.Join(dir, "tree"))
 	qemu := []string{"-device", "virtio-scsi-pci,id=scsi"}
 	for _, d := range []struct{ id, file, device string }{
 		{"other", image("other", vmOther), "virtio-blk-pci,serial=somebody-else"},
 		{"virtio", image("virtio", vmVirtio), "virtio-blk-pci,serial=" + vmCID[:20]},
 		{"data", data, "virtio-blk-pci,serial=vol-data"},
 		{"mapped", image("mapped", vmMapped), "virtio-blk-pci,serial=vol-below"},
-		{"failing", failing, "virtio-blk-pci,serial=vol-failing"},
-		{"healthy", image("healthy", vmHealthy), "virtio-blk-pci,serial=vol-healthy"},
 		{"target0", image("target0", vmTarget0), "scsi-hd,bus=scsi.0,channel=0,scsi-id=0,lun=0"},
 		{"target2", image("target2", vmTarget2), "scsi-hd,bus=scsi.0,channel=0,scsi-id=2,lun=0"},
 		{"nvme", image("nvme", vmNVMe), "nvme,serial=instance"},

@@ -23,7 +23,7 @@ var hold = []machine.File{
 // TestVMPowerCut cuts the power at random moments of the first bootstrap, boots, and wants a machine
 // like any other; each cut begins with the same machine, whose agent has never run. Then it does so
 // while the Director has a blank disk mounted and a full one migrated to it. TestNightlyPowerCut does it more often, and
-// the bare storage code is cut off in storage.
+// integration/writes cuts between any two writes.
 func TestVMPowerCut(t *testing.T) {
 	t.Parallel()
 	cutPower(t, 1, 1)

@@ -1,7 +1,0 @@
-//go:build vm && soak && !root
-
-package storage
-
-import "testing"
-
-func TestVMSoakPowerCut(t *testing.T) { powerCut(t, 100) }
