@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"cambium/internal/looptest"
 	"cambium/platform/filesystem"
 	"cambium/platform/mount"
 	"cambium/settings"
@@ -74,35 +73,6 @@ func TestRootEphemeralBlankDisk(t *testing.T) {
 			if info, err := os.Stat(b.Dirs.Data()); err != nil || info.Mode().Perm() != 0o750 {
 				t.Errorf("mount point: %v, %v; want 0750", info, err)
 			}
-		})
-	}
-}
-
-// Data belongs in one place, and one device belongs there.
-func TestRootEphemeralInTheWrongPlace(t *testing.T) {
-	for _, c := range []struct {
-		name    string
-		prepare func(t *testing.T, b *bench, dev *looptest.Device)
-		want    string
-	}{
-		{"the data partition is mounted elsewhere", func(t *testing.T, b *bench, dev *looptest.Device) {
-			dir := filepath.Join(t.TempDir(), "m")
-			b.ok(os.Mkdir(dir, 0o755))
-			b.ok(mount.Device(ctx, dev.Path+"p2", dir, "ext4", nil))
-		}, "it is already mounted on"},
-		{"another device is on data", func(t *testing.T, b *bench, _ *looptest.Device) {
-			other := b.disk(32<<20, "")
-			tool(t, other.Path, "mkfs.ext4", "-qF", other.Path)
-			b.ok(mount.Device(ctx, other.Path, b.Dirs.Data(), "ext4", nil))
-		}, "is already mounted there"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			b := newBench(t, Options{})
-			dev := b.disk(256<<20, "")
-			b.ok(b.setupEphemeral(dev.Path, nil))
-			b.ok(mount.Unmount(ctx, b.Dirs.Data()))
-			c.prepare(t, b, dev)
-			b.fails(b.setupEphemeral(dev.Path, nil), "ephemeral disk", c.want)
 		})
 	}
 }

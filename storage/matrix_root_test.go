@@ -477,6 +477,8 @@ func (m *matrix) do(c matrixCell) {
 		m.t.Errorf("%s: nothing is mounted", c)
 	case got == isMounted && c.content.used && read(m.t, filepath.Join(b.Dirs.Store(), "data")) != matrixFile:
 		m.t.Errorf("%s: the file is not what it was", c)
+	case got == isMounted && c.damage.grown && bytesOf(m.t, b.Dirs.Store()) < c.size()*4/5:
+		m.t.Errorf("%s: the file system has not grown", c)
 	}
 	if err == nil {
 		b.ok(mount.Unmount(context.Background(), b.Dirs.Store()))

@@ -66,7 +66,17 @@ func TestRootMigrate(t *testing.T) {
 		b.ok(unix.Statfs(b.Dirs.Store(), &st))
 		progress, readOnly = append(progress, p.String()), append(readOnly, st.Flags&unix.ST_RDONLY != 0)
 	}
+	modes := map[string]os.FileMode{}
+	b.CrashPoint = func(name string) {
+		if info, err := os.Stat(b.Dirs.StoreMigrationTarget()); err == nil {
+			modes[name] = info.Mode().Perm()
+		}
+	}
 	b.ok(b.Migrate(ctx, "", ""))
+	// While it is a target, only root gets into a disk.
+	if modes["copy"] != 0o700 || modes["verify"] != 0o700 {
+		t.Errorf("the migration target has the modes %v, want 0700", modes)
+	}
 	// A store that is read-only without a migration is a problem to agent status.
 	if n := len(readOnly); n < 2 || readOnly[0] || !readOnly[1] || readOnly[n-1] {
 		t.Errorf("the store is read-only at %v of %q", readOnly, progress)
@@ -99,46 +109,21 @@ func TestRootMigrate(t *testing.T) {
 	tool(t, fresh.Path, "e2fsck", "-nf", fresh.Path+"p1")
 }
 
-func TestRootMigrateRefuses(t *testing.T) {
-	stays := func(t *testing.T, b *bench, old *looptest.Device) {
-		t.Helper()
-		if got := mountedSource(t, b.Dirs.Store()); got != old.Path+"p1" {
-			t.Errorf("store is %q, want the old disk", got)
-		}
-		write(t, filepath.Join(b.Dirs.Store(), "writable"), "x")
-		if b.records.mounted != "old" {
-			t.Errorf("recorded %q, want old (D.4)", b.records.mounted)
+// A reader that comes during the copy keeps the old disk on the store.
+func TestRootReaderDuringMigration(t *testing.T) {
+	b, old, _ := migrating(t, 128<<20)
+	limited, cancel := context.WithCancel(ctx)
+	b.CrashPoint = func(name string) {
+		if name == "unmount old store" {
+			f, err := os.Open(filepath.Join(b.Dirs.Store(), "one"))
+			b.ok(err)
+			t.Cleanup(func() { _ = f.Close() })
+			time.AfterFunc(50*time.Millisecond, cancel)
 		}
 	}
-	t.Run("a writer", func(t *testing.T) {
-		b, old, _ := migrating(t, 128<<20)
-		f, err := os.OpenFile(filepath.Join(b.Dirs.Store(), "one"), os.O_RDWR, 0)
-		b.ok(err)
-		defer f.Close()
-		limited, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
-		defer cancel()
-		err = b.Migrate(limited, "", "")
-		var busy *mount.BusyError
-		if !errors.As(err, &busy) || len(busy.Users) == 0 || busy.Users[0].PID != os.Getpid() {
-			t.Errorf("Migrate = %v, want this process named", err)
-		}
-		stays(t, b, old)
-	})
-	t.Run("a reader that comes during the copy", func(t *testing.T) {
-		b, old, _ := migrating(t, 128<<20)
-		limited, cancel := context.WithCancel(ctx)
-		b.CrashPoint = func(name string) {
-			if name == "unmount old store" {
-				f, err := os.Open(filepath.Join(b.Dirs.Store(), "one"))
-				b.ok(err)
-				t.Cleanup(func() { _ = f.Close() })
-				time.AfterFunc(50*time.Millisecond, cancel)
-			}
-		}
-		b.fails(b.Migrate(limited, "", ""), "is busy")
-		cancel()
-		stays(t, b, old)
-	})
+	b.fails(b.Migrate(limited, "", ""), "is busy")
+	cancel()
+	b.onStoreIs(old, "old")
 }
 
 // A file that cannot be read ends the migration with an error, and nothing has changed. When it can be read again, the

@@ -6,14 +6,11 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/eventually"
-	"cambium/internal/managedfs"
-	"cambium/platform/disk"
 	"cambium/platform/mount"
 )
 
@@ -30,37 +27,6 @@ func withXFS(b *bench, cid string) {
 	p := b.records.disks[cid]
 	p.FileSystem = "xfs"
 	b.records.disks[cid] = p
-}
-
-func TestRootResize(t *testing.T) {
-	for _, kind := range managedfs.Names() {
-		t.Run(kind, func(t *testing.T) {
-			b := newBench(t, Options{})
-			dev := b.disk(400<<20, "vol-1")
-			p := b.records.disks["vol-1"]
-			p.FileSystem = kind
-			b.records.disks["vol-1"] = p
-			b.ok(b.Mount(ctx, "vol-1"))
-			write(t, filepath.Join(b.Dirs.Store(), "data"), "precious")
-			b.unmounted("vol-1", "Unmounted partition of vol-1")
-			dev.Grow(t, 900<<20)
-			b.ok(boot(b.disks()))
-			if got := bytesOf(t, b.Dirs.Store()); got < 780<<20 {
-				t.Errorf("file system has %d MiB after the disk grew to 900", got>>20)
-			}
-			if read(t, filepath.Join(b.Dirs.Store(), "data")) != "precious" {
-				t.Error("data lost")
-			}
-			s, err := disk.Inspect(dev.Path)
-			b.ok(err)
-			if s.Table.Moved {
-				t.Error("the backup GPT was not moved")
-			}
-			if out := tool(t, dev.Path, "sgdisk", "--verify", dev.Path); !strings.Contains(out, "No problems found") {
-				t.Errorf("sgdisk: %s", out)
-			}
-		})
-	}
 }
 
 // A mounted disk is grown by mount_disk, and without being asked when the kernel reports it. The disk is mounted

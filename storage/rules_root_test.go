@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/looptest"
-	"cambium/internal/managedfs"
 	"cambium/platform/device"
 	"cambium/platform/disk"
 	"cambium/platform/disk/layout"
@@ -205,28 +204,6 @@ func TestRootCallersOfAMissingDisk(t *testing.T) {
 			}
 			if checksum(t, dev) != before {
 				t.Error("the disk was changed")
-			}
-		})
-	}
-}
-
-// Each file system is made, mounted with its options, and kept whatever the manifest says later.
-func TestRootPersistentFileSystems(t *testing.T) {
-	for _, f := range managedfs.All {
-		t.Run(f.Name, func(t *testing.T) {
-			b := newBench(t, Options{})
-			b.disk(512<<20, "vol-1")
-			for _, wanted := range []string{f.Name, "", "zfs"} {
-				p := b.records.disks["vol-1"]
-				p.FileSystem, p.MountOptions = wanted, []string{"noatime"}
-				b.records.disks["vol-1"] = p
-				b.ok(b.Mount(ctx, "vol-1"))
-				e, _, err := mount.At(b.Dirs.Store())
-				b.ok(err)
-				if e.Type != f.Name || !strings.Contains(e.Options, "noatime") {
-					t.Errorf("with %q in the manifest the store is %+v, want %s with noatime", wanted, e, f.Name)
-				}
-				b.unmounted("vol-1", "Unmounted partition of vol-1")
 			}
 		})
 	}

@@ -43,21 +43,13 @@ func TestRootMigrateAgainAfterAReboot(t *testing.T) {
 			b.unmounted("old", "Partition of old is not mounted")
 			b.ok(b.Remove(ctx, "old"))
 			sum := treeSum(t, b.Dirs.Store())
-			b.ok(b.Mount(ctx, "third"))
+			// Killed before it is on record that the disk is mounted.
+			b.killedAt("record disk", func() { _ = b.Mount(ctx, "third") })
 			b.reboot()
 			b.fails(b.Migrate(ctx, c.from, c.to), "nothing is mounted on "+b.Dirs.StoreMigrationTarget(), " first")
 			// In the middle of the copying.
 			b.ok(b.Mount(ctx, "third"))
-			func() {
-				defer func() { _ = recover() }()
-				b.CrashPoint = func(name string) {
-					if name == "verify" {
-						panic("power cut")
-					}
-				}
-				_ = b.Migrate(ctx, c.from, c.to)
-			}()
-			b.CrashPoint = func(string) {}
+			b.killedAt("verify", func() { _ = b.Migrate(ctx, c.from, c.to) })
 			b.reboot()
 			b.onStoreIs(fresh, "new")
 			b.ok(os.Remove(filepath.Join(b.Dirs.Store(), "writable")))
