@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"cambium/internal/watch"
 	"cambium/platform/device"
 	"cambium/platform/network/wait"
 )
@@ -60,7 +61,7 @@ func (m *Machine) awaitHardware(ctx context.Context, before Hardware) string {
 		default:
 		}
 	}
-	watch := func(f func() error) {
+	follow := func(f func() error) {
 		watchers.Go(func() {
 			if err := f(); err != nil && ctx.Err() == nil {
 				m.Log.WithError(err).Warn("cannot receive the kernel's device events; new hardware is noticed only at the next retry")
@@ -68,12 +69,12 @@ func (m *Machine) awaitHardware(ctx context.Context, before Hardware) string {
 		})
 	}
 	if m.Ephemeral != nil {
-		watch(func() error {
-			return device.Await(ctx, device.LinkDirs("/"), func() (bool, error) { poke(); return false, nil })
+		follow(func() error {
+			return watch.UntilDevice(ctx, device.LinkDirs("/"), func() (bool, error) { poke(); return false, nil })
 		})
 	}
 	if m.Network != nil {
-		watch(func() error { return wait.Watch(ctx, poke) })
+		follow(func() error { return wait.Watch(ctx, poke) })
 	}
 	return awaitChange(ctx, events, func() string { return m.hardware().differs(before) })
 }

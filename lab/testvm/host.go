@@ -61,7 +61,8 @@ func (m Machine) Run(t *testing.T, checks []Check) {
 	t.Helper()
 	monitor := filepath.Join(t.TempDir(), "monitor")
 	passed, ended := 0, false
-	log := m.Image(t).Boot(t, append([]string{"-monitor", "unix:" + monitor + ",server=on,wait=off"}, m.QEMU...), nil, func(word, rest string, _ func()) {
+	m.QEMU = append([]string{"-monitor", "unix:" + monitor + ",server=on,wait=off"}, m.QEMU...)
+	log := m.boot(t, func(word, rest string) {
 		switch word {
 		case "PASS":
 			passed++
@@ -81,11 +82,10 @@ func (m Machine) Run(t *testing.T, checks []Check) {
 	}
 }
 
-// Image is what a machine boots from, for tests that boot it many times.
-type Image struct{ kernel, ram string }
-
-// Image makes the machine's image from the calling package's test binary.
-func (m Machine) Image(t *testing.T) Image {
+// boot runs the machine until it ends, and calls heard with each word of the guest. It returns what was on the console.
+// A machine whose kernel does not come up, as it happens to emulated ones on a busy host (see the watch of package
+// qemu), is started again, once.
+func (m Machine) boot(t *testing.T, heard func(word, rest string)) string {
 	t.Helper()
 	Needs(t, "qemu-system-x86_64", "go")
 	dir := t.TempDir()
@@ -93,35 +93,25 @@ func (m Machine) Image(t *testing.T) Image {
 	if err != nil {
 		skiptest.Skip(t, err)
 	}
-	i := Image{kernel: kernel.Image, ram: filepath.Join(dir, "initrd")}
-	if err := m.writeInitrd(t, dir, i.ram, kernel); err != nil {
+	ram := filepath.Join(dir, "initrd")
+	if err := m.writeInitrd(t, dir, ram, kernel); err != nil {
 		t.Fatal(err)
 	}
-	return i
-}
-
-// Boot runs the machine until it ends or its power is cut, and calls heard with each word of the guest.
-// The environment is the guest's first process's. It returns what was on the console. A machine whose kernel does
-// not come up, as it happens to emulated ones on a busy host (see the watch of package qemu), is started again, once.
-func (i Image) Boot(t *testing.T, qemu, environment []string, heard func(word, rest string, cut func())) string {
-	t.Helper()
-	log, hung := i.boot(t, qemu, environment, heard)
+	log, hung := m.start(t, kernel.Image, ram, heard)
 	if hung {
 		notes.Add("%s: the kernel did not boot within %v; restarting the machine", t.Name(), upTimeout)
-		log, _ = i.boot(t, qemu, environment, heard)
+		log, _ = m.start(t, kernel.Image, ram, heard)
 	}
 	return log
 }
 
-func (i Image) boot(t *testing.T, qemu, environment []string,
-	heard func(word, rest string, cut func())) (console string, hung bool) {
+func (m Machine) start(t *testing.T, kernel, ram string, heard func(word, rest string)) (console string, hung bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	args := append([]string{"-machine", "pc", "-accel", "tcg,thread=multi", "-cpu", "qemu64", "-smp", "2", "-m", "768",
-		"-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio", "-kernel", i.kernel, "-initrd", i.ram,
-		"-append", strings.Join(append([]string{"console=ttyS0 panic=-1 quiet no_timer_check"}, environment...),
-			" ")}, qemu...)
+		"-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio", "-kernel", kernel, "-initrd", ram,
+		"-append", "console=ttyS0 panic=-1 quiet no_timer_check"}, m.QEMU...)
 	vm := exec.CommandContext(ctx, "qemu-system-x86_64", args...)
 	output, err := vm.StdoutPipe()
 	if err != nil {
@@ -142,7 +132,7 @@ func (i Image) boot(t *testing.T, qemu, environment []string,
 			if word == up {
 				hung = !late.Stop()
 			}
-			heard(word, rest, func() { _ = vm.Process.Kill() })
+			heard(word, rest)
 		}
 	}
 	_ = vm.Wait()

@@ -20,6 +20,7 @@ import (
 
 	"cambium/internal/atomicfile"
 	"cambium/internal/blkdev"
+	"cambium/internal/watch"
 )
 
 // Why a disk was not found.
@@ -275,7 +276,7 @@ func (r *Resolver) Resolve(ctx context.Context, h Hint) (Device, error) {
 		if next := s.nextGrace(time.Since(begin)); next > 0 {
 			pause, stop = context.WithTimeout(ctx, next)
 		}
-		err = Await(pause, dirs, func() (bool, error) {
+		err = watch.UntilDevice(pause, dirs, func() (bool, error) {
 			var err error
 			d, trace, err = r.once(s, h, time.Since(begin))
 			if err == nil && d.Path == "" && s.rescan && !rescanned {
@@ -403,7 +404,7 @@ func (r *Resolver) InstanceStorage(ctx context.Context, count int) ([]Device, er
 	var trace []string
 	managed := filepath.Dir(r.options.ManagedVolumePattern)
 	dirs := []string{filepath.Join(r.options.Root, "dev"), filepath.Join(r.options.Root, managed)}
-	err := Await(ctx, dirs, func() (bool, error) {
+	err := watch.UntilDevice(ctx, dirs, func() (bool, error) {
 		nodes, unsettled, why, err := r.unmanaged()
 		if err != nil {
 			return false, err

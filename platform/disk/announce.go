@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"cambium/internal/blkdev"
-	"cambium/platform/device"
+	"cambium/internal/watch"
 	"cambium/platform/disk/layout"
 )
 
@@ -93,7 +93,7 @@ func awaitNode(ctx context.Context, path string, disk blkdev.Number, n int) erro
 		defer cancel()
 		ctx = limited
 	}
-	err := device.Await(ctx, []string{filepath.Dir(node)}, func() (bool, error) {
+	err := watch.UntilDevice(ctx, []string{filepath.Dir(node)}, func() (bool, error) {
 		have, err := blkdev.NumberOf(node)
 		if errors.Is(err, os.ErrNotExist) {
 			return false, nil

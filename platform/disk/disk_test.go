@@ -329,13 +329,6 @@ func TestDamagedTables(t *testing.T) {
 			t.Errorf("Observe = %v, want ErrDamaged", err)
 		}
 	})
-	t.Run("a FAT boot sector is not a table", func(t *testing.T) {
-		path := looptest.Image(t, 100*layout.MiB)
-		tool(t, "", "mkfs.vfat", path)
-		if s := observe(t, path); s.Table.Label != layout.None || s.Content.Kind != probe.FAT {
-			t.Errorf("found %+v", s)
-		}
-	})
 }
 
 // What the disk carried before must not show through the new table, wherever a partition begins.

@@ -22,14 +22,14 @@ import (
 
 // Entry is one line of the mount table.
 type Entry struct {
-	ID, Parent int
-	Source     string // as it was given to mount
-	Target     string
-	Type       string
-	Root       string // the directory of the file system that is mounted; not "/" for binds
-	Number     blkdev.Number
-	Options    string // of this mount
-	Super      string // of the file system
+	ID      int
+	Source  string // as it was given to mount
+	Target  string
+	Type    string
+	Root    string // the directory of the file system that is mounted; not "/" for binds
+	Number  blkdev.Number
+	Options string // of this mount
+	Super   string // of the file system
 }
 
 // Table returns all mounts of this process's namespace, in the order they were made.
@@ -44,7 +44,7 @@ func Table() ([]Entry, error) {
 func entries(infos []*mountinfo.Info) []Entry {
 	all := make([]Entry, 0, len(infos))
 	for _, i := range infos {
-		all = append(all, Entry{ID: i.ID, Parent: i.Parent, Source: i.Source, Target: i.Mountpoint, Type: i.FSType, Root: i.Root,
+		all = append(all, Entry{ID: i.ID, Source: i.Source, Target: i.Mountpoint, Type: i.FSType, Root: i.Root,
 			Number: blkdev.Number(unix.Mkdev(uint32(i.Major), uint32(i.Minor))), Options: i.Options, Super: i.VFSOptions})
 	}
 	return all
@@ -60,7 +60,8 @@ func At(target string) (Entry, bool, error) {
 	if err != nil {
 		return Entry{}, false, err
 	}
-	return visible(all, target)
+	e, there := visible(all, target)
+	return e, there, nil
 }
 
 // AllAt returns the mounts at target, the topmost last.
@@ -77,13 +78,13 @@ func AllAt(target string) (found []Entry, err error) {
 	return found, err
 }
 
-func visible(all []Entry, target string) (e Entry, ok bool, err error) {
+func visible(all []Entry, target string) (e Entry, ok bool) {
 	for _, m := range all {
 		if m.Target == target {
 			e, ok = m, true // the last one is the topmost
 		}
 	}
-	return e, ok, nil
+	return e, ok
 }
 
 // Of returns the mounts of a whole file system on the device, binds of parts of it excluded.
@@ -137,9 +138,7 @@ func Device(ctx context.Context, source, target, kind string, options []string) 
 	if err != nil {
 		return err
 	}
-	if there, ok, err := visible(all, target); err != nil {
-		return err
-	} else if ok && there.Number == number && there.Root == "/" {
+	if there, ok := visible(all, target); ok && there.Number == number && there.Root == "/" {
 		return nil
 	} else if ok {
 		return fmt.Errorf("mount %s on %s: %s is already mounted there", source, target, there.Source)

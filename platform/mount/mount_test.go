@@ -47,10 +47,10 @@ func TestOptionPairs(t *testing.T) {
 
 func TestVisibleIsTheTopmost(t *testing.T) {
 	all := []Entry{{Target: "/a", Source: "lower"}, {Target: "/b", Source: "other"}, {Target: "/a", Source: "upper"}}
-	if e, ok, _ := visible(all, "/a"); !ok || e.Source != "upper" {
+	if e, ok := visible(all, "/a"); !ok || e.Source != "upper" {
 		t.Errorf("visible = %+v, %v; want the upper one", e, ok)
 	}
-	if _, ok, _ := visible(all, "/c"); ok {
+	if _, ok := visible(all, "/c"); ok {
 		t.Error("something is visible where nothing is mounted")
 	}
 }

@@ -272,4 +272,7 @@ func TestPartitionRaw(t *testing.T) {
 			t.Errorf("%s: plan %q, want %q", c.name, got, c.want)
 		}
 	}
+	if _, err := PartitionRaw(Raw{Disk: state(8*testMiB, named("bosh-partition--0"))}); err != nil {
+		t.Errorf("without an agent id, a disk is taken for its own: %v", err)
+	}
 }

@@ -226,28 +226,3 @@ func TestOnRoot(t *testing.T) {
 		})
 	}
 }
-
-func TestCarriesEphemeral(t *testing.T) {
-	for _, c := range []struct {
-		table layout.Table
-		want  bool
-	}{
-		{named("bosh-partition-a-0", "bosh-partition-a-1"), true},
-		{named("bosh-partition-b-0"), false},
-		{named("bosh-partition-0"), false},
-		{named("raw-ephemeral-0"), false},
-		{layout.Table{}, false},
-	} {
-		if got := carriesEphemeral(c.table, "a"); got != c.want {
-			t.Errorf("%+v: %v, want %v", c.table, got, c.want)
-		}
-	}
-	for name, want := range map[string]bool{"bosh-partition-b-0": true, PersistentName: false, PreparingName: false, "raw-ephemeral-0": false, "": false} {
-		if got := namedEphemeral(named(name)); got != want {
-			t.Errorf("%q: %v, want %v", name, got, want)
-		}
-	}
-	if carriesEphemeral(named("bosh-partition--0"), "") {
-		t.Error("without an agent id, a disk is taken for its own")
-	}
-}

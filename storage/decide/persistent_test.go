@@ -152,30 +152,6 @@ func TestJudgeWhereNewVolumesHoldNoise(t *testing.T) {
 	}
 }
 
-// Where a setting would have a disk formatted, its superblocks are looked for, unless the survey has found them.
-func TestFormats(t *testing.T) {
-	lvm, ext4 := volumeOf(probe.LVM), volumeOf(probe.Ext4)
-	for _, c := range []struct {
-		name string
-		o    Persistent
-		want bool
-	}{
-		{"two partitions", Persistent{Disk: gptDisk("a", "b"), AllowForeign: true}, true},
-		{"LVM in a partition", Persistent{Disk: gptDisk("a"), Volume: lvm, AllowForeign: true}, true},
-		{"LVM, and not allowed", Persistent{Disk: gptDisk("a"), Volume: lvm}, false},
-		{"ext4 in a partition", Persistent{Disk: gptDisk("a"), Volume: ext4, AllowForeign: true}, false},
-		{"no partition", Persistent{Disk: diskWithoutTable(probe.LVM), AllowForeign: true}, false},
-		{"blank", Persistent{Disk: diskWithoutTable(probe.Blank), Residue: zeros, AllowForeign: true}, false},
-		{"our blank partition", Persistent{Disk: gptDisk("bosh-partition-0"), Volume: volumeOf(probe.Blank),
-			Residue: zeros, AllowForeign: true}, false},
-		{"preformatted", Persistent{Disk: gptDisk("a", "b"), AllowForeign: true, Preformatted: true}, false},
-	} {
-		if got := Formats(c.o); got != c.want {
-			t.Errorf("%s: %v, want %v", c.name, got, c.want)
-		}
-	}
-}
-
 func TestMountPersistent(t *testing.T) {
 	ext4, blank := volumeOf(probe.Ext4), volumeOf(probe.Blank)
 	faulty, small := ext4, ext4

@@ -125,7 +125,7 @@ func (r *copyReporter) report(now worker.Report) {
 		r.begun = time.Now()
 	}
 	p := Progress{Phase: now.Phase, Files: now.Files, Bytes: now.Bytes,
-		TotalFiles: r.total.Files, TotalBytes: r.total.Bytes, Elapsed: time.Since(r.begun)}
+		TotalBytes: r.total.Bytes, Elapsed: time.Since(r.begun)}
 	due := func(last *time.Time, interval time.Duration) bool {
 		if !now.Begin && !now.End && time.Since(*last) < interval {
 			return false

@@ -208,7 +208,7 @@ func (m *Migration) copyStore(ctx context.Context, o decide.Migration, old mount
 	total decide.Usage) error {
 	if m.Progress != nil {
 		// From before the store is read-only, so that the status never shows that without its reason.
-		m.Progress(Progress{Phase: worker.PhaseCopy, TotalFiles: total.Files, TotalBytes: total.Bytes})
+		m.Progress(Progress{Phase: worker.PhaseCopy, TotalBytes: total.Bytes})
 	}
 	m.Machine.CrashPoint("store read-only")
 	limited, cancel := busyLimit(ctx)

@@ -10,9 +10,7 @@ type Progress struct {
 	Phase string // "copy" or "verify"
 	Files int64
 	Bytes int64
-	// TotalFiles and TotalBytes are what the source uses; Bytes may end a little below,
-	// because directories are in the total.
-	TotalFiles int64
+	// TotalBytes are what the source uses; Bytes may end a little below, because directories are in the total.
 	TotalBytes int64
 	Elapsed    time.Duration
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"cambium/internal/blkdev"
-	"cambium/platform/device"
+	"cambium/internal/watch"
 	"cambium/platform/disk/layout"
 	"cambium/platform/mount"
 	"cambium/storage/decide"
@@ -42,7 +42,7 @@ func (d *Disks) WatchSizes(ctx context.Context) error {
 	// grown already. Growing what needs no growing changes nothing, so that is always tried.
 	var lastPath string
 	var lastSize int64
-	err := device.Await(ctx, nil, func() (bool, error) {
+	err := watch.UntilDevice(ctx, nil, func() (bool, error) {
 		path, size := d.storeDevice()
 		if path == "" || path == lastPath && size == lastSize {
 			return false, nil

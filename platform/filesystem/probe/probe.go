@@ -68,10 +68,6 @@ type Content struct {
 	Errors bool
 	// NeverMounted is set when the superblock shows that it was never mounted.
 	NeverMounted bool
-	// LastMount is when it was mounted last, in seconds, and Mounts how often it was; 0 where the superblock does not
-	// tell.
-	LastMount int64
-	Mounts    int
 	// Incomplete is set when the superblock says that its making was not finished.
 	Incomplete bool
 }
@@ -310,9 +306,7 @@ func parseExt(sb []byte) (c Content, ok bool) {
 	c.Label = cString(sb[0x78:0x88])
 	c.UUID = formatUUID(sb[0x68:0x78])
 	c.Errors = u16(0x3a)&extStateErrors != 0 || u32(0x194) != 0
-	c.LastMount = int64(sb[0x274])<<32 | int64(u32(0x2c))
-	c.Mounts = int(u16(0x34))
-	c.NeverMounted = c.LastMount == 0 && c.Mounts == 0
+	c.NeverMounted = sb[0x274] == 0 && u32(0x2c) == 0 && u16(0x34) == 0 // the time of the last mount, and their number
 	return c, true
 }
 

@@ -202,33 +202,6 @@ func TestSurveySamples(t *testing.T) {
 	})
 }
 
-// A file may hold any bytes. RAID metadata after the file system, and headers where file systems keep no files, still
-// count.
-func TestSignaturesInsideAFileSystem(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		mkfs func(testing.TB, string)
-		put  func(testing.TB, string)
-		data bool
-	}{
-		{"the end of a GPT in a file", run("mkfs.ext4", "-qF", "IMAGE"), put(-512, "EFI PART"), true},
-		{"md 1.0 in a file", run("mkfs.ext4", "-qF", "IMAGE"), put(-8192, "\xfc\x4e\x2b\xa9\x01\x00\x00\x00"), true},
-		{"md 1.0 after it", run("mkfs.ext4", "-qF", "IMAGE", "63M"), put(-8192, "\xfc\x4e\x2b\xa9\x01\x00\x00\x00"),
-			false},
-		{"md 1.2 written over it", run("mkfs.ext4", "-qF", "IMAGE"), put(4096, sealedMD(4096)), false},
-		{"LVM written over it", run("mkfs.ext4", "-qF", "IMAGE"), put(512, sealedLVM(512)), false},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			path := looptest.Image(t, imageSize)
-			c.mkfs(t, path)
-			c.put(t, path)
-			if got, err := ofFile(path); err != nil || got.Data() != c.data {
-				t.Errorf("Probe = %s, %v; want a file system to use: %v", got, err, c.data)
-			}
-		})
-	}
-}
-
 func TestTrailer(t *testing.T) {
 	for want, magic := range map[Kind]func(testing.TB, string){
 		MD: put(-8192, "\xfc\x4e\x2b\xa9"), DRBD: put(-4096+60, "\x83\x74\x02\x6d"), RAID: put(-1024,
