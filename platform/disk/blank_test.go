@@ -17,7 +17,7 @@ func TestSurveyLeavesTheTableOut(t *testing.T) {
 		return func(t *testing.T, image string) {
 			t.Helper()
 			looptest.Needs(t, "sfdisk")
-			cmd := exec.Command("sfdisk", "-q", image)
+			cmd := exec.Command("sfdisk", "-q", "--no-tell-kernel", image)
 			cmd.Stdin = strings.NewReader(text)
 			if out, err := cmd.CombinedOutput(); err != nil {
 				t.Fatalf("sfdisk: %v: %s", err, out)

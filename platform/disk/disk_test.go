@@ -104,7 +104,7 @@ func TestHistoricalLayouts(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			path := looptest.Image(t, 100*layout.MiB)
-			tool(t, c.script, "sfdisk", "-q", path)
+			tool(t, c.script, "sfdisk", "-q", "--no-tell-kernel", path)
 			before, err := os.ReadFile(path)
 			if err != nil {
 				t.Fatal(err)
@@ -126,7 +126,8 @@ func TestHistoricalLayouts(t *testing.T) {
 
 func TestGrowMovesTheBackup(t *testing.T) {
 	path := looptest.Image(t, 100*layout.MiB)
-	tool(t, "label: gpt\nstart=2048, size=190000, name=\"data\", attrs=\"LegacyBIOSBootable\"\n", "sfdisk", "-q", path)
+	tool(t, "label: gpt\nstart=2048, size=190000, name=\"data\", attrs=\"LegacyBIOSBootable\"\n",
+		"sfdisk", "-q", "--no-tell-kernel", path)
 	id := observe(t, path).Table.Partitions[0].GUID
 	if err := os.Truncate(path, 200*layout.MiB); err != nil {
 		t.Fatal(err)
@@ -155,7 +156,7 @@ func TestGrowMovesTheBackup(t *testing.T) {
 
 func TestAppendAndRename(t *testing.T) {
 	path := looptest.Image(t, 100*layout.MiB)
-	tool(t, "label: dos\nstart=1, size=20000, type=83, bootable\n", "sfdisk", "-q", path)
+	tool(t, "label: dos\nstart=1, size=20000, type=83, bootable\n", "sfdisk", "-q", "--no-tell-kernel", path)
 	if err := Append(ctx, path, []layout.Partition{{Number: 2, Start: 20 * layout.MiB,
 		Size: 80 * layout.MiB}}); err != nil {
 		t.Fatal(err)
@@ -215,7 +216,8 @@ func TestWritingRefuses(t *testing.T) {
 	})
 	t.Run("extended partition", func(t *testing.T) {
 		path := looptest.Image(t, 100*layout.MiB)
-		tool(t, "label: dos\nsize=20000, type=83\nsize=60000, type=5\nsize=20000, type=83\n", "sfdisk", "-q", path)
+		tool(t, "label: dos\nsize=20000, type=83\nsize=60000, type=5\nsize=20000, type=83\n",
+			"sfdisk", "-q", "--no-tell-kernel", path)
 		if err := Append(ctx, path, []layout.Partition{{Number: 4, Start: 90 * layout.MiB,
 			Size: layout.MiB}}); err == nil || !strings.Contains(err.Error(), "extended") {
 			t.Errorf("Append = %v, want a refusal", err)
@@ -368,7 +370,8 @@ func TestNewPartitionsShowNothingOld(t *testing.T) {
 		}
 	}
 	path = filled()
-	tool(t, "label: dos\nstart=2048, size=61440, type=83\n", "sfdisk", "-q", "--wipe", "never", path)
+	tool(t, "label: dos\nstart=2048, size=61440, type=83\n",
+		"sfdisk", "-q", "--no-tell-kernel", "--wipe", "never", path)
 	if err := Append(ctx, path, parts[1:]); err != nil {
 		t.Fatal(err)
 	}
