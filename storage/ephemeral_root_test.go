@@ -8,7 +8,9 @@ import (
 	"strings"
 	"testing"
 
+	"cambium/internal/looptest"
 	"cambium/platform/filesystem"
+	"cambium/platform/filesystem/probe"
 	"cambium/platform/mount"
 	"cambium/settings"
 )
@@ -74,5 +76,27 @@ func TestRootEphemeralBlankDisk(t *testing.T) {
 				t.Errorf("mount point: %v, %v; want 0750", info, err)
 			}
 		})
+	}
+}
+
+// Nobody is asked about errors of an ephemeral disk: a VM without one does not start. What e2fsck finds is kept.
+func TestRootEphemeralIsRepaired(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(256<<20, "")
+	b.ok(b.setupEphemeral(dev.Path, nil))
+	write(t, filepath.Join(b.Dirs.Data(), "file"), "precious")
+	b.ok(mount.Unmount(ctx, b.Dirs.Data()))
+	b.ok(looptest.SwapOff(dev.Path + "p1"))
+	part := dev.Path + "p2"
+	tool(t, part, "debugfs", "-w", "-R", "unlink /file", part)
+	tool(t, part, "debugfs", "-w", "-R", "ssv state 2", part)
+	b.fails(filesystem.Check(ctx, part, probe.Ext4, false, func(int) {}), "need a decision")
+	b.ok(b.setupEphemeral(dev.Path, nil))
+	found, err := filepath.Glob(filepath.Join(b.Dirs.Data(), "lost+found", "*"))
+	if err != nil || len(found) != 1 {
+		t.Fatalf("lost+found has %q, %v; want the file", found, err)
+	}
+	if data, err := os.ReadFile(found[0]); err != nil || string(data) != "precious" {
+		t.Errorf("%s holds %q, %v; want what was written", found[0], data, err)
 	}
 }

@@ -10,8 +10,8 @@ import (
 
 // managedKind is what package managedfs does not say of a file system: what its programs and the kernel do with one.
 type managedKind struct {
-	// repair mends what needs no decision; nil where the kernel does that when it mounts.
-	repair func(ctx context.Context, device string, percent func(int)) error
+	// repair mends what needs no decision, or all; nil where the kernel does that when it mounts.
+	repair func(ctx context.Context, device string, all bool, percent func(int)) error
 	// finished reports whether the making of an unmounted file system was completed.
 	finished func(ctx context.Context, device string, c probe.Content) (bool, error)
 	// journal reports whether the journal of an unmounted file system may hold what is not replayed.

@@ -38,22 +38,30 @@ func runOn(ctx context.Context, program []string, device string) error {
 	return err
 }
 
-// Check lets the file system's own program repair what it can repair without a decision; more than that is an error, since
-// the next step is the operator's. percent is called with the progress, if the program reports it.
-func Check(ctx context.Context, device string, kind probe.Kind, percent func(int)) error {
+// Check lets the file system's own program repair what it can repair without a decision, or everything; without that,
+// more is an error, since the next step is the operator's. percent is called with the progress, if the program reports it.
+func Check(ctx context.Context, device string, kind probe.Kind, all bool, percent func(int)) error {
 	m := managedKinds[kind]
 	if m.repair == nil {
 		return nil // xfs replays its log when it is mounted, and the mount fails if it cannot
 	}
-	return m.repair(ctx, device, percent)
+	return m.repair(ctx, device, all, percent)
 }
 
-func repairExt4(ctx context.Context, device string, percent func(int)) error {
+func repairExt4(ctx context.Context, device string, all bool, percent func(int)) error {
 	// Progress goes to descriptor 1. Messages, which errors quote, go to stderr.
-	_, err := command.Run(ctx, command.Cmd{Name: "e2fsck", Args: []string{"-p", "-f", "-C", "1", device}, Stdout: &passes{percent: percent}})
-	var exit *command.ExitError
-	if errors.As(err, &exit) && exit.Signal == 0 && exit.ExitCode == 1 {
-		return nil // errors were there and are corrected
+	check := func(answers string) error {
+		_, err := command.Run(ctx, command.Cmd{Name: "e2fsck", Args: []string{answers, "-f", "-C", "1", device},
+			Stdout: &passes{percent: percent}})
+		var exit *command.ExitError
+		if errors.As(err, &exit) && exit.Signal == 0 && exit.ExitCode == 1 {
+			return nil // errors were there and are corrected
+		}
+		return err
+	}
+	err := check("-p")
+	if err != nil && all && ctx.Err() == nil {
+		err = check("-y")
 	}
 	if err != nil {
 		return fmt.Errorf("check %s: the file system has errors that need a decision, run e2fsck -f on it by hand: %w", device, err)
@@ -150,7 +158,7 @@ func GrowUnmounted(ctx context.Context, device string, kind probe.Kind) error {
 
 // resize2fs wants the file system checked first.
 func growUnmountedExt4(ctx context.Context, device string) error {
-	if err := repairExt4(ctx, device, func(int) {}); err != nil {
+	if err := repairExt4(ctx, device, false, func(int) {}); err != nil {
 		return err
 	}
 	if err := runOn(ctx, []string{"resize2fs"}, device); err != nil {

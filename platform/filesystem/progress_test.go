@@ -14,7 +14,7 @@ func TestCheckTellsItsProgress(t *testing.T) {
 	path := looptest.Image(t, 300<<20)
 	run(t, "mkfs.ext4", "-qF", path)
 	var percents []int
-	if err := Check(t.Context(), path, probe.Ext4, func(percent int) {
+	if err := Check(t.Context(), path, probe.Ext4, false, func(percent int) {
 		percents = append(percents,
 			percent)
 	}); err != nil {

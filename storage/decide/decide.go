@@ -53,6 +53,7 @@ type Change struct {
 	FileSystem   probe.Kind         `json:"-"`
 	Target       string             `json:"-"`
 	MountOptions []string           `json:"-"`
+	RepairAll    bool               `json:"-"`
 }
 
 // Runs is false: no program or service is started.
@@ -71,6 +72,9 @@ type Plan struct {
 	// MustGrow makes it an error that a file system cannot be grown. Otherwise that is not a reason to keep its data
 	// away.
 	MustGrow bool
+	// RepairAll has errors repaired that e2fsck would ask an operator about: without its ephemeral disk a VM does not
+	// start, and a Director would replace both.
+	RepairAll bool
 	// NotGrown is why a partition stays smaller than its disk.
 	NotGrown string
 
@@ -118,7 +122,8 @@ type Volume struct {
 // device is larger than itself. One that is mounted is in use: it is not checked.
 func (p *Plan) use(device string, v Volume, size int64, target string, options []string) {
 	if v.Content.Errors && v.MountedOn == "" {
-		p.add(Change{Op: CheckFileSystem, Device: device, Proof: "errors are on record", What: fmt.Sprintf("check %s", v.Content.Kind), FileSystem: v.Content.Kind})
+		p.add(Change{Op: CheckFileSystem, Device: device, Proof: "errors are on record",
+			What: fmt.Sprintf("check %s", v.Content.Kind), FileSystem: v.Content.Kind, RepairAll: p.RepairAll})
 	}
 	if v.MountedOn != target {
 		p.add(Change{Op: Mount, Device: device, Proof: string(v.Content.Kind), What: "mount on " + target,

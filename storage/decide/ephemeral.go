@@ -159,6 +159,7 @@ func (p *Plan) fill(o Ephemeral, l Layout, fresh bool) {
 			size = part.Size
 		}
 	}
+	p.RepairAll = true
 	p.use(dataPart, data, size, o.Target, nil)
 }
 

@@ -115,7 +115,7 @@ func (m *Machine) apply(ctx context.Context, key string, c decide.Change, onReco
 	case decide.CheckFileSystem:
 		log.Warn("file system has recorded errors; checking it")
 		return m.work(key, c.Device, "is being checked", func(percent func(int)) error {
-			return filesystem.Check(ctx, c.Device, c.FileSystem, percent)
+			return filesystem.Check(ctx, c.Device, c.FileSystem, c.RepairAll, percent)
 		})
 	case decide.Mount:
 		return m.work(key, c.Device, "is being mounted, which replays its journal", func(func(int)) error {
