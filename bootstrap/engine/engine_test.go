@@ -429,14 +429,18 @@ type advised struct{ error }
 func (advised) Advice() string  { return "remove the lock" }
 func (a advised) Unwrap() error { return a.error }
 
-// TestAdvice: an error's own advice comes first, then what a refusal of root's calls means, then the step's.
+// TestAdvice: an error's own advice comes first, then what a refusal by the kernel means, then the step's.
 func TestAdvice(t *testing.T) {
+	const readKernelLog = "look for errors of the disk in the kernel log ('journalctl -k'); repair or replace it, and reboot"
 	for _, c := range []struct {
 		err  error
 		want string
 	}{
 		{fmt.Errorf("mount: %w", advised{unix.EPERM}), "remove the lock"},
 		{fmt.Errorf("mount: %w", unix.EPERM), "if this is a container, run it privileged"},
+		{fmt.Errorf("mkdir: %w", unix.ENOSPC), "make room on its file system"},
+		{fmt.Errorf("mkdir: %w", unix.EROFS), readKernelLog},
+		{fmt.Errorf("sync: %w", unix.EIO), readKernelLog},
 		{fmt.Errorf("mount: %w", unix.ENOENT), "attach the disk"},
 	} {
 		if got := adviceFor(c.err, "attach the disk"); got != c.want {

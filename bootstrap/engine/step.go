@@ -170,9 +170,14 @@ func adviceFor(err error, fallback string) string {
 	if errors.As(err, &a) && a.Advice() != "" {
 		return a.Advice()
 	}
+	switch {
 	// Root gets EPERM because of a container engine's profile, not because of the settings.
-	if errors.Is(err, unix.EPERM) {
+	case errors.Is(err, unix.EPERM):
 		return "if this is a container, run it privileged"
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return "make room on its file system"
+	case errors.Is(err, unix.EROFS), errors.Is(err, unix.EIO):
+		return "look for errors of the disk in the kernel log ('journalctl -k'); repair or replace it, and reboot"
 	}
 	return fallback
 }

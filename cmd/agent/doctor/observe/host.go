@@ -131,6 +131,14 @@ func drops(ctx context.Context) []string {
 // fileSystems are those that the agent writes to, each once.
 func fileSystems(dirs vcap.Dirs) (found []FileSystem) {
 	seen := map[uint64]bool{}
+	// An ext4 that met an error is read-only; newer kernels say so by this option, and not by the flag.
+	gaveUp := map[uint64]bool{}
+	table, _ := mount.Table() // without it, the flags remain
+	for _, e := range table {
+		if slices.Contains(strings.Split(e.Super, ","), "emergency_ro") {
+			gaveUp[uint64(e.Number)] = true
+		}
+	}
 	for _, path := range []string{"/", dirs.Bosh(), dirs.SettingsTmpfs(), dirs.Data(), dirs.SysRun(), dirs.Store(), "/var/log", "/tmp", "/run"} {
 		info, err := os.Stat(path)
 		if err != nil {
@@ -144,7 +152,7 @@ func fileSystems(dirs vcap.Dirs) (found []FileSystem) {
 		seen[st.Dev] = true
 		block := uint64(of.Frsize)
 		found = append(found, FileSystem{Path: path, Size: of.Blocks * block, Free: of.Bavail * block, Inodes: of.Files, FreeInodes: of.Ffree,
-			ReadOnly: of.Flags&unix.ST_RDONLY != 0})
+			ReadOnly: of.Flags&unix.ST_RDONLY != 0 || gaveUp[st.Dev]})
 	}
 	return found
 }
