@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -29,6 +30,7 @@ import (
 var places = map[string]string{"root": "/var/vcap", "data": "/var/vcap/data", "store": "/var/vcap/store"}
 
 // onItsDisk gives /var/vcap, which is the root disk's, a disk of its own, since a fault of the root disk is the host's.
+// The first start of the agent waits until the test has removed /etc/vcap-hold: a fault begins before it.
 const onItsDisk = `#!/bin/sh
 set -e
 mountpoint -q /var/vcap && exit
@@ -42,6 +44,7 @@ if [ ! -e /etc/vcap-copied ]; then
 	touch /etc/vcap-copied
 fi
 mount $disk /var/vcap
+while [ -e /etc/vcap-hold ]; do sleep 0.1; done
 `
 
 // fault is what goes wrong with a machine for a while. place is empty where it concerns no file system.
@@ -50,7 +53,7 @@ type fault struct {
 	places []string
 	begin  func(f *failingMachine, place string)
 	end    func(f *failingMachine, place string)
-	// early: it can begin before the file system is mounted.
+	// early: it can begin before the agent has mounted the file system.
 	early bool
 }
 
@@ -76,8 +79,10 @@ n=0; while head -c 4096 /dev/zero >fill.$n 2>/dev/null; do n=$((n+1)); done; syn
 		begin: func(f *failingMachine, place string) { f.images.Set(f.image(place), fusetest.Slow) },
 		end:   func(f *failingMachine, place string) { f.images.Set(f.image(place), fusetest.OK) }},
 	{name: "D-Bus hangs", places: []string{""},
-		begin: func(f *failingMachine, _ string) { f.sh("systemctl kill --signal=STOP dbus", false) },
-		end:   func(f *failingMachine, _ string) { f.sh("systemctl kill --signal=CONT dbus", false) }},
+		begin: func(f *failingMachine, _ string) {
+			f.sh("systemctl start dbus && systemctl kill --signal=STOP dbus; timeout 1 busctl list >/dev/null; [ $? = 124 ]", false)
+		},
+		end: func(f *failingMachine, _ string) { f.sh("systemctl kill --signal=CONT dbus", false) }},
 	{name: "systemd re-executes", places: []string{""},
 		begin: func(f *failingMachine, _ string) {
 			f.sh("rm -f /run/enough; setsid sh -c 'until [ -e /run/enough ]; do systemctl daemon-reexec; sleep 3; done' "+
@@ -96,11 +101,11 @@ const (
 var moments = []string{firstBoot, restarted, serving, "update_settings", "apply", "mount_disk", "migrate_disk"}
 
 // applies reports whether a fault can happen in a moment: a file system that is not mounted yet is neither full nor
-// read-only.
+// read-only, and a first boot has no store.
 func (x fault) applies(place, moment string) bool {
 	switch {
 	case moment == firstBoot:
-		return x.early && place == "data" // a stemcell's root is whole
+		return place != "store" && (x.early || place != "data")
 	case moment == "mount_disk" && place == "store":
 		return x.early
 	}
@@ -123,6 +128,7 @@ func TestMachineErrors(t *testing.T) {
 	t.Parallel()
 	underFaults(t, func(x fault, place, moment string) bool {
 		return x.name == "ENOSPC" && place == "data" && moment == "apply" ||
+			x.name == "EIO" && place == "root" && moment == firstBoot ||
 			x.name == "EROFS" && place == "root" && moment == "update_settings"
 	}, func([]outcome) {})
 }
@@ -143,8 +149,11 @@ func underFaults(t *testing.T, chosen func(x fault, place, moment string) bool, 
 				var all []outcome
 				defer func() { report(all) }()
 				f := newFailingMachine(t)
+				f.hold()
 				if list[0] != firstBoot {
-					f.boot()
+					f.release()
+					ready(t, f.i)
+					f.deploy()
 				}
 				for _, moment := range list {
 					o := f.suffer(x, place, moment)
@@ -192,6 +201,7 @@ func newFailingMachine(t *testing.T) *failingMachine {
 	}
 	err := errors.Join(
 		f.i.WriteFile(machine.File{Path: "/etc/vcap-disk", Data: []byte(f.disks["root"] + "\n"), Mode: 0o644}),
+		f.i.WriteFile(machine.File{Path: "/etc/vcap-hold", Mode: 0o644}),
 		f.i.Change(t.Context(), func(d lab.Document) { d.Set("disks.ephemeral", f.disks["data"]) }))
 	if err != nil {
 		t.Fatal(err)
@@ -199,14 +209,19 @@ func newFailingMachine(t *testing.T) *failingMachine {
 	return f
 }
 
-// boot starts the machine and deploys to it.
-func (f *failingMachine) boot() {
+// hold starts the machine up to the agent's first start.
+func (f *failingMachine) hold() {
 	f.t.Helper()
 	if err := f.i.Start(f.t.Context()); err != nil {
 		f.t.Fatal(err)
 	}
-	ready(f.t, f.i)
-	f.deploy()
+	f.sh("until mountpoint -q /var/vcap; do sleep 0.1; done", false)
+}
+
+// release lets the agent start.
+func (f *failingMachine) release() {
+	f.t.Helper()
+	f.sh("rm /etc/vcap-hold", false)
 }
 
 // deploy gives the machine its store and its jobs.
@@ -279,16 +294,16 @@ var identifiers = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f-]{27}|\.cambium-tmp-[0
 func words(text string) string {
 	text = strings.Join(strings.Fields(identifiers.ReplaceAllString(text, "…")), " ")
 	text = strings.TrimPrefix(text, "Action Failed get_task: Task … result: ")
-	if len(text) > 220 {
-		text = text[:220] + " …"
+	if len(text) > 300 {
+		text = text[:300] + " …"
 	}
 	return strings.ReplaceAll(text, "|", "\\|")
 }
 
 // state is what `agent status` says.
-func (f *failingMachine) state() string {
+func (f *failingMachine) state(options ...string) string {
 	f.t.Helper()
-	d := agentStatus(f.t, f.i)
+	d := agentStatus(f.t, f.i, options...)
 	text := string(d.State)
 	for _, more := range append(append([]string{d.Verdict}, d.Problems...), d.Warnings...) {
 		if more != "" && !strings.Contains(more, "syslog") {
@@ -322,11 +337,8 @@ func (f *failingMachine) suffer(x fault, place, moment string) (o outcome) {
 	x.begin(f, place)
 	switch moment {
 	case firstBoot:
-		if err := f.i.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		f.answers(20 * time.Second)
-		o.said = "is " + f.state()
+		f.release()
+		o.said = "is " + f.state("--wait=1m")
 	case restarted:
 		armed(t, f.i)()
 		if o.said = "does not answer"; f.answers(20 * time.Second) {
@@ -340,6 +352,11 @@ func (f *failingMachine) suffer(x fault, place, moment string) (o outcome) {
 		if !f.answers(20 * time.Second) {
 			o.said += "; no pong"
 			t.Errorf("%s below %s, %s: no pong during the fault", x.name, place, moment)
+		}
+	}
+	if x.name == "EROFS" && f.path(place) == places[place] {
+		if text := f.state(); !strings.Contains(text, "read-only") {
+			t.Errorf("%s below %s, %s: the status is %s", x.name, place, moment, text)
 		}
 	}
 	x.end(f, place)
@@ -359,6 +376,10 @@ func (f *failingMachine) answers(within time.Duration) bool {
 func (f *failingMachine) recovers(moment string, request []any) string {
 	t := f.t
 	t.Helper()
+	paths := []string{places["root"], places["data"]}
+	if moment != "migrate_disk" { // a store whose data migrates is read-only
+		paths = append(paths, places["store"])
+	}
 	var err error
 	for n, means := range []struct {
 		name string
@@ -371,10 +392,8 @@ func (f *failingMachine) recovers(moment string, request []any) string {
 		}},
 		{"after a reboot", func() error { return errors.Join(f.i.Kill(t.Context()), f.i.Start(t.Context())) }},
 	} {
-		if err = f.writable(t.Context()); err != nil && n < 2 && moment != firstBoot && moment != "migrate_disk" {
-			// A file system that has met an error stays read-only until it is mounted anew. The store is also read-only while
-			// its data migrates.
-			continue
+		if err = f.writable(t.Context(), paths...); err != nil && n < 2 {
+			continue // a file system that has met an error stays read-only until it is mounted anew
 		}
 		if err = means.act(); err == nil {
 			err = f.whole(moment, request)
@@ -389,9 +408,9 @@ func (f *failingMachine) recovers(moment string, request []any) string {
 }
 
 // writable reports a file system that is read-only.
-func (f *failingMachine) writable(ctx context.Context) error {
+func (f *failingMachine) writable(ctx context.Context, paths ...string) error {
 	_, err := f.i.Output(ctx, "sh", "-ec",
-		"for p in /var/vcap /var/vcap/data /var/vcap/store; do touch $p/.probe; rm $p/.probe; done")
+		"for p in "+strings.Join(paths, " ")+"; do [ ! -d $p ] || { touch $p/.probe; rm $p/.probe; }; done")
 	return err
 }
 
@@ -443,7 +462,7 @@ func (f *failingMachine) whole(moment string, request []any) error {
 	if _, err := f.i.Output(ctx, "mountpoint", "-q", places["store"]); err != nil {
 		return err
 	}
-	if err := errors.Join(f.writable(ctx), do("start")); err != nil {
+	if err := errors.Join(f.writable(ctx, slices.Collect(maps.Values(places))...), do("start")); err != nil {
 		return err
 	}
 	if sum, err := f.i.Output(ctx, "sh", "-c", killSum); err != nil || sum != f.sum {
@@ -460,7 +479,7 @@ const faultsHead = "# Faults\n\n" +
 	"devices whose images a FUSE server fails or slows down. A migration's store is its target. *Recovered* says\n" +
 	"what it took, after the end of the fault, until the repeated request succeeded, all three file systems were\n" +
 	"writable, the jobs ran and the store was complete. ext4 stays read-only after an error until it is mounted anew,\n" +
-	"hence the reboots.\n" +
+	"hence the reboots. A first boot's fault begins before the agent starts; its data disk is blank then.\n" +
 	"\n| fault | below | moment | what the agent said or did | recovered |\n|---|---|---|---|---|\n"
 
 // writeFaults writes the report. Rows of pairs that were not run stay.
