@@ -28,7 +28,7 @@ import (
 func quick() *pace {
 	p := usual
 	p.ping = 200 * time.Millisecond
-	for _, b := range []*retry.Backoff{&p.afterLoss, &p.atFirst, &p.afterAuth} {
+	for _, b := range []*retry.Backoff{&p.afterLoss, &p.atFirst, &p.afterAuth, &p.afterSlow} {
 		b.Min, b.Max = 50*time.Millisecond, 50*time.Millisecond
 	}
 	return &p
@@ -253,6 +253,27 @@ type whenLogged func(*logrus.Entry)
 
 func (whenLogged) Levels() []logrus.Level       { return logrus.AllLevels }
 func (w whenLogged) Fire(e *logrus.Entry) error { w(e); return nil }
+
+// A server that greets and then takes too long is slow, whatever the library says; one that rejects is not.
+func TestSlowServers(t *testing.T) {
+	overtaken := errors.New("nats: expected 'PONG', got 'PING'")
+	for _, c := range []struct {
+		greeted bool
+		took    time.Duration
+		err     error
+		want    bool
+	}{
+		{true, connectTime, nats.ErrTimeout, true},
+		{true, 2100 * time.Millisecond, overtaken, true},
+		{true, time.Millisecond, overtaken, false},
+		{true, connectTime, explain(nats.ErrAuthorization), false},
+		{false, connectTime, io.EOF, false},
+	} {
+		if got := errors.As(late(c.greeted, c.took, c.err), new(*slow)); got != c.want {
+			t.Errorf("%v after %v, greeted %v: slow %v, want %v", c.err, c.took, c.greeted, got, c.want)
+		}
+	}
+}
 
 // An agent that may log in but not subscribe does not count as connected.
 func TestSubscriptionRefusedThenGranted(t *testing.T) {
@@ -574,6 +595,16 @@ func TestPauses(t *testing.T) {
 		t.Errorf("mean of first pauses: %v, want about half of two seconds", mean)
 	}
 	limit(4*time.Second, io.EOF)
+	// A slow server is left alone for longer and longer.
+	sum = 0
+	for range 1000 {
+		sum += p.next(&slow{nats.ErrTimeout}, now)
+	}
+	if mean := sum / 1000; mean < 25*time.Second || mean > 35*time.Second {
+		t.Errorf("mean of pauses: %v, want about half a minute", mean)
+	}
+	p.connected()
+	limit(4*time.Second, &slow{nats.ErrTimeout})
 	// A refusal after that is a new one.
 	if pause := p.next(nats.ErrAuthRevoked, now.Add(time.Hour)); pause < 500*time.Millisecond || pause > 1500*time.Millisecond {
 		t.Errorf("got %v, want about a second", pause)

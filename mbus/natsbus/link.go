@@ -43,6 +43,9 @@ type pace struct {
 	// A booting agent may try to connect before its network is up.
 	atFirst   retry.Backoff
 	afterAuth retry.Backoff
+	// A server with thousands of users takes long for each log-in, and works on those that were given up, too: if all
+	// agents came back within seconds, again and again, none would be admitted.
+	afterSlow retry.Backoff
 	// callersReturn is how long after the agent a caller may come back to a server that was restarted. The Director
 	// pauses for half a second between two attempts, and a server drops what comes for those who are not there.
 	callersReturn time.Duration
@@ -53,6 +56,7 @@ var usual = pace{
 	afterLoss:     retry.Backoff{Min: 2 * time.Second, Max: 5 * time.Second, Jitter: 1},
 	atFirst:       retry.Backoff{Min: 200 * time.Millisecond, Max: 8 * time.Second, Jitter: 1},
 	afterAuth:     retry.Backoff{Min: 1500 * time.Millisecond, Max: 1500 * time.Millisecond, Jitter: 2.0 / 3},
+	afterSlow:     retry.Backoff{Min: 4 * time.Second, Max: time.Minute, Jitter: 1},
 	callersReturn: 2 * time.Second,
 }
 
@@ -130,6 +134,7 @@ type pauses struct {
 	attempt         int
 	connectedBefore bool      // there was a connection once
 	refusedSince    time.Time // the first of consecutive refusals
+	slow            int       // how many passes have failed because servers were slow
 }
 
 // connected resets the backoff.
@@ -137,6 +142,10 @@ func (p *pauses) connected() { *p = pauses{pace: p.pace, connectedBefore: true} 
 
 // next is called after a pass that failed with err.
 func (p *pauses) next(err error, now time.Time) time.Duration {
+	if errors.As(err, new(*slow)) {
+		p.slow++
+		return p.pace.afterSlow.Pause(p.slow - 1)
+	}
 	if !refused(err) {
 		p.refusedSince = time.Time{}
 	} else {
@@ -165,9 +174,9 @@ func (l *link) run(ctx context.Context) {
 		if i := slices.Index(order, lost); i >= 0 {
 			order = append(slices.Delete(order, i, i+1), lost) // the others are more likely to answer
 		}
-		for _, i := range order {
+		for n, i := range order {
 			var wasConnected bool
-			wasConnected, err = l.session(ctx, l.servers[i])
+			wasConnected, err = l.session(ctx, l.servers[i], greetWithin(n == len(order)-1))
 			if ctx.Err() != nil {
 				return
 			}
@@ -175,9 +184,9 @@ func (l *link) run(ctx context.Context) {
 			if wasConnected {
 				wait.connected()
 			}
-			// Servers of a cluster have the same users: what one refuses, the others would refuse, too, and a log-in is
-			// dear to a server with thousands of users.
-			if wasConnected || refused(err) {
+			// Servers of a cluster have the same users, and as many agents: what one refuses or is too slow for, the
+			// others would refuse, too, or be slower still.
+			if wasConnected || refused(err) || errors.As(err, new(*slow)) {
 				lost = i
 				break
 			}
@@ -204,20 +213,21 @@ func (l *link) logFailure(err error, pause time.Duration) {
 
 // session connects to one server and returns when that connection has ended: whether it was
 // usable, and why it ended or could not be made.
-func (l *link) session(ctx context.Context, server *url.URL) (wasConnected bool, err error) {
+func (l *link) session(ctx context.Context, server *url.URL, greet time.Duration) (wasConnected bool, err error) {
 	defer func() {
 		l.connected.Store(false)
 		l.mu.Lock()
 		l.failure, l.conn, l.sub = err, nil, nil
 		l.mu.Unlock()
 	}()
-	closed := make(chan struct{})
-	dial := &dialer{ctx: ctx, lookup: l.bus.options.lookup, resolved: func(server string, addresses []netip.AddrPort) {
-		l.mu.Lock()
-		l.addresses[server] = addresses
-		l.mu.Unlock()
-		l.bus.beforeConnect(ctx)
-	}}
+	closed, begin := make(chan struct{}), time.Now()
+	dial := &dialer{ctx: ctx, lookup: l.bus.options.lookup, greet: greet,
+		resolved: func(server string, addresses []netip.AddrPort) {
+			l.mu.Lock()
+			l.addresses[server] = addresses
+			l.mu.Unlock()
+			l.bus.beforeConnect(ctx)
+		}}
 	nc, err := dial.connect(server, l.bus.options.AgentID, l.tls, connectTime,
 		nats.PingInterval(l.bus.pace.ping),
 		nats.MaxPingsOutstanding(allowedMisses),
@@ -225,7 +235,7 @@ func (l *link) session(ctx context.Context, server *url.URL) (wasConnected bool,
 		nats.ClosedHandler(func(*nats.Conn) { close(closed) }),
 	)
 	if err != nil {
-		return false, explain(err)
+		return false, late(dial.step == "", time.Since(begin), explain(err))
 	}
 	defer func() {
 		if ctx.Err() != nil {
@@ -243,7 +253,7 @@ func (l *link) session(ctx context.Context, server *url.URL) (wasConnected bool,
 	}()
 	sub, err := subscribe(ctx, nc, l.bus.options.AgentID, func(m *nats.Msg) { l.bus.receive(ctx, l, m.Data) })
 	if err != nil {
-		return false, fmt.Errorf("subscribe: %w", explain(err))
+		return false, late(true, time.Since(begin), fmt.Errorf("subscribe: %w", explain(err)))
 	}
 	l.established(nc, sub, server)
 	select {
@@ -313,6 +323,20 @@ type rejection struct {
 
 func (r *rejection) Error() string { return r.text + ": " + r.err.Error() }
 func (r *rejection) Unwrap() error { return r.err }
+
+// slow is why a server that has greeted did not admit the agent in time.
+type slow struct{ error }
+
+func (s *slow) Unwrap() error { return s.error }
+
+// late makes err, which ended a log-in that took so long, one of a slow server, if it had greeted and rejected nobody.
+// The time tells: a server that is too slow for its own first PING is, for the library, one that breaks the protocol.
+func late(greeted bool, took time.Duration, err error) error {
+	if !greeted || took < greetTime || errors.As(err, new(*rejection)) {
+		return err
+	}
+	return &slow{err}
+}
 
 // explain says which side rejected the other, where the library's words do not.
 func explain(err error) error {
