@@ -18,12 +18,14 @@ func Make(t testing.TB, path string, size int64, kind filesystem.Type, label str
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer d.Close()
 	f, err := d.CreateFilesystem(disk.FilesystemSpec{Partition: 0, FSType: kind, VolumeLabel: label})
 	if err != nil {
 		t.Fatal(err)
 	}
 	Write(t, f, files)
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // Write puts files, and the directories that they are in, into a file system.
