@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -78,9 +79,9 @@ type Instance struct {
 	nodes    map[string]string // their names behind a SCSI controller
 }
 
-// Listening reports whether a ping to the agent would be received.
+// Listening reports whether a ping to the agent would be received. Of an agent with HTTPS only a ping can tell.
 func (i *Instance) Listening() bool {
-	return i.lab.Bus == nil || i.lab.Bus.Listens("agent."+i.AgentID)
+	return i.lab.Bus == nil || strings.HasPrefix(i.MbusURL, "https:") || i.lab.Bus.Listens("agent."+i.AgentID)
 }
 
 // The last parts of the first and the last address that machines get.
