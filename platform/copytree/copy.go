@@ -232,6 +232,7 @@ func (c *copier) makeFile(source, target int, st *unix.Stat_t, me *worker) error
 func (c *copier) content(source, target int, st *unix.Stat_t, me *worker) (digest uint64, err error) {
 	holes := sparse(st)
 	if holes {
+		leaveHoles(source)
 		if err := unix.Ftruncate(target, st.Size); err != nil {
 			return 0, err
 		}

@@ -3,6 +3,7 @@
 package copytree
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/looptest"
+	"cambium/internal/skiptest"
 	"cambium/internal/treetest"
 )
 
@@ -347,6 +349,42 @@ func TestRootVerifyReadsTheDisk(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The holes of a sparse file are not read: neither those of the source nor, when it is verified, those of the copy.
+func TestRootHolesAreNotRead(t *testing.T) {
+	const pieces, every, most = 32, 4 << 20, 40 << 20 // of 1 MiB each
+	from, to := disks(t)
+	f, err := os.Create(filepath.Join(from, "file"))
+	must(t, err)
+	for i := range int64(pieces) {
+		_, err := f.WriteAt(bytes.Repeat([]byte{'x'}, 1<<20), i*every)
+		must(t, err)
+	}
+	must(t, errors.Join(f.Truncate(pieces*every), f.Close()))
+	remount := func(dir string) {
+		device := mountedFrom(t, dir)
+		must(t, errors.Join(unix.Unmount(dir, 0), unix.Mount(device, dir, "ext4", 0, "")))
+	}
+	check := func(dir string) {
+		f, err := os.Open(filepath.Join(dir, "file"))
+		must(t, err)
+		defer f.Close()
+		var cached unix.Cachestat_t
+		if err := unix.Cachestat(uint(f.Fd()), &unix.CachestatRange{Len: pieces * every}, &cached, 0); err != nil {
+			skiptest.Skip(t, err) // before Linux 6.5
+		}
+		if got := cached.Cache * uint64(os.Getpagesize()); got < pieces<<20 || got > most {
+			t.Errorf("%s: %d MiB were read, want the %d of data, at most %d", dir, got>>20, pieces, most>>20)
+		}
+	}
+	remount(from)
+	trees := open(t, from, to, true)
+	must(t, trees.copy(ctx))
+	check(from)
+	remount(to)
+	must(t, trees.verify())
+	check(to)
 }
 
 // mountedFrom is the device that is mounted on dir.

@@ -21,6 +21,12 @@ func openAhead(dir int, name string, kind uint8) (int, error) {
 	return fd, err
 }
 
+// leaveHoles turns readahead off: it would fill the page cache with zeros for the holes of a sparse file, which takes
+// longer than reading its data.
+func leaveHoles(fd int) {
+	_ = unix.Fadvise(fd, 0, 0, unix.FADV_RANDOM) // only readahead
+}
+
 // readAt fills a block from an offset of a file.
 func readAt(fd int, b []byte, offset int64) error {
 	for len(b) > 0 {

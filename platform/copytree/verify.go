@@ -175,13 +175,17 @@ func (v *verifier) sameDigest(target int, st *unix.Stat_t, me *worker) (bool, er
 	if !known {
 		return false, nil
 	}
+	holes := sparse(st)
+	if holes {
+		leaveHoles(target)
+	}
 	var digest uint64
 	var read int64
 	for at := int64(0); at < st.Size; {
 		if err := context.Cause(me.ctx); err != nil {
 			return false, err
 		}
-		if sparse(st) {
+		if holes {
 			data, err := seek(target, at, st.Size, unix.SEEK_DATA)
 			if err != nil {
 				return false, err
