@@ -122,11 +122,14 @@ func (c *cloud) sharesNothing(vm string) {
 }
 
 // What bpm does, in shell: a control group, namespaces, a root file system of its own that is read-only and has device
-// nodes of the container, and a job of vcap without capabilities. The job says who and where it is.
+// nodes of the container, and a job of vcap without capabilities. The job says who and where it is. A child enters the
+// control group, as below monit: systemd moves a unit's main process into the unit's group once more, from outside, and
+// may be late with it.
 const (
 	bpmGroup = `groups=/sys/fs/cgroup/systemd; [ -d $groups ] || groups=/sys/fs/cgroup
-mkdir $groups/bpm-job; echo 0 >$groups/bpm-job/cgroup.procs
-exec unshare --mount --pid --ipc --uts --fork sh -ec "$1" sh "$2"`
+mkdir $groups/bpm-job
+(echo 0 >$groups/bpm-job/cgroup.procs; exec unshare --mount --pid --ipc --uts --fork sh -ec "$1" sh "$2")
+exit`
 	bpmRoot = `mount --rbind / /mnt; mount -o remount,bind,ro /mnt; mount -t proc proc /mnt/proc
 mount -t tmpfs -o mode=1777 none /mnt/tmp; touch /mnt/tmp/null; mount --bind /dev/null /mnt/tmp/null
 mkdir /mnt/tmp/old; cd /mnt; pivot_root . tmp/old; umount -l /tmp/old
