@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -138,6 +139,22 @@ func TestRootD14RelativeLinks(t *testing.T) {
 		if want := filepath.Join(r.root, "dev/nvme1n1"); err != nil || d.Path != want || d.Number != n[0] {
 			t.Errorf("%s: Resolve = %+v, %v; want %s", path, d, err, want)
 		}
+	}
+}
+
+// Of what leads to a partition nothing is listed, whatever it is called.
+func TestRootPresentLeavesOutPartitions(t *testing.T) {
+	n := numbers(t, 2)
+	r := tree{t, t.TempDir()}
+	r.node("dev/sdz", n[0])
+	r.node("dev/part", n[1])
+	r.link("../../part", "dev/disk/by-label/data")
+	dir := filepath.Join(r.root, "sys/dev/block", n[1].String())
+	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "partition"), []byte("1\n"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := Present(r.root), []string{filepath.Join(r.root, "dev/sdz")}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }
 

@@ -45,6 +45,6 @@ func partitionNode(root, path string) bool {
 	if err != nil {
 		return strings.Contains(filepath.Base(path), "-part")
 	}
-	info, err := blkdev.Lookup(filepath.Join(root, "sys"), number)
-	return err == nil && info.Partition > 0
+	_, err = os.Stat(filepath.Join(root, "sys/dev/block", number.String(), "partition"))
+	return err == nil
 }

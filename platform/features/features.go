@@ -31,7 +31,10 @@ func absent(err error) bool {
 	return errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) || errors.Is(err, errMissing)
 }
 
-const noFile = -1
+const (
+	noFile       = -1
+	unknownFlags = 1 << 30
+)
 
 // features is all that is asked for, in the order of the table for people.
 func features() []Feature {
@@ -46,8 +49,9 @@ func features() []Feature {
 		{"mount_setattr", "bind mounts get their flags a moment after they appear; a bind-mounted store stays writable while it is copied",
 			func(string) error { return unix.MountSetattr(noFile, "", 0, &unix.MountAttr{}) }},
 		{"fspick", "migrate_disk fails", func(string) error { return closed(unix.Fspick(noFile, "", 0)) }},
+		// With unknown flags: for an unknown file system the kernel would run modprobe.
 		{"fsopen", "config drives with file systems other than iso9660 and vfat are not read",
-			func(string) error { return closed(unix.Fsopen("", 0)) }},
+			func(string) error { return closed(unix.Fsopen("", unknownFlags)) }},
 		{"fsmount", "config drives with file systems other than iso9660 and vfat are not read",
 			func(string) error { return closed(unix.Fsmount(noFile, 0, 0)) }},
 		{"openat2", "config drives with file systems other than iso9660 and vfat are not read",
