@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"cambium/internal/looptest"
 	"cambium/platform/filesystem"
 	"cambium/platform/filesystem/probe"
 	"cambium/platform/mount"
@@ -82,11 +81,7 @@ func TestRootEphemeralBlankDisk(t *testing.T) {
 // Nobody is asked about errors of an ephemeral disk: a VM without one does not start. What e2fsck finds is kept.
 func TestRootEphemeralIsRepaired(t *testing.T) {
 	b := newBench(t, Options{})
-	dev := b.disk(256<<20, "")
-	b.ok(b.setupEphemeral(dev.Path, nil))
-	write(t, filepath.Join(b.Dirs.Data(), "file"), "precious")
-	b.ok(mount.Unmount(ctx, b.Dirs.Data()))
-	b.ok(looptest.SwapOff(dev.Path + "p1"))
+	dev := b.usedEphemeral(t, "file", "precious")
 	part := dev.Path + "p2"
 	tool(t, part, "debugfs", "-w", "-R", "unlink /file", part)
 	tool(t, part, "debugfs", "-w", "-R", "ssv state 2", part)

@@ -259,6 +259,17 @@ func (b *bench) setupEphemeral(path string, swap *uint64) error {
 	return only(b.Setup(context.Background(), hint, swap, "agent-1"))
 }
 
+// usedEphemeral is an ephemeral disk, no longer in use, with a file of the agent's.
+func (b *bench) usedEphemeral(t testing.TB, name, content string) *looptest.Device {
+	t.Helper()
+	dev := b.disk(256<<20, "")
+	b.ok(b.setupEphemeral(dev.Path, nil))
+	write(t, filepath.Join(b.Dirs.Data(), name), content)
+	b.ok(mount.Unmount(context.Background(), b.Dirs.Data()))
+	b.ok(looptest.SwapOff(dev.Path + "p1"))
+	return dev
+}
+
 // killedAt does something that ends at the given step, as if the agent were killed there.
 func (b *bench) killedAt(step string, do func()) {
 	b.CrashPoint = func(name string) {

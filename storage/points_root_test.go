@@ -18,7 +18,6 @@ import (
 	"cambium/platform/disk/layout"
 	"cambium/platform/filesystem"
 	"cambium/platform/filesystem/probe"
-	"cambium/platform/mount"
 	"cambium/settings"
 	"cambium/storage/record"
 )
@@ -93,11 +92,7 @@ func TestRootD10MissingEphemeralIsAnError(t *testing.T) {
 
 func TestRootD11NoOldDataOnARemadeDisk(t *testing.T) {
 	b := newBench(t, Options{})
-	dev := b.disk(256<<20, "")
-	b.ok(b.setupEphemeral(dev.Path, nil))
-	write(t, filepath.Join(b.Dirs.Data(), "secret"), "of the previous VM")
-	b.ok(mount.Unmount(ctx, b.Dirs.Data()))
-	b.ok(looptest.SwapOff(dev.Path + "p1"))
+	dev := b.usedEphemeral(t, "secret", "of the previous VM")
 	// The same disk, a new VM: the layout is the same to the byte.
 	b.did(b.Setup(ctx, &settings.DiskHint{Path: dev.Path}, nil, "agent-2"))
 	if _, err := os.Stat(filepath.Join(b.Dirs.Data(), "secret")); err == nil {
