@@ -69,9 +69,34 @@ func serve(file string) {
 	s.WaitForShutdown()
 }
 
+// naming is where in a certificate a server finds the name of its user.
+type naming string
+
+const (
+	bySubject naming = "subject" // as Director and nats-sync have it
+	bySAN     naming = "SAN"     // as they could: a DNS name beside the subject
+)
+
+// user is the name in the file of users.
+func (n naming) user(commonName string) string {
+	if n == bySAN {
+		return commonName
+	}
+	return testca.UserOf(commonName)
+}
+
+// certificate is a client's.
+func (n naming) certificate(ca *testca.CA, commonName string) (testca.Pair, error) {
+	if n == bySAN {
+		return ca.Issue(testca.Request{CommonName: commonName, Hosts: []string{commonName}, Peer: true})
+	}
+	return ca.Client(commonName)
+}
+
 // cluster is some NATS servers and the files that a Director and its nats-sync keep for them.
 type cluster struct {
 	t         *testing.T
+	naming    naming
 	dir       string
 	ca        *testca.CA
 	nodes     []*node
@@ -88,9 +113,9 @@ type node struct {
 }
 
 // newCluster writes the files of n servers; none of them runs yet.
-func newCluster(t *testing.T, n int) *cluster {
+func newCluster(t *testing.T, n int, by naming) *cluster {
 	t.Helper()
-	c := &cluster{t: t, dir: t.TempDir(), ca: must[*testca.CA](t)(testca.New("default.nats-ca.bosh-internal"))}
+	c := &cluster{t: t, naming: by, dir: t.TempDir(), ca: must[*testca.CA](t)(testca.New("default.nats-ca.bosh-internal"))}
 	network := fmt.Sprintf("127.%d.%d.", 1+rand.IntN(250), rand.IntN(250))
 	for i := range n {
 		c.nodes = append(c.nodes, &node{name: testnats.ClusterName(i), address: network + fmt.Sprint(i+1)})
@@ -178,7 +203,7 @@ func (c *cluster) setUsers(agents []string) {
 		Users []permissions `json:"users"`
 	}
 	add := func(commonName string, publish any, subscribe ...string) {
-		p := permissions{User: testca.UserOf(commonName)}
+		p := permissions{User: c.naming.user(commonName)}
 		p.Permissions.Publish, p.Permissions.Subscribe = publish, subscribe
 		file.Users = append(file.Users, p)
 	}

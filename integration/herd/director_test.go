@@ -39,7 +39,7 @@ func (c *cluster) connect(commonName string) *nats.Conn {
 	c.t.Helper()
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(c.ca.PEM)
-	pair := must[testca.Pair](c.t)(c.ca.Client(commonName))
+	pair := must[testca.Pair](c.t)(c.naming.certificate(c.ca, commonName))
 	certificate := must[tls.Certificate](c.t)(pair.TLS())
 	var nc *nats.Conn
 	eventually.Nil(c.t, "a connection of "+commonName, func() (err error) {
@@ -168,9 +168,9 @@ func (d *director) each(ids []string, method, want string, argument func(id stri
 }
 
 // rotation is an agent's new certificate, as update_settings has it.
-func rotation(t *testing.T, ca *testca.CA, trusted []byte, id string) any {
-	t.Helper()
-	pair := must[testca.Pair](t)(ca.Client(testca.AgentName(id)))
+func (h *herd) rotation(ca *testca.CA, trusted []byte, id string) any {
+	h.t.Helper()
+	pair := must[testca.Pair](h.t)(h.cluster.naming.certificate(ca, testca.AgentName(id)))
 	var u update
 	u.MBus.Cert.CA, u.MBus.Cert.Certificate = string(trusted), string(pair.Certificate)
 	u.MBus.Cert.PrivateKey = string(pair.PrivateKey)

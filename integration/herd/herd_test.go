@@ -23,15 +23,15 @@ type herd struct {
 }
 
 // newHerd makes the certificates of so many agents, and starts nothing but the processes of the agents.
-func newHerd(t *testing.T, agents, processes int) *herd {
+func newHerd(t *testing.T, agents, processes int, by naming) *herd {
 	t.Helper()
-	h := &herd{t: t, cluster: newCluster(t, 3), flocks: newFlocks(t, processes), members: make([]member, agents)}
+	h := &herd{t: t, cluster: newCluster(t, 3, by), flocks: newFlocks(t, processes), members: make([]member, agents)}
 	var group sync.WaitGroup
 	for part := range runtime.NumCPU() {
 		group.Go(func() {
 			for i := part; i < agents; i += runtime.NumCPU() {
 				id := fmt.Sprintf("0b52c7a4-5f1e-4c7e-9a35-%012d", i)
-				pair, err := h.cluster.ca.Client(testca.AgentName(id))
+				pair, err := by.certificate(h.cluster.ca, testca.AgentName(id))
 				if err != nil {
 					t.Error(err)
 					return
@@ -136,7 +136,7 @@ func (h *herd) rotate(all []member) time.Duration {
 	trusted := slices.Concat(old.PEM, next.PEM)
 	begin := time.Now()
 	h.director.each(ids(all), "update_settings", `{"value":"ok"}`, func(id string) any {
-		return rotation(h.t, next, trusted, id)
+		return h.rotation(next, trusted, id)
 	})
 	took := time.Since(begin)
 	h.cluster.certify(next, old)
@@ -149,7 +149,7 @@ func (h *herd) rotate(all []member) time.Duration {
 // death of a server, and new certificates for all.
 func TestHerd(t *testing.T) {
 	const settled, joining = 160, 40
-	h := newHerd(t, settled+joining, 2)
+	h := newHerd(t, settled+joining, 2, bySubject)
 	known, fresh := h.members[:settled], h.members[settled:]
 	h.cluster.setUsers(ids(known))
 	h.flocks.start(known)

@@ -184,7 +184,7 @@ func TestSoakNames(t *testing.T) {
 	// In memory: the records of 1,000 machines are on as many disks, not on one.
 	dir := must[string](t)(os.MkdirTemp("/dev/shm", "herd"))
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	h, z := newHerd(t, zoneAgents, 2), newZone(t)
+	h, z := newHerd(t, zoneAgents, 2, bySubject), newZone(t)
 	all := ids(h.members)
 	h.cluster.setUsers(all)
 	h.flocks.order(func(int) order {

@@ -61,23 +61,37 @@ func load1() string {
 	return "load " + strings.Fields(string(data))[0]
 }
 
+// of has the herds whose users are named in one way.
+func (r results) of(by naming) results {
+	r.Herds = slices.DeleteFunc(slices.Clone(r.Herds), func(f figures) bool { return f.Naming != by })
+	return r
+}
+
 func (r results) page() string {
 	var b strings.Builder
 	b.WriteString(`# Thousands of agents
 
 Written by ` + "`go test -tags soak -run Soak -timeout 2h ./integration/herd`" + `; each size is a part of its own
-(` + "`-run TestSoakHerd/3000`" + `), and the page keeps the others.
+(` + "`-run TestSoakHerd/SAN/3000`" + `), and the page keeps the others.
 
 Agents are the real bus client with heartbeats, each with a certificate of its own, in two processes; three NATS servers
-with mutual TLS are processes of their own, all on one machine. The file of users is nats-sync's. Shown by the row:
-when it was measured, at which commit, and the machine's load when it began: figures of a busy machine are upper bounds.
+with mutual TLS are processes of their own, all on one machine. The file of users is nats-sync's; in the second table each
+certificate also has its name as a DNS name (SAN), and users have that name. Shown by the row: when it was measured, at
+which commit, and the machine's load when it began: figures of a busy machine are upper bounds.
 
 ![Time and connections by the number of agents](herd.svg)
 
 `)
-	r.table(&b)
-	b.WriteString(`
-- **cold start**: all agents wait for servers; from the start of these to the last agent's answer.
+	for _, by := range []naming{bySubject, bySAN} {
+		if len(r.of(by).Herds) > 0 {
+			fmt.Fprintf(&b, "Users by %s:\n\n", by)
+			r.of(by).table(&b)
+		}
+	}
+	if len(r.Herds) > 0 {
+		fmt.Fprintf(&b, "Machine: %s.\n\n", r.Herds[0].Machine)
+	}
+	b.WriteString(`- **cold start**: all agents wait for servers; from the start of these to the last agent's answer.
 - **server dies**: one of three is killed, the others serve its agents.
 - **connects**: the most attempts within one second, and what jitter allows.
 - **new agent**: refused by the servers, then written into the file, which is reloaded at once; from there to its first
@@ -148,7 +162,5 @@ func (r results) table(b *strings.Builder) {
 		}
 		b.WriteString("\n")
 	}
-	for _, f := range r.Herds[:min(1, len(r.Herds))] {
-		fmt.Fprintf(b, "\nMachine: %s.\n", f.Machine)
-	}
+	b.WriteString("\n")
 }

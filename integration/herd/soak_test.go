@@ -20,7 +20,7 @@ import (
 	"cambium/internal/eventually"
 )
 
-// sizes are the parts of the test: `-run TestSoakHerd/3000` runs one of them, and the page keeps the others.
+// sizes are the parts of the test: `-run TestSoakHerd/SAN/3000` runs one of them, and the page keeps the others.
 var sizes = []int{100, 300, 1000, 3000, 10000}
 
 // syncEvery is how often nats-sync writes the file of users.
@@ -29,6 +29,7 @@ const syncEvery = 10 * time.Second
 // figures are what a herd of one size needed. Times are in seconds.
 type figures struct {
 	Agents  int
+	Naming  naming
 	When    string
 	Commit  string
 	Machine string
@@ -56,29 +57,35 @@ type figures struct {
 // TestSoakHerd measures herds of growing size, and writes the page and the picture. It fails if an agent does not come
 // back or a server falls over; how long things take is what it is to find out.
 func TestSoakHerd(t *testing.T) {
-	for _, n := range sizes {
-		t.Run(strconv.Itoa(n), func(t *testing.T) {
-			f := measure(t, n)
-			t.Logf("%+v", f)
-			if t.Failed() {
-				return
+	for _, by := range []naming{bySubject, bySAN} {
+		t.Run(string(by), func(t *testing.T) {
+			for _, n := range sizes {
+				t.Run(strconv.Itoa(n), func(t *testing.T) {
+					f := measure(t, n, by)
+					t.Logf("%+v", f)
+					if t.Failed() {
+						return
+					}
+					r := load(t)
+					r.Herds = slices.DeleteFunc(r.Herds, func(other figures) bool {
+						return other.Agents == f.Agents && other.Naming == f.Naming
+					})
+					r.Herds = append(r.Herds, f)
+					save(t, r)
+				})
 			}
-			r := load(t)
-			r.Herds = slices.DeleteFunc(r.Herds, func(other figures) bool { return other.Agents == f.Agents })
-			r.Herds = append(r.Herds, f)
-			save(t, r)
 		})
 	}
 }
 
 // measure runs the whole of it once.
-func measure(t *testing.T, n int) (f figures) {
+func measure(t *testing.T, n int, by naming) (f figures) {
 	const batches = 3
 	joining := batches * min(n/10, inFlight)
-	h := newHerd(t, n, 2)
+	h := newHerd(t, n, 2, by)
 	known, fresh := h.members[:n-joining], h.members[n-joining:]
-	f = figures{Agents: n, When: time.Now().UTC().Format(time.DateOnly), Joined: joining, Machine: machine(), Commit: commit(t),
-		Load: load1()}
+	f = figures{Agents: n, Naming: by, When: time.Now().UTC().Format(time.DateOnly), Joined: joining,
+		Machine: machine(), Commit: commit(t), Load: load1()}
 	empty := h.flocks.memory()
 	h.cold(known, &f)
 	h.cluster.joined()

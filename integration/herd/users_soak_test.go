@@ -41,7 +41,7 @@ func TestSoakUsers(t *testing.T) {
 
 func measureUsers(t *testing.T, n int) usersRow {
 	const known, unknown = 80, 40
-	h := newHerd(t, known+unknown, 2)
+	h := newHerd(t, known+unknown, 2, bySubject)
 	h.cluster.nodes = h.cluster.nodes[:1] // one server: each agent of the other two would only ask it, too
 	for i := range h.members {
 		h.members[i].URLs = h.cluster.urls()
