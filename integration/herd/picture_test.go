@@ -12,7 +12,7 @@ import (
 // Sizes of the picture in pixels.
 const (
 	panelWidth, panelHeight = 400, 260
-	left, top, gap          = 60, 40, 110
+	left, top, gap          = 60, 40, 150
 	rowHeight               = panelHeight + top + 70
 )
 
