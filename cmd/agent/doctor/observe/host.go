@@ -128,17 +128,23 @@ func drops(ctx context.Context) []string {
 	return found
 }
 
+// failedFileSystems are those, by device, that ext4 has made read-only after an error: newer kernels say so by this
+// option, and not by the flag.
+func failedFileSystems(table []mount.Entry) map[uint64]bool {
+	failed := map[uint64]bool{}
+	for _, e := range table {
+		if slices.Contains(strings.Split(e.Super, ","), "emergency_ro") {
+			failed[uint64(e.Number)] = true
+		}
+	}
+	return failed
+}
+
 // fileSystems are those that the agent writes to, each once.
 func fileSystems(dirs vcap.Dirs) (found []FileSystem) {
 	seen := map[uint64]bool{}
-	// An ext4 that met an error is read-only; newer kernels say so by this option, and not by the flag.
-	gaveUp := map[uint64]bool{}
 	table, _ := mount.Table() // without it, the flags remain
-	for _, e := range table {
-		if slices.Contains(strings.Split(e.Super, ","), "emergency_ro") {
-			gaveUp[uint64(e.Number)] = true
-		}
-	}
+	failed := failedFileSystems(table)
 	for _, path := range []string{"/", dirs.Bosh(), dirs.SettingsTmpfs(), dirs.Data(), dirs.SysRun(), dirs.Store(), "/var/log", "/tmp", "/run"} {
 		info, err := os.Stat(path)
 		if err != nil {
@@ -152,7 +158,7 @@ func fileSystems(dirs vcap.Dirs) (found []FileSystem) {
 		seen[st.Dev] = true
 		block := uint64(of.Frsize)
 		found = append(found, FileSystem{Path: path, Size: of.Blocks * block, Free: of.Bavail * block, Inodes: of.Files, FreeInodes: of.Ffree,
-			ReadOnly: of.Flags&unix.ST_RDONLY != 0 || gaveUp[st.Dev]})
+			ReadOnly: of.Flags&unix.ST_RDONLY != 0 || failed[st.Dev]})
 	}
 	return found
 }

@@ -1,9 +1,11 @@
 package observe
 
 import (
+	"maps"
 	"testing"
 
 	"cambium/internal/vcap"
+	"cambium/platform/mount"
 	"cambium/storage/record"
 	"cambium/storage/recordfile"
 )
@@ -21,5 +23,14 @@ func TestPersistentDiskIsTheOneOnRecord(t *testing.T) {
 		if got := persistentDisk(dirs, told); got.CID != "vol-1" {
 			t.Errorf("with %q in managed_disk_settings.json it expects %q, want vol-1", told, got.CID)
 		}
+	}
+}
+
+// An ext4 that has met an error says so in its options; another one of the table does not count.
+func TestFailedFileSystems(t *testing.T) {
+	got := failedFileSystems([]mount.Entry{{Number: 1, Super: "rw,errors=remount-ro"}, {Number: 2, Super: "rw,emergency_ro"},
+		{Number: 3, Super: "ro,x-emergency_ro"}})
+	if want := map[uint64]bool{2: true}; !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }
