@@ -325,9 +325,6 @@ type trend struct {
 
 func (s *series) trend() (t trend) {
 	t.n = len(s.x)
-	if t.n < 3 {
-		return t
-	}
 	var mx, my float64
 	for k := range s.x {
 		mx, my = mx+s.x[k]/float64(t.n), my+s.y[k]/float64(t.n)
@@ -352,13 +349,36 @@ func (t trend) grows() bool {
 	return t.slope > 3*t.spread && t.slope*t.over/1e4 > t.mean/20
 }
 
+// What grows is told from what varies, and from what grows by next to nothing.
+func TestMachineTrend(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		at   func(k int) float64
+		want bool
+	}{
+		"a leak":            {func(k int) float64 { return 1000 + 10*float64(k) + 5*float64(k%3) }, true},
+		"noise":             {func(k int) float64 { return 1000 + 100*float64(k*7%5) }, false},
+		"a twentieth":       {func(k int) float64 { return 1000 + float64(k) }, false},
+		"nothing changes":   {func(int) float64 { return 1000 }, false},
+		"what gets smaller": {func(k int) float64 { return 1000 - 10*float64(k) }, false},
+	} {
+		var s series
+		for k := range 40 {
+			s.x, s.y = append(s.x, 250*float64(k)), append(s.y, c.at(k))
+		}
+		if got := s.trend().grows(); got != c.want {
+			t.Errorf("%s: grows is %v, want %v (%+v)", name, got, c.want, s.trend())
+		}
+	}
+}
+
 // flat fails the test if one of the quantities grows.
 func (r *longRunner) flat(names ...string) {
 	r.t.Helper()
 	for _, name := range names {
 		s := r.series[name]
-		if s == nil {
-			r.t.Errorf("%s was not measured", name)
+		if s == nil || len(s.x) < 3 {
+			r.t.Errorf("%s was measured less than three times: %+v", name, s)
 			continue
 		}
 		t := s.trend()
