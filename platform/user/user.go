@@ -252,19 +252,6 @@ func (a *Accounts) Lookup(name string) (Account, error) {
 	return account(r)
 }
 
-// lookupGroup finds a group's number by name.
-func (a *Accounts) lookupGroup(name string) (int, error) {
-	t, err := readTable(a.at("etc/group"), 4)
-	if err != nil {
-		return 0, err
-	}
-	r, there := t.find(name)
-	if !there {
-		return 0, fmt.Errorf("no such group %q", name)
-	}
-	return number(r[2])
-}
-
 // account reads a line of passwd.
 func account(r []string) (Account, error) {
 	uid, err := number(r[2])

@@ -268,18 +268,3 @@ func (c *Current) replace(change func(*state)) {
 	change(&next)
 	c.state.Store(&next)
 }
-
-// invalidate removes the cached settings, so that the next start must reach a source. What is
-// in force stays in force.
-func (c *Current) invalidate() error {
-	c.writing.Lock()
-	defer c.writing.Unlock()
-	var failed []error
-	for _, place := range c.dirs.Places() {
-		failed = append(failed, c.disk.remove(place.Settings()))
-	}
-	if err := errors.Join(failed...); err != nil {
-		return fmt.Errorf("remove cached settings: %w", err)
-	}
-	return nil
-}
