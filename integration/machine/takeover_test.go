@@ -239,6 +239,7 @@ const heldFormatting = `#!/bin/sh
 hold=$(cat /root/hold 2>/dev/null)
 stay() { [ "$hold" != $1 ] || { touch /root/held; sleep 600; }; }
 stay before
+case $0 in *mkfs.ext4) set -- -t ext4 "$@" ;; esac # which mke2fs knows by its name
 /usr/sbin/mke2fs.real "$@" || exit
 stay after
 `
