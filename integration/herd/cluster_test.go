@@ -115,7 +115,8 @@ type node struct {
 // newCluster writes the files of n servers; none of them runs yet.
 func newCluster(t *testing.T, n int, by naming) *cluster {
 	t.Helper()
-	c := &cluster{t: t, naming: by, dir: t.TempDir(), ca: must[*testca.CA](t)(testca.New("default.nats-ca.bosh-internal"))}
+	ca := must[*testca.CA](t)(testca.New("default.nats-ca.bosh-internal"))
+	c := &cluster{t: t, naming: by, dir: t.TempDir(), ca: ca}
 	network := fmt.Sprintf("127.%d.%d.", 1+rand.IntN(250), rand.IntN(250))
 	for i := range n {
 		c.nodes = append(c.nodes, &node{name: testnats.ClusterName(i), address: network + fmt.Sprint(i+1)})

@@ -38,7 +38,8 @@ func (r results) picture() string {
 			{"new agent, longest", "#8250df", false, func(f figures) float64 { return f.JoinLongest }},
 			{"reload of users", "#bf8700", false, func(f figures) float64 { return f.ReloadTime }},
 		})
-		r.of(by).panel(&b, left+panelWidth+gap+30, y0, "connects within a second, at most; users by "+string(by), []line{
+		title := "connects within a second, at most; users by " + string(by)
+		r.of(by).panel(&b, left+panelWidth+gap+30, y0, title, []line{
 			{"cold start", "#0969da", false, func(f figures) float64 { return f.ColdPeak }},
 			{"allowed", "#0969da", true, func(f figures) float64 { return f.ColdAllowed }},
 			{"server dies", "#cf222e", false, func(f figures) float64 { return f.DeathPeak }},

@@ -22,7 +22,7 @@ import (
 )
 
 // TestMachineSoakKilledAtRandom is the long version of the kills at random moments.
-func TestMachineSoakKilledAtRandom(t *testing.T) { killAtRandom(t, 200) }
+func TestMachineSoakKilledAtRandom(t *testing.T) { killAtRandom(t, 205) }
 
 // TestMachineSoakStartSurvivesACut is the long version of the power cuts around a start: 100, on four machines.
 func TestMachineSoakStartSurvivesACut(t *testing.T) {

@@ -150,7 +150,8 @@ func TestRootPresentLeavesOutPartitions(t *testing.T) {
 	r.node("dev/part", n[1])
 	r.link("../../part", "dev/disk/by-label/data")
 	dir := filepath.Join(r.root, "sys/dev/block", n[1].String())
-	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "partition"), []byte("1\n"), 0o600)); err != nil {
+	err := os.MkdirAll(dir, 0o755)
+	if err := errors.Join(err, os.WriteFile(filepath.Join(dir, "partition"), []byte("1\n"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := Present(r.root), []string{filepath.Join(r.root, "dev/sdz")}; !slices.Equal(got, want) {

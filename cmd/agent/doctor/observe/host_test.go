@@ -28,8 +28,11 @@ func TestPersistentDiskIsTheOneOnRecord(t *testing.T) {
 
 // An ext4 that has met an error says so in its options; another one of the table does not count.
 func TestFailedFileSystems(t *testing.T) {
-	got := failedFileSystems([]mount.Entry{{Number: 1, Super: "rw,errors=remount-ro"}, {Number: 2, Super: "rw,emergency_ro"},
-		{Number: 3, Super: "ro,x-emergency_ro"}})
+	got := failedFileSystems([]mount.Entry{
+		{Number: 1, Super: "rw,errors=remount-ro"},
+		{Number: 2, Super: "rw,emergency_ro"},
+		{Number: 3, Super: "ro,x-emergency_ro"},
+	})
 	if want := map[uint64]bool{2: true}; !maps.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
