@@ -21,15 +21,6 @@ const (
 	greetTime = 2 * time.Second
 )
 
-// greetWithin is how long one server of a pass may take to greet. After the last one there is no other to try: a server
-// that hangs is waited for, and one that is slow because all agents come at once would only get the same ones again.
-func greetWithin(last bool) time.Duration {
-	if last {
-		return connectTime
-	}
-	return greetTime
-}
-
 // resolve asks the system for the addresses of a name.
 func resolve(ctx context.Context, host string) ([]netip.Addr, error) {
 	return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
@@ -39,7 +30,6 @@ func resolve(ctx context.Context, host string) ([]netip.Addr, error) {
 type dialer struct {
 	ctx    context.Context
 	lookup func(ctx context.Context, host string) ([]netip.Addr, error)
-	greet  time.Duration // how long a server may take to greet
 	// resolved is called with the addresses before they are tried.
 	resolved func(server string, addresses []netip.AddrPort)
 
@@ -130,7 +120,7 @@ func (d *dialer) dialAddress(a netip.AddrPort) (net.Conn, error) {
 	d.step = ProbeGreeting
 	d.release = context.AfterFunc(d.ctx, func() { _ = conn.Close() })
 	c := &greetedConn{Conn: conn, first: make([]byte, 1)}
-	_ = conn.SetReadDeadline(time.Now().Add(d.greet)) // fails only on a closed connection, as Read does
+	_ = conn.SetReadDeadline(time.Now().Add(greetTime)) // fails only on a closed connection, as Read does
 	if _, err := conn.Read(c.first); err != nil {
 		d.release()
 		_ = conn.Close()

@@ -174,9 +174,9 @@ func (l *link) run(ctx context.Context) {
 		if i := slices.Index(order, lost); i >= 0 {
 			order = append(slices.Delete(order, i, i+1), lost) // the others are more likely to answer
 		}
-		for n, i := range order {
+		for _, i := range order {
 			var wasConnected bool
-			wasConnected, err = l.session(ctx, l.servers[i], greetWithin(n == len(order)-1))
+			wasConnected, err = l.session(ctx, l.servers[i])
 			if ctx.Err() != nil {
 				return
 			}
@@ -213,7 +213,7 @@ func (l *link) logFailure(err error, pause time.Duration) {
 
 // session connects to one server and returns when that connection has ended: whether it was
 // usable, and why it ended or could not be made.
-func (l *link) session(ctx context.Context, server *url.URL, greet time.Duration) (wasConnected bool, err error) {
+func (l *link) session(ctx context.Context, server *url.URL) (wasConnected bool, err error) {
 	defer func() {
 		l.connected.Store(false)
 		l.mu.Lock()
@@ -221,13 +221,12 @@ func (l *link) session(ctx context.Context, server *url.URL, greet time.Duration
 		l.mu.Unlock()
 	}()
 	closed, begin := make(chan struct{}), time.Now()
-	dial := &dialer{ctx: ctx, lookup: l.bus.options.lookup, greet: greet,
-		resolved: func(server string, addresses []netip.AddrPort) {
-			l.mu.Lock()
-			l.addresses[server] = addresses
-			l.mu.Unlock()
-			l.bus.beforeConnect(ctx)
-		}}
+	dial := &dialer{ctx: ctx, lookup: l.bus.options.lookup, resolved: func(server string, addresses []netip.AddrPort) {
+		l.mu.Lock()
+		l.addresses[server] = addresses
+		l.mu.Unlock()
+		l.bus.beforeConnect(ctx)
+	}}
 	nc, err := dial.connect(server, l.bus.options.AgentID, l.tls, connectTime,
 		nats.PingInterval(l.bus.pace.ping),
 		nats.MaxPingsOutstanding(allowedMisses),

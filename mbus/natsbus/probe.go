@@ -65,7 +65,7 @@ func probe(ctx context.Context, agentID string, server *url.URL, config *tls.Con
 	defer cancel()
 	_, password := server.User.Password()
 	p := Probed{Server: server.Host, Password: password}
-	dial := &dialer{ctx: ctx, lookup: resolve, greet: greetTime, resolved: func(_ string, addresses []netip.AddrPort) {
+	dial := &dialer{ctx: ctx, lookup: resolve, resolved: func(_ string, addresses []netip.AddrPort) {
 		for _, a := range addresses {
 			p.Addresses = append(p.Addresses, a.Addr())
 		}
