@@ -144,3 +144,24 @@ func TestUnpack(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestScriptsShareFunctions: swap is one file, for machines that it is copied to, so that it has functions of install
+// again.
+func TestScriptsShareFunctions(t *testing.T) {
+	var shared []string
+	for _, name := range []string{"install", "swap"} {
+		data, err := files.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, rest, _ := strings.Cut(string(data), "\ndie() {\n")
+		functions, _, found := strings.Cut(rest, "\n# end of functions\n")
+		if !found {
+			t.Fatalf("%s has no shared functions", name)
+		}
+		shared = append(shared, functions)
+	}
+	if shared[0] != shared[1] {
+		t.Errorf("the functions of install are\n%s\nthose of swap\n%s", shared[0], shared[1])
+	}
+}

@@ -3,6 +3,7 @@
 package assets
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -39,6 +40,9 @@ func emptyRoot(t *testing.T) string {
 	return root
 }
 
+// elf is as much of a program as the scripts look at before they run it.
+const elf = "\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\x3e\x00"
+
 func install(t *testing.T, root string, args ...string) (string, error) {
 	t.Helper()
 	cmd := exec.Command("./install", args...)
@@ -72,7 +76,7 @@ func snapshot(t *testing.T, root string) string {
 func TestRootInstall(t *testing.T) {
 	root := emptyRoot(t)
 	agent := filepath.Join(t.TempDir(), "agent")
-	if err := os.WriteFile(agent, []byte("one"), 0o600); err != nil {
+	if err := os.WriteFile(agent, []byte(elf+"one"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if out, err := install(t, root, "--agent", agent, "--iaas", "vsphere"); err != nil {
@@ -145,18 +149,18 @@ func TestRootInstall(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = old.Close() }()
-	if err := os.WriteFile(agent, []byte("two"), 0o600); err != nil {
+	if err := os.WriteFile(agent, []byte(elf+"two"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if out, err := install(t, root, "--agent", agent); err != nil {
 		t.Fatalf("upgrade: %v: %s", err, out)
 	}
-	if data, err := os.ReadFile(filepath.Join(root, "var/vcap/bosh/bin/bosh-agent")); err != nil || string(data) != "two" {
+	if data, err := os.ReadFile(filepath.Join(root, "var/vcap/bosh/bin/bosh-agent")); err != nil || string(data) != elf+"two" {
 		t.Errorf("agent is %q (%v), want the new one", data, err)
 	}
 	sameFile(t, root)
-	content := make([]byte, 3)
-	if _, err := old.ReadAt(content, 0); err != nil || string(content) != "one" {
+	content := make([]byte, len(elf)+3)
+	if _, err := old.ReadAt(content, 0); err != nil || string(content) != elf+"one" {
 		t.Errorf("the open file is %q (%v), want the old one: it was written over", content, err)
 	}
 	if data, _ := os.ReadFile(filepath.Join(root, "var/vcap/bosh/agent.json")); !strings.Contains(string(data), "CDROM") {
@@ -219,13 +223,21 @@ func contents(t *testing.T, root string) string {
 		}
 		link, _ := os.Readlink(path)
 		data, _ := os.ReadFile(path)
-		_, _ = fmt.Fprintf(&b, "%s %v %s %q\n", path, d.Type(), link, data)
+		_, _ = fmt.Fprintf(&b, "%s %v %s %s\n", path, d.Type(), link, shown(data))
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return b.String()
+}
+
+// shown is a text as it is, and of a program the digest.
+func shown(data []byte) string {
+	if len(data) > 4096 {
+		return fmt.Sprintf("%x", sha256.Sum256(data))
+	}
+	return fmt.Sprintf("%q", data)
 }
 
 func TestRootInstallWithIDsTaken(t *testing.T) {
@@ -275,7 +287,7 @@ func TestRootInstallRefuses(t *testing.T) {
 	root := emptyRoot(t)
 	before := snapshot(t, root)
 	for name, args := range map[string][]string{
-		"no agent": {}, "missing agent": {"--agent", "/nonexistent"}, "unknown iaas": {"--agent", "/bin/true", "--iaas", "mainframe"},
+		"no agent": {}, "a text as agent": {"--agent", "../README.md"}, "missing agent": {"--agent", "/nonexistent"}, "unknown iaas": {"--agent", "/bin/true", "--iaas", "mainframe"},
 		"unknown option": {"--agent", "/bin/true", "--fast"}, "unknown log": {"--agent", "/bin/true", "--log", "paper"}, "nothing to remove": {"--remove"},
 	} {
 		if out, err := install(t, root, args...); err == nil {

@@ -3,6 +3,9 @@
 package assets
 
 import (
+	"bytes"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -70,12 +73,14 @@ func TestRootSwap(t *testing.T) {
 			}
 			before := contents(t, root)
 			ours := filepath.Join(t.TempDir(), "agent")
-			if err := os.WriteFile(ours, []byte("ours"), 0o600); err != nil {
-				t.Fatal(err)
+			program := thisProgram(t)
+			for _, version := range []string{"one", "two"} { // an upgrade keeps the first one
+				if err := os.WriteFile(ours, append(program, version...), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				swap(ours)
 			}
-			swap(ours)
-			swap(ours) // an upgrade keeps the first one
-			want := strings.ReplaceAll(before, `"upstream"`, `"ours"`)
+			want := strings.ReplaceAll(before, `"upstream"`, shown(append(program, "two"...)))
 			after := contents(t, root)
 			if lines := strings.SplitAfter(after, "\n"); strings.Join(without(lines, ".before-swap"), "") != want {
 				t.Errorf("after the swap:\n%s\nwant:\n%s", after, want)
@@ -95,6 +100,85 @@ func TestRootSwap(t *testing.T) {
 			}
 		})
 	}
+}
+
+// thisProgram is this test, which prints a version as an agent does.
+func thisProgram(t *testing.T) []byte {
+	t.Helper()
+	data, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data[:len(data):len(data)]
+}
+
+func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == "version" {
+		fmt.Println("1.2.3")
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// TestRootSwapTriesTheAgent: what does not run does not replace what did.
+func TestRootSwapTriesTheAgent(t *testing.T) {
+	sideEffect := filepath.Join(t.TempDir(), "made")
+	arm := []byte(elf)
+	arm[18] = 0xb7
+	for name, c := range map[string]struct {
+		old, agent []byte
+		want       string // "" if it is swapped
+		warning    string
+	}{
+		"a text":                          {[]byte(elf), []byte("touch " + sideEffect + "\n"), "not a program", ""},
+		"a script":                        {[]byte(elf), []byte("#!/bin/sh\ntouch " + sideEffect + "\necho 1.2.3\n"), "not a program", ""},
+		"nothing":                         {[]byte(elf), nil, "not a program", ""},
+		"damaged":                         {[]byte(elf), []byte(elf + "\ntouch " + sideEffect + "\necho 1.2.3\n"), "does not run", ""},
+		"fails":                           {[]byte(elf), file(t, "/bin/false"), "does not run", ""},
+		"says nothing":                    {[]byte(elf), file(t, "/bin/true"), "prints no version", ""},
+		"another architecture":            {[]byte(elf), arm, "another architecture than the agent", ""},
+		"of a tree for another machine":   {arm, append(arm, "new"...), "", "not tried"},
+		"runs":                            {[]byte(elf), thisProgram(t), "", ""},
+		"runs, in place of a text":        {[]byte("upstream"), thisProgram(t), "", ""},
+		"not for this machine's stemcell": {arm, thisProgram(t), "another architecture than the agent", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := emptyRoot(t)
+			installed := filepath.Join(root, "var/vcap/bosh/bin/bosh-agent")
+			agent := filepath.Join(t.TempDir(), "agent")
+			if err := errors.Join(os.MkdirAll(filepath.Dir(installed), 0o755), os.WriteFile(installed, c.old, 0o755),
+				os.WriteFile(agent, c.agent, 0o644)); err != nil {
+				t.Fatal(err)
+			}
+			before := contents(t, root)
+			out, err := exec.Command("./swap", root, agent).CombinedOutput()
+			if c.want != "" {
+				if err == nil || !strings.Contains(string(out), c.want) {
+					t.Errorf("got %v: %q, want an error with %q", err, out, c.want)
+				}
+				if after := contents(t, root); after != before {
+					t.Errorf("afterwards there is\n%s\nwant:\n%s", after, before)
+				}
+			} else if now, readErr := os.ReadFile(installed); errors.Join(err, readErr) != nil || !bytes.Equal(now, c.agent) {
+				t.Errorf("not swapped: %v, %v: %s", err, readErr, out)
+			}
+			if c.warning == "" && c.want == "" && len(out) > 0 || !strings.Contains(string(out), c.warning) {
+				t.Errorf("it says %q, want %q", out, c.warning)
+			}
+			if _, err := os.Lstat(sideEffect); err == nil {
+				t.Error("a shell has run it")
+			}
+		})
+	}
+}
+
+func file(t *testing.T, path string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
 }
 
 func without(lines []string, word string) (kept []string) {
