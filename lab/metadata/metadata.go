@@ -4,7 +4,12 @@ package metadata
 
 import (
 	"bytes"
+	"crypto/hmac"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"strconv"
@@ -35,19 +40,15 @@ type Server struct {
 	// Neighbor returns the card that has an address, nil if it is not known.
 	Neighbor func(address string) net.HardwareAddr
 
+	secret []byte // signs session tokens, none of which is kept
+
 	mu        sync.Mutex
 	instances map[string]Instance
-	tokens    map[string]token
-}
-
-type token struct {
-	address string
-	expires time.Time
 }
 
 // New makes a service without machines.
 func New() *Server {
-	return &Server{instances: map[string]Instance{}, tokens: map[string]token{}}
+	return &Server{secret: []byte(rand.Text()), instances: map[string]Instance{}}
 }
 
 // Set registers the machine at an address.
@@ -155,12 +156,15 @@ func (s *Server) token(w http.ResponseWriter, r *http.Request, address string) {
 		http.Error(w, "ttl", http.StatusBadRequest)
 		return
 	}
-	name := rand.Text()
-	s.mu.Lock()
-	s.tokens[name] = token{address, time.Now().Add(time.Duration(seconds) * time.Second)}
-	s.mu.Unlock()
 	w.Header().Set(ttlHeader, strconv.Itoa(seconds))
-	_, _ = w.Write([]byte(name))
+	_, _ = io.WriteString(w, s.sign(address, time.Now().Add(time.Duration(seconds)*time.Second).Unix()))
+}
+
+// sign makes the token of a machine: the second in which it expires, and a signature.
+func (s *Server) sign(address string, expires int64) string {
+	mac := hmac.New(sha256.New, s.secret)
+	_, _ = fmt.Fprintf(mac, "%d %s", expires, address) // never fails
+	return fmt.Sprintf("%d.%s", expires, base64.RawURLEncoding.EncodeToString(mac.Sum(nil)))
 }
 
 func (s *Server) allowed(r *http.Request, address string, required bool) bool {
@@ -168,8 +172,7 @@ func (s *Server) allowed(r *http.Request, address string, required bool) bool {
 	if given == "" {
 		return !required
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	t, ok := s.tokens[given]
-	return ok && t.address == address && time.Now().Before(t.expires)
+	second, _, _ := strings.Cut(given, ".")
+	expires, err := strconv.ParseInt(second, 10, 64)
+	return err == nil && hmac.Equal([]byte(given), []byte(s.sign(address, expires))) && time.Now().Unix() < expires
 }

@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -42,6 +43,7 @@ func TestEC2(t *testing.T) {
 			{"with token", "10.0.0.1", "GET", "/latest/user-data", with, 200},
 			{"without token", "10.0.0.1", "GET", "/latest/user-data", nil, 401},
 			{"another machine's token", "10.0.0.2", "GET", "/latest/user-data", with, 401},
+			{"forged token", "10.0.0.1", "GET", "/latest/user-data", http.Header{"X-Aws-Ec2-Metadata-Token": {"9" + token}}, 401},
 			{"token not demanded", "10.0.0.2", "GET", "/latest/user-data", nil, 200},
 			{"no key", "10.0.0.1", "GET", "/latest/meta-data/public-keys/0/openssh-key", with, 404},
 			{"key", "10.0.0.2", "GET", "/latest/meta-data/public-keys/0/openssh-key", nil, 200},
@@ -86,4 +88,27 @@ func TestKnownByItsCard(t *testing.T) {
 			t.Errorf("from %s: %d %q, want %d", from, status, body, want)
 		}
 	}
+}
+
+// TestTokensTakeNoMemory: a machine that asks for tokens without end gets them, and the service keeps none.
+func TestTokensTakeNoMemory(t *testing.T) {
+	s := New()
+	s.Set("10.0.0.1", Instance{ID: "i-1"})
+	ttl := http.Header{"X-Aws-Ec2-Metadata-Token-Ttl-Seconds": {"21600"}}
+	heap := func() int64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	before := heap()
+	for range 10_000 {
+		if status, token := ask(s, "10.0.0.1", "PUT", "/latest/api/token", ttl); status != 200 || token == "" {
+			t.Fatalf("token: %d %q, want 200 and one", status, token)
+		}
+	}
+	if grown := heap() - before; grown > 512<<10 {
+		t.Errorf("10,000 tokens occupy %d KiB, want none of it kept", grown>>10)
+	}
+	runtime.KeepAlive(s)
 }
