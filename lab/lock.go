@@ -11,17 +11,17 @@ import (
 
 // locks is where every lab of this host, whatever its directory, has a file that its process
 // keeps locked and that says where the lab's directory is. The kernel lets the lock go with the
-// process.
+// process. The directory is root's alone: whoever can open a file can lock it.
 const locks = "/run/cambium-lab"
 
 func lockPath(name string) string { return filepath.Join(locks, name) }
 
 // lock takes a lab's name for this process.
 func lock(name, dir string) (*os.File, error) {
-	if err := os.MkdirAll(locks, 0o755); err != nil {
+	if err := errors.Join(os.MkdirAll(locks, 0o700), os.Chmod(locks, 0o700)); err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(lockPath(name), os.O_CREATE|os.O_RDWR, 0o644)
+	f, err := os.OpenFile(lockPath(name), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}
