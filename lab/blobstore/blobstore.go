@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"cambium/internal/testca"
+	"cambium/lab/room"
 
 	"github.com/google/uuid"
 )
@@ -140,7 +141,7 @@ func (s *Server) store(id string, from io.Reader) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(f, from)
+	_, err = io.Copy(room.At(s.dir.Name()).Writer(f, maxBlob), from)
 	if err = errors.Join(err, f.Close()); err == nil {
 		err = s.dir.Rename(temporary, id)
 	}
@@ -149,6 +150,9 @@ func (s *Server) store(id string, from io.Reader) error {
 	}
 	return nil
 }
+
+// maxBlob bounds a blob, in bytes.
+const maxBlob = 64 << 30
 
 // unfinished begins the names of blobs that are being received; no id begins so.
 const unfinished = ".new-"
@@ -243,7 +247,10 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, id string) {
 		defer func() { _ = f.Close() }()
 		http.ServeContent(w, r, "", time.Time{}, f)
 	case http.MethodPut:
-		if err := s.store(id, r.Body); err != nil {
+		if err := s.store(id, r.Body); errors.Is(err, room.ErrFull) {
+			http.Error(w, err.Error(), http.StatusInsufficientStorage)
+			return
+		} else if err != nil {
 			http.Error(w, "body", http.StatusBadRequest)
 			return
 		}

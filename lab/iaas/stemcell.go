@@ -15,6 +15,7 @@ import (
 	"cambium/internal/atomicfile"
 	"cambium/lab/iaas/upload"
 	"cambium/lab/iaas/value"
+	"cambium/lab/room"
 
 	"golang.org/x/sys/unix"
 )
@@ -115,14 +116,16 @@ func (u Upload) receive(lightDir, path string) (Digest, error) {
 	return digest, err
 }
 
-// receive stores bytes and returns how many there are, and their digest.
+// receive stores bytes, as many as an image may have and the host has room for, and returns how many there are, and
+// their digest.
 func receive(from io.Reader, path string) (int64, Digest, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return 0, Digest{}, err
 	}
 	h := sha256.New()
-	size, err := io.Copy(io.MultiWriter(f, h), from)
+	bounded := room.At(filepath.Dir(path)).Writer(f, upload.MaxImage)
+	size, err := io.Copy(io.MultiWriter(bounded, h), from)
 	if err = errors.Join(err, f.Close()); err != nil {
 		return 0, Digest{}, fmt.Errorf("receive the image: %w", err)
 	}

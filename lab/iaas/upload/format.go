@@ -69,7 +69,7 @@ const (
 )
 
 // limits bound what qemu-img uses for a hostile disk: seconds of processor time, and bytes of memory and of a file.
-var limits = []string{"prlimit", "--cpu=1800", "--as=8589934592", fmt.Sprintf("--fsize=%d", int64(maxImage)),
+var limits = []string{"prlimit", "--cpu=1800", "--as=8589934592", fmt.Sprintf("--fsize=%d", int64(MaxImage)),
 	"--core=0", "--"}
 
 // qemuTimeout is how long qemu-img may take for a disk.

@@ -19,6 +19,7 @@ import (
 	"strings"
 
 	"cambium/internal/thread"
+	"cambium/lab/room"
 
 	"golang.org/x/sys/unix"
 )
@@ -31,8 +32,8 @@ const (
 	Tree = "tree"
 )
 
-// maxImage bounds what an upload may grow to, in bytes.
-const maxImage = 64 << 30
+// MaxImage bounds an upload, and what it may grow to, in bytes.
+const MaxImage = 64 << 30
 
 // diskSuffixes end the names of disks inside the tarballs that stemcells hold.
 var diskSuffixes = []string{".img", ".raw", ".vhd", ".vmdk", ".qcow2"}
@@ -114,9 +115,9 @@ func extract(f *os.File, name, to string) error {
 		if h.Name != name {
 			return false, nil
 		}
-		if h.Size > maxImage {
+		if h.Size > MaxImage {
 			return true, fmt.Errorf("%s would be %d bytes long, more than the limit of %d",
-				name, h.Size, int64(maxImage))
+				name, h.Size, int64(MaxImage))
 		}
 		return true, writeSparse(r, to, h.Size)
 	})
@@ -127,15 +128,20 @@ func writeSparse(r io.Reader, to string, size int64) error {
 	if err != nil {
 		return err
 	}
+	at := io.NewOffsetWriter(out, 0)
+	bounded := room.At(filepath.Dir(to)).Writer(at, size)
 	block, zeros := make([]byte, 1<<16), make([]byte, 1<<16)
-	for at := int64(0); err == nil && at < size; {
+	for left := size; err == nil && left > 0; {
 		var n int
-		n, err = io.ReadFull(r, block[:min(int64(len(block)), size-at)])
-		if !bytes.Equal(block[:n], zeros[:n]) {
-			_, writeErr := out.WriteAt(block[:n], at)
-			err = errors.Join(err, writeErr)
+		n, err = io.ReadFull(r, block[:min(int64(len(block)), left)])
+		var passed error
+		if bytes.Equal(block[:n], zeros[:n]) {
+			_, passed = at.Seek(int64(n), io.SeekCurrent)
+		} else {
+			_, passed = bounded.Write(block[:n])
 		}
-		at += int64(n)
+		err = errors.Join(err, passed)
+		left -= int64(n)
 	}
 	return errors.Join(err, out.Truncate(size), out.Sync(), out.Close())
 }
@@ -155,7 +161,11 @@ func convert(ctx context.Context, from, to string) error {
 	if err := inspect(ctx, from, format); err != nil {
 		return err
 	}
-	if _, err := qemuImg(ctx, "convert", "-f", format, "-O", "raw", from, to); err != nil {
+	err = room.At(filepath.Dir(to)).While(ctx, func(ctx context.Context) error {
+		_, err := qemuImg(ctx, "convert", "-f", format, "-O", "raw", from, to)
+		return err
+	})
+	if err != nil {
 		return err
 	}
 	return isDisk(to)
@@ -185,8 +195,8 @@ func (i imageInfo) check(path string) error {
 	switch {
 	case elsewhere:
 		return errElsewhere
-	case i.Size > maxImage:
-		return fmt.Errorf("the disk would be %d bytes long, more than the limit of %d", i.Size, int64(maxImage))
+	case i.Size > MaxImage:
+		return fmt.Errorf("the disk would be %d bytes long, more than the limit of %d", i.Size, int64(MaxImage))
 	}
 	return nil
 }
@@ -221,8 +231,7 @@ func (b bound) pass(tarball *os.File, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	limited := &io.LimitedReader{R: zip, N: b.bytes}
-	through := io.TeeReader(limited, w)
+	through := io.TeeReader(zip, w)
 	r := tar.NewReader(through)
 	for members := int64(0); err == nil; members++ {
 		if members > b.members {
@@ -232,9 +241,6 @@ func (b bound) pass(tarball *os.File, w io.Writer) error {
 	}
 	if errors.Is(err, io.EOF) { // what follows the last member
 		_, err = io.Copy(io.Discard, through)
-	}
-	if limited.N == 0 {
-		return fmt.Errorf("the root file system has more than %d bytes", b.bytes)
 	}
 	return err
 }
@@ -256,7 +262,7 @@ func unpackTree(ctx context.Context, tarball *os.File, dir string, most bound) e
 	if err != nil {
 		return err
 	}
-	passed := most.pass(tarball, into)
+	passed := most.pass(tarball, room.At(dir).Writer(into, most.bytes))
 	if passed != nil && !errors.Is(passed, unix.EPIPE) {
 		cancel() // what tar has got is not the whole
 	}
@@ -289,6 +295,10 @@ func lastLine(out []byte) string {
 // CopyTree copies the files of a disk's root partition. The file system is mounted read-only in a mount
 // namespace that ends with the copy, and the loop device with it.
 func CopyTree(ctx context.Context, disk, to string) error {
+	return room.At(filepath.Dir(to)).While(ctx, func(ctx context.Context) error { return copyTree(ctx, disk, to) })
+}
+
+func copyTree(ctx context.Context, disk, to string) error {
 	offset, size, err := rootPartition(ctx, disk)
 	if err != nil {
 		return err
