@@ -11,7 +11,7 @@ import (
 
 // locks is where every lab of this host, whatever its directory, has a file that its process
 // keeps locked and that says where the lab's directory is. The kernel lets the lock go with the
-// process. The directory is root's alone: whoever can open a file can lock it.
+// process. The directory is root's alone: any user who can open a file can lock it.
 const locks = "/run/cambium-lab"
 
 func lockPath(name string) string { return filepath.Join(locks, name) }

@@ -34,7 +34,7 @@ func host(t *testing.T) string {
 	return dir
 }
 
-// symlink puts a link into a tree, in place of what is there.
+// symlink puts a link into a tree, in place of a file or directory.
 func symlink(t *testing.T, root, name, target string) {
 	t.Helper()
 	path := filepath.Join(root, name)

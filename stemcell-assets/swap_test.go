@@ -136,11 +136,11 @@ func TestRootSwapTriesTheAgent(t *testing.T) {
 		"damaged":                         {[]byte(elf), []byte(elf + "\ntouch " + sideEffect + "\necho 1.2.3\n"), "does not run", ""},
 		"fails":                           {[]byte(elf), file(t, "/bin/false"), "does not run", ""},
 		"says nothing":                    {[]byte(elf), file(t, "/bin/true"), "prints no version", ""},
-		"another architecture":            {[]byte(elf), arm, "another architecture than the agent", ""},
+		"another architecture":            {[]byte(elf), arm, "different architectures", ""},
 		"of a tree for another machine":   {arm, append(arm, "new"...), "", "not tried"},
 		"runs":                            {[]byte(elf), thisProgram(t), "", ""},
 		"runs, in place of a text":        {[]byte("upstream"), thisProgram(t), "", ""},
-		"not for this machine's stemcell": {arm, thisProgram(t), "another architecture than the agent", ""},
+		"not for this machine's stemcell": {arm, thisProgram(t), "different architectures", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := emptyRoot(t)

@@ -82,7 +82,7 @@ func (w *writer) Write(data []byte) (int, error) {
 	return w.to.Write(data)
 }
 
-// watchEvery is the pause between two looks at the free space while a program writes: no event tells of it.
+// watchEvery is the pause between two looks at the free space while a program writes: no event reports it.
 const watchEvery = 100 * time.Millisecond
 
 // While calls f, which has a program write to this file system, and ends its context when there is no more room.
