@@ -62,7 +62,7 @@ var hostileLinks = []map[string]string{
 		"var/vcap/bosh/etc/bosh-enable-monit-access": "file", "var/vcap/bosh/bin/bosh-agent.before-swap": "file"},
 	{"etc/sudoers.d/bosh": "absent", "home": "absent", "usr/local/bin": "dir", "etc/systemd/system": "dir", "var/vcap/bosh/bin": "dir"},
 	{"etc/sudoers.d/bosh": "file", "home/vcap": "absent", "var/vcap/bosh/bin/bosh-agent": "file"},
-	{"etc/passwd": "passwd"}, {"etc/group": "group"}, {"etc/shadow": "shadow"}, {"etc/gshadow": "gshadow"}, {"etc": "etc"},
+	{"etc/passwd": "passwd"}, {"etc/group": "group", "etc/shadow": "shadow", "etc/gshadow": "gshadow"}, {"etc": "etc"},
 	{"var": "dir"}, {"var/vcap": ""}, {"var/vcap/bosh": "bosh"}, {"var/vcap/bosh/bin": "absent"}, {"var/vcap/bosh/etc": "dir"},
 	{"var/vcap/bosh/etc/installed": "bosh/etc/installed"}, {"var/vcap/bosh/etc/installed": "absent"},
 }
@@ -84,6 +84,7 @@ func TestRootTreesDoNotLeadOut(t *testing.T) {
 			kind, prefix = "upwards", up
 		}
 		t.Run(fmt.Sprint(n, " ", kind), func(t *testing.T) {
+			t.Parallel()
 			outside := host(t)
 			before := snapshot(t, outside)
 			run := func(root, script string, args ...string) {
