@@ -208,6 +208,8 @@ var optionFlags = map[string]struct {
 	"lazytime": {true, unix.MS_LAZYTIME}, "nolazytime": {false, unix.MS_LAZYTIME},
 	"silent": {true, unix.MS_SILENT}, "loud": {false, unix.MS_SILENT},
 	"mand": {true, unix.MS_MANDLOCK}, "nomand": {false, unix.MS_MANDLOCK},
+	"nosymfollow": {true, unix.MS_NOSYMFOLLOW}, "symfollow": {false, unix.MS_NOSYMFOLLOW},
+	"iversion": {true, unix.MS_I_VERSION}, "noiversion": {false, unix.MS_I_VERSION},
 	// Options that only mean something to programs reading fstab.
 	"defaults": {}, "auto": {}, "noauto": {}, "nofail": {}, "_netdev": {}, "user": {}, "nouser": {}, "users": {}, "group": {}, "owner": {},
 }
@@ -219,7 +221,7 @@ func parseOptions(options []string) (flags uintptr, data string) {
 	for _, list := range options {
 		for _, o := range strings.Split(list, ",") {
 			o = strings.TrimSpace(o)
-			if o == "" || strings.HasPrefix(o, "x-") || strings.HasPrefix(o, "comment=") {
+			if o == "" || strings.HasPrefix(strings.ToLower(o), "x-") || strings.HasPrefix(o, "comment=") {
 				continue
 			}
 			known, ok := optionFlags[o]

@@ -275,3 +275,19 @@ func TestRootPrivateNamespaceDoesNotPin(t *testing.T) {
 		t.Errorf("a second time changed %v, %v", second, err)
 	}
 }
+
+// Options that mount(8) takes have their effect, and those for other programs none.
+func TestRootOptionsOfMount(t *testing.T) {
+	d, target := formatted(t), dir(t)
+	options := []string{"nosymfollow,iversion", "X-mount.mkdir=0700", "x-systemd.requires=/"}
+	if err := Device(t.Context(), d.Path, target, "ext4", options); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(target, "link")
+	if err := os.Symlink("lost+found", link); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(link); !errors.Is(err, unix.ELOOP) {
+		t.Errorf("stat of a link = %v, want that links are not followed", err)
+	}
+}

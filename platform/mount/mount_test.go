@@ -21,7 +21,7 @@ func TestParseOptions(t *testing.T) {
 		{[]string{"noatime", "nodev"}, unix.MS_NOATIME | unix.MS_NODEV, ""},
 		{[]string{"noatime,data=ordered", "discard"}, unix.MS_NOATIME, "data=ordered,discard"},
 		{[]string{"ro", "rw"}, 0, ""},
-		{[]string{"defaults", "nofail", "x-systemd.automount", "comment=x", " ", "_netdev"}, 0, ""},
+		{[]string{"defaults", "nofail", "x-systemd.automount", "X-mount.mkdir=0700", "comment=x", " ", "_netdev"}, 0, ""},
 		{[]string{"noexec,nosuid", "barrier=0"}, unix.MS_NOEXEC | unix.MS_NOSUID, "barrier=0"},
 	} {
 		flags, data := parseOptions(c.options)
@@ -35,7 +35,8 @@ func TestParseOptions(t *testing.T) {
 func TestOptionPairs(t *testing.T) {
 	for _, pair := range [][2]string{{"ro", "rw"}, {"nosuid", "suid"}, {"nodev", "dev"}, {"noexec", "exec"}, {"sync", "async"},
 		{"noatime", "atime"}, {"nodiratime", "diratime"}, {"relatime", "norelatime"}, {"strictatime", "nostrictatime"},
-		{"lazytime", "nolazytime"}, {"silent", "loud"}, {"mand", "nomand"}} {
+		{"lazytime", "nolazytime"}, {"silent", "loud"}, {"mand", "nomand"},
+		{"nosymfollow", "symfollow"}, {"iversion", "noiversion"}} {
 		if flags, _ := parseOptions([]string{pair[0]}); flags == 0 {
 			t.Errorf("%s sets nothing", pair[0])
 		}
