@@ -8,7 +8,6 @@
 package worker
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -135,7 +134,7 @@ type process struct {
 	process  *command.Process
 	requests *os.File
 	answers  *os.File
-	lines    *bufio.Scanner
+	decoder  *json.Decoder // of the answers, which hold paths of any length
 }
 
 func start(ctx context.Context, program string) (*process, error) {
@@ -154,7 +153,7 @@ func start(ctx context.Context, program string) (*process, error) {
 		return nil, errors.Join(err, requests.Close(), answers.Close())
 	}
 	return &process{ctx: ctx, process: started, requests: requests, answers: answers,
-		lines: bufio.NewScanner(answers)}, nil
+		decoder: json.NewDecoder(answers)}, nil
 }
 
 // do sends a request and reports progress until its result is there.
@@ -164,9 +163,9 @@ func (p *process) do(m message, report func(Report)) (answer message, err error)
 	if err := json.NewEncoder(p.requests).Encode(m); err != nil {
 		return answer, p.lost(phase, err)
 	}
-	for p.lines.Scan() {
+	for {
 		answer = message{}
-		if err := json.Unmarshal(p.lines.Bytes(), &answer); err != nil {
+		if err := p.decoder.Decode(&answer); err != nil {
 			return answer, p.lost(phase, err)
 		}
 		err := answer.err()
@@ -175,7 +174,6 @@ func (p *process) do(m message, report func(Report)) (answer message, err error)
 			return answer, err
 		}
 	}
-	return answer, p.lost(phase, p.lines.Err())
 }
 
 // lost says why there is no answer. A context that has ended is the reason, not the broken pipe.

@@ -283,3 +283,30 @@ func TestRootCopiesWhatMountsCover(t *testing.T) {
 		t.Errorf("%s is mounted %d times, %v", from, n, err)
 	}
 }
+
+// The name of a file whose time was clamped may be longer than any line.
+func TestRootLongNameOfAClampedTime(t *testing.T) {
+	from := disk(t, "ext4")
+	d := looptest.New(t, 400<<20)
+	if out, err := exec.Command("mkfs.ext4", "-q", "-I", "128", d.Path).CombinedOutput(); err != nil {
+		t.Fatalf("mkfs: %v: %s", err, out)
+	}
+	to := filepath.Join(t.TempDir(), "m")
+	must(t, errors.Join(os.Mkdir(to, 0o755), unix.Mount(d.Path, to, "ext4", 0, "")))
+	dir, err := os.OpenRoot(from)
+	must(t, err)
+	name := strings.Repeat("d", 250)
+	whole := time.Unix(1e9, 0)
+	for range 300 {
+		must(t, dir.Mkdir(name, 0o755))
+		next, err := dir.OpenRoot(name)
+		must(t, errors.Join(err, dir.Chtimes(".", whole, whole), dir.Close()))
+		dir = next
+	}
+	must(t, dir.WriteFile("file", nil, 0o644))
+	must(t, dir.Chtimes("file", whole, time.Unix(1e9, 1)))
+	must(t, errors.Join(dir.Chtimes(".", whole, whole), dir.Close(), os.Chtimes(from, whole, whole)))
+	must(t, os.Remove(filepath.Join(from, "lost+found")))
+	must(t, os.Chtimes(from, whole, whole))
+	must(t, run(t, Request{From: from, To: to, Exact: true}, quiet))
+}
