@@ -6,6 +6,7 @@ package filesystem
 import (
 	"fmt"
 	"io"
+	"math"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -47,4 +48,22 @@ func ProbeAt(path string, start, size int64) (probe.Content, error) {
 		return probe.Content{}, fmt.Errorf("probe %s at %d: %w", path, start, err)
 	}
 	return c, nil
+}
+
+// HalfGrown reports a file system at a byte of a device whose growth was interrupted, which its next mount completes. It
+// reads a sector of each of its groups.
+func HalfGrown(path string, start int64, kind probe.Kind) (bool, error) {
+	if kind != probe.XFS {
+		return false, nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return false, fmt.Errorf("probe: %w", err)
+	}
+	defer f.Close()
+	half, err := probe.HalfGrown(io.NewSectionReader(f, start, math.MaxInt64-start))
+	if err != nil {
+		return false, fmt.Errorf("probe %s at %d: %w", path, start, err)
+	}
+	return half, nil
 }

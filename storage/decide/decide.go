@@ -116,6 +116,8 @@ type Volume struct {
 	ActiveSwap bool
 	// Growable is set when the mounted file system is smaller than its device.
 	Growable bool
+	// HalfGrown is set when the power was cut while the file system was grown, which a mount completes.
+	HalfGrown bool
 }
 
 // use mounts a file system that is ours: checked first when it has recorded errors, grown afterwards when its
@@ -129,7 +131,7 @@ func (p *Plan) use(device string, v Volume, size int64, target string, options [
 		p.add(Change{Op: Mount, Device: device, Proof: string(v.Content.Kind), What: "mount on " + target,
 			FileSystem: v.Content.Kind, Target: target, MountOptions: options})
 	}
-	if v.Growable || v.Content.HalfGrown || probe.WorthGrowing(v.Content.Bytes, size) {
+	if v.Growable || v.HalfGrown || probe.WorthGrowing(v.Content.Bytes, size) {
 		p.growFileSystem(device, v.Content.Kind, target, options)
 	}
 }

@@ -61,9 +61,6 @@ type Content struct {
 	UUID  string
 	// Bytes is the length of the file system as its superblock says, where that is known.
 	Bytes int64
-	// HalfGrown is set on an xfs whose superblock has copies of another length: the power was cut while it was grown.
-	// xfs_repair would believe the copies.
-	HalfGrown bool
 	// Errors is set when the file system has recorded errors of its own.
 	Errors bool
 	// NeverMounted is set when the superblock shows that it was never mounted.
@@ -237,23 +234,33 @@ func (c *Content) readExt(r io.ReaderAt) error {
 
 func (c *Content) readXFS(r io.ReaderAt) error {
 	var sb [512]byte
-	err := c.readSuperblock(r, sb[:], 0, parseXFS)
-	if err != nil || c.Kind != XFS || !xfsGeometry(sb[:]) {
-		return err
+	return c.readSuperblock(r, sb[:], 0, parseXFS)
+}
+
+// HalfGrown reports an xfs whose superblock has copies of another length: the power was cut while it was grown, and
+// xfs_repair would believe the copies. It reads a sector of each allocation group.
+func HalfGrown(r io.ReaderAt) (bool, error) {
+	var sb, other [512]byte
+	if err := ReadFull(r, sb[:], 0); err != nil {
+		return false, err
+	}
+	c, ok := parseXFS(sb[:])
+	if !ok || !xfsGeometry(sb[:]) {
+		return false, nil
 	}
 	u32 := func(o int) int64 { return int64(binary.BigEndian.Uint32(sb[o:])) }
 	group, groups := u32(4)*u32(84), u32(88)
-	var other [512]byte
-	for n := int64(1); n < groups && group >= smallestXFSGroup && !c.HalfGrown; n++ {
+	for n := int64(1); n < groups && group >= smallestXFSGroup; n++ {
 		if err := ReadFull(r, other[:], n*group); errors.Is(err, io.ErrUnexpectedEOF) {
-			return nil // it does not fit its device
+			return false, nil // it does not fit its device
 		} else if err != nil {
-			return err
+			return false, err
 		}
-		found, ok := parseXFS(other[:])
-		c.HalfGrown = ok && found.UUID == c.UUID && found.Bytes != c.Bytes
+		if found, ok := parseXFS(other[:]); ok && found.UUID == c.UUID && found.Bytes != c.Bytes {
+			return true, nil
+		}
 	}
-	return nil
+	return false, nil
 }
 
 // smallestXFSGroup is the kernel's limit; it bounds how many superblocks are read.

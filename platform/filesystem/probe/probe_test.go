@@ -157,7 +157,7 @@ func TestIdentifyReadsSuperblocks(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if c.Label != "data" || c.Bytes != 300<<20 || c.Errors || c.Incomplete || c.HalfGrown {
+		if c.Label != "data" || c.Bytes != 300<<20 || c.Errors || c.Incomplete {
 			t.Errorf("%s: %+v; want label data, %d bytes, no errors, complete", kind, c, 300<<20)
 		}
 		if !strings.Contains(blkid(t, path), "UUID="+c.UUID) {
@@ -177,10 +177,35 @@ func TestIdentifyReadsSuperblocks(t *testing.T) {
 		path := looptest.Image(t, 300<<20)
 		run("mkfs.xfs", "-q", "-d", "agcount=4", "IMAGE")(t, path)
 		put(3*75<<20+8, "\x00\x00\x00\x00\x00\x00\x70\x00")(t, path) // fewer blocks in the copy of the last group
-		if c, err := ofFile(path); err != nil || !c.HalfGrown || c.Bytes != 300<<20 {
-			t.Errorf("Probe = %+v, %v; want it half grown, with the length of the first superblock", c, err)
+		if c, err := ofFile(path); err != nil || c.Bytes != 300<<20 {
+			t.Errorf("Probe = %+v, %v; want the length of the first superblock", c, err)
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		r := &groupReader{ReaderAt: f}
+		if half, err := HalfGrown(r); err != nil || !half || r.groups != 3 {
+			t.Errorf("HalfGrown = %v, %v after %d groups; want it half grown, and each group read once", half, err, r.groups)
+		}
+		if _, err := Identify(r, 300<<20); err != nil || r.groups != 3 {
+			t.Errorf("Identify read %d groups: %v; want none", r.groups-3, err)
 		}
 	})
+}
+
+// groupReader counts the reads of the second, third and fourth group of an xfs of 300 MiB.
+type groupReader struct {
+	io.ReaderAt
+	groups int
+}
+
+func (r *groupReader) ReadAt(b []byte, at int64) (int, error) {
+	if at > 0 && at%(75<<20) == 0 {
+		r.groups++
+	}
+	return r.ReaderAt.ReadAt(b, at)
 }
 
 // A RAID member must never be taken for the file system inside it.

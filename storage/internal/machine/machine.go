@@ -90,7 +90,11 @@ func (m *Machine) Volume(s layout.State, n int) (decide.Volume, error) {
 	if _, err := blkdev.NumberOf(node); errors.Is(err, os.ErrNotExist) {
 		p, _ := s.Table.Partition(n)
 		content, err := filesystem.ProbeAt(s.Path, p.Start, p.Size)
-		return decide.Volume{Content: content}, err
+		if err != nil {
+			return decide.Volume{}, err
+		}
+		half, err := filesystem.HalfGrown(s.Path, p.Start, content.Kind)
+		return decide.Volume{Content: content, HalfGrown: half}, err
 	}
 	return m.Device(node)
 }
@@ -119,7 +123,9 @@ func (m *Machine) Device(node string) (v decide.Volume, err error) {
 	if v.ActiveSwap, err = filesystem.SwapActive(node); err != nil {
 		return v, err
 	}
-	v.Content, err = filesystem.Probe(node)
+	if v.Content, err = filesystem.Probe(node); err == nil {
+		v.HalfGrown, err = filesystem.HalfGrown(node, 0, v.Content.Kind)
+	}
 	return v, err
 }
 
