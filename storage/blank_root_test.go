@@ -3,7 +3,6 @@
 package storage
 
 import (
-	"errors"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -51,24 +50,51 @@ func filled(t testing.TB, part, kind string) {
 	filledBy(t, part, kind, func(dir string) { write(t, filepath.Join(dir, "data"), "precious") })
 }
 
-// advised runs the command that an error advises, and looks whether the content is back.
-func advised(t *testing.T, b *bench, dev *looptest.Device, err error, pattern string) {
-	t.Helper()
-	found := regexp.MustCompile(pattern).FindStringSubmatch(err.Error())
-	if found == nil {
-		t.Fatalf("error %q, want it to advise %q", err, pattern)
+// commands are those that an error advises, each between single quotes.
+func commands(err error) (all []string) {
+	for _, found := range regexp.MustCompile(`'([^']+)'`).FindAllStringSubmatch(err.Error(), -1) {
+		all = append(all, found[1])
 	}
+	return all
+}
+
+// writes are the beginnings of the advised commands that write, each of which has a test of its own.
+var writes = regexp.MustCompile(`^(agent disk format|e2fsck -[bf]|xfs_repair /)`)
+
+// lookAround runs the commands that an error advises and that only look, and compares every byte of the disk. It
+// returns those that write.
+func lookAround(t testing.TB, dev *looptest.Device, err error) (writing []string) {
+	t.Helper()
 	if err := looptest.Guard(dev.Path); err != nil {
 		t.Fatal(err)
 	}
-	// e2fsck says with 1 that it has corrected errors.
-	if out, err := exec.Command("sh", "-c", found[1]+"; test $? -le 1").CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v: %s", found[1], err, out)
+	before := checksum(t, dev)
+	for _, command := range commands(err) {
+		if writes.MatchString(command) {
+			writing = append(writing, command)
+			continue
+		}
+		dir := t.TempDir()
+		shown := strings.Replace(command, " /mnt", " "+dir, 1)
+		// What a check finds is told by its exit code.
+		out, err := exec.Command("sh", "-c", shown).CombinedOutput()
+		if mounts := shown != command; mounts {
+			if err != nil {
+				t.Errorf("%s: %v: %s", command, err, out)
+				continue
+			}
+			if out, err := exec.Command("umount", dir).CombinedOutput(); err != nil {
+				t.Fatalf("umount: %v: %s", err, out)
+			}
+		}
+		if strings.Contains(string(out), "not found") || strings.Contains(string(out), "sage:") {
+			t.Errorf("%s: %s", command, out)
+		}
 	}
-	b.ok(b.Mount(ctx, "vol-1"))
-	if got := read(t, filepath.Join(b.Dirs.Store(), "data")); got != "precious" {
-		t.Errorf("data is %q after %s", got, found[1])
+	if checksum(t, dev) != before {
+		t.Errorf("%v: the advice changed the disk", err)
 	}
+	return writing
 }
 
 // A file system whose first superblock is damaged is refused with the command that repairs it, by mount_disk and at boot.
@@ -77,11 +103,12 @@ func TestRootDamagedSuperblockIsRefused(t *testing.T) {
 		name, kind string
 		size       int64
 		damage     func(t *testing.T, part string)
-		repair     string
 	}{
-		{"ext4, two bytes", "ext4", 128 << 20, func(t *testing.T, part string) { poke(t, part, 1080, make([]byte, 2)) }, `run (e2fsck -b \d+ -B \d+ \S+)\. To use`},
-		{"ext4 of 4 KiB blocks, two bytes", "ext4", 600 << 20, func(t *testing.T, part string) { poke(t, part, 1080, make([]byte, 2)) }, `run (e2fsck -b 32768 -B 4096 \S+)\. To use`},
-		{"xfs, two bytes", "xfs", 400 << 20, func(t *testing.T, part string) { poke(t, part, 0, make([]byte, 2)) }, `run (xfs_repair \S+)\. To use`},
+		{"ext4, two bytes", "ext4", 128 << 20, func(t *testing.T, part string) { poke(t, part, 1080, make([]byte, 2)) }},
+		{"ext4 of 4 KiB blocks, two bytes", "ext4", 600 << 20, func(t *testing.T, part string) {
+			poke(t, part, 1080, make([]byte, 2))
+		}},
+		{"xfs, two bytes", "xfs", 400 << 20, func(t *testing.T, part string) { poke(t, part, 0, make([]byte, 2)) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t, Options{})
@@ -98,27 +125,39 @@ func TestRootDamagedSuperblockIsRefused(t *testing.T) {
 			if checksum(t, dev) != before {
 				t.Fatal("boot changed the disk")
 			}
-			// Without -y, e2fsck asks.
-			err := errors.New(strings.Replace(b.Mount(ctx, "vol-1").Error(), "run e2fsck ", "run e2fsck -y ", 1))
-			advised(t, b, dev, err, strings.Replace(c.repair, "e2fsck ", "e2fsck -y ", 1))
+			err := b.Mount(ctx, "vol-1")
+			b.fails(err, "take a snapshot of the disk first")
+			repairs := lookAround(t, dev, err)[0]
+			// Without -y, e2fsck asks; it says with 1 that it has corrected errors.
+			repairs = strings.Replace(repairs, "e2fsck ", "e2fsck -y ", 1)
+			if out, err := exec.Command("sh", "-c", repairs+"; test $? -le 1").CombinedOutput(); err != nil {
+				t.Fatalf("%s: %v: %s", repairs, err, out)
+			}
+			b.ok(b.Mount(ctx, "vol-1"))
+			if got := read(t, filepath.Join(b.Dirs.Store(), "data")); got != "precious" {
+				t.Errorf("data is %q after %s", got, repairs)
+			}
 		})
 	}
 }
 
-// A table that is lost takes nothing with it: the file system after it is still where partitions begin.
+// A table that is lost takes nothing with it: the file system after it is still where partitions begin, and what the
+// refusal advises shows its files.
 func TestRootLostTableIsNoBlankDisk(t *testing.T) {
 	const size = 64 << 20
 	head := func(t *testing.T, dev *looptest.Device) { poke(t, dev.Path, 0, make([]byte, 34*512)) }
 	for _, c := range []struct {
 		name, script string
 		damage       func(t *testing.T, dev *looptest.Device)
-		advice       string
+		begins       string
 	}{
-		{"DOS at sector 63", "label: dos\nstart=63\n", func(t *testing.T, dev *looptest.Device) { poke(t, dev.Path, 0, make([]byte, 512)) }, "start=63"},
+		{"DOS at sector 63", "label: dos\nstart=63\n", func(t *testing.T, dev *looptest.Device) {
+			poke(t, dev.Path, 0, make([]byte, 512))
+		}, "ext4 begins at byte 32256"},
 		{"GPT, grown, then the head", "label: gpt\nstart=2048\n", func(t *testing.T, dev *looptest.Device) {
 			dev.Grow(t, 2*size)
 			head(t, dev)
-		}, "start=2048"},
+		}, "ext4 begins at byte 1048576"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t, Options{})
@@ -126,9 +165,28 @@ func TestRootLostTableIsNoBlankDisk(t *testing.T) {
 			filled(t, partitioned(t, dev, c.script), "ext4")
 			c.damage(t, dev)
 			b.ok(disk.Announce(ctx, dev.Path)) // as after a reboot, the kernel has no partitions either
-			refused(t, b, dev, "ext4 begins at sector", c.advice)
-			advised(t, b, dev, b.Mount(ctx, "vol-1"), `\((echo start=.* \| sfdisk .*)\)\. To use`)
+			refused(t, b, dev, c.begins)
+			err := b.Mount(ctx, "vol-1")
+			lookAround(t, dev, err)
+			dir := t.TempDir()
+			tool(t, dev.Path, "sh", "-c", strings.Replace(commands(err)[0], "/mnt", dir, 1))
+			if got := read(t, filepath.Join(dir, "data")); got != "precious" {
+				t.Errorf("data is %q", got)
+			}
+			tool(t, dev.Path, "umount", dir)
 		})
+	}
+}
+
+// A file system that begins after its partition does is where the refusal says, and the advice leaves it there.
+func TestRootFileSystemBeginsAfterItsPartition(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(64<<20, "vol-1")
+	filled(t, partitioned(t, dev, "label: gpt\nstart=4096\n"), "ext4")
+	partitioned(t, dev, "label: gpt\nstart=2048, name=\"bosh-partition-0\"\n")
+	refused(t, b, dev, "partition 1 has no file system, but ext4 begins at byte 2097152")
+	if writing := lookAround(t, dev, b.Mount(ctx, "vol-1")); len(writing) != 1 {
+		t.Errorf("commands that write: %q, want 'agent disk format' alone", writing)
 	}
 }
 

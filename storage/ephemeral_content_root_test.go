@@ -49,6 +49,12 @@ func cutOff(t testing.TB, dev *looptest.Device, part, kind, name string) {
 // of it is in the tables of package decide.
 func TestRootEphemeralContent(t *testing.T) {
 	const gpt, dos = "label: gpt\nstart=2048\n", "label: dos\nstart=2048, type=83\n"
+	const othersNames = "label: gpt\nsize=16M, name=\"bosh-partition-b-0\"\nname=\"bosh-partition-b-1\"\n"
+	breakHeaders := func(t *testing.T, d *looptest.Device) {
+		t.Helper()
+		poke(t, d.Path, 572, []byte("x"))
+		poke(t, d.Path, -452, []byte("x"))
+	}
 	layout := []string{"sys", "jobs", "packages", "blobs", "redis"}
 	for _, c := range []struct {
 		name        string
@@ -65,11 +71,71 @@ func TestRootEphemeralContent(t *testing.T) {
 			holdingTree(t, d.Path, "ext4", "anything")
 			tool(t, d.Path, "e2label", d.Path, "ephemeral0")
 		}, false, ""},
+		{"Nova's vfat", "", func(t *testing.T, d *looptest.Device) {
+			tool(t, d.Path, "mkfs.vfat", "-n", "ephemeral0", d.Path)
+		}, false, ""},
+		{"an empty ext3, as AWS had them", "", func(t *testing.T, d *looptest.Device) {
+			tool(t, d.Path, "mkfs.ext3", "-qF", d.Path)
+		}, false, ""},
+		{"recycled bytes", "", func(t *testing.T, d *looptest.Device) {
+			for at := int64(0); at < 400<<20; at += 10 << 20 {
+				poke(t, d.Path, at, []byte(strings.Repeat("recycled", 512)))
+			}
+		}, false, ""},
+		{"another VM's ephemeral disk with one copy of its table", "", func(t *testing.T, d *looptest.Device) {
+			partitioned(t, d, othersNames)
+			holdingTree(t, d.Path+"p2", "ext4", "redis")
+			poke(t, d.Path, 512, make([]byte, 33*512))
+		}, false, ""},
+		{"another VM's ephemeral disk with recorded errors", "", func(t *testing.T, d *looptest.Device) {
+			partitioned(t, d, othersNames)
+			holdingTree(t, d.Path+"p2", "ext4", "redis")
+			tool(t, d.Path+"p2", "debugfs", "-w", "-R", "ssv state 2", d.Path+"p2")
+		}, false, ""},
 		{"broken table", "", func(t *testing.T, d *looptest.Device) {
 			partitioned(t, d, gpt)
-			poke(t, d.Path, 572, []byte("x"))
-			poke(t, d.Path, -452, []byte("x"))
-		}, false, ""},
+			breakHeaders(t, d)
+		}, true, "damaged partition table"},
+		{"a store whose table is broken", "", func(t *testing.T, d *looptest.Device) {
+			holdingTree(t, partitioned(t, d, gpt), "ext4", "redis")
+			breakHeaders(t, d)
+		}, true, "damaged partition table"},
+		{"a store whose table was zapped", "", func(t *testing.T, d *looptest.Device) {
+			holdingTree(t, partitioned(t, d, gpt), "xfs", "redis")
+			tool(t, d.Path, "sgdisk", "--zap-all", d.Path)
+		}, true, "xfs begins at byte 1048576"},
+		{"a store whose DOS sector is lost", "", func(t *testing.T, d *looptest.Device) {
+			holdingTree(t, partitioned(t, d, "label: dos\nstart=63\n"), "ext4", "redis")
+			poke(t, d.Path, 0, make([]byte, 512))
+		}, true, "ext4 begins at byte 32256"},
+		{"a store whose DOS sector is lost, over the table of an ephemeral disk", "",
+			func(t *testing.T, d *looptest.Device) {
+				partitioned(t, d, "label: gpt\nstart=2048, name=\"bosh-partition-b-0\"\n")
+				sector := make([]byte, 512)
+				holdingTree(t, partitioned(t, d, dos), "ext4", "redis")
+				poke(t, d.Path, 0, sector)
+			}, true, "it may be a store"},
+		{"a store on the whole disk without its first superblock", "", func(t *testing.T, d *looptest.Device) {
+			holdingTree(t, d.Path, "ext4", "redis")
+			poke(t, d.Path, 0, make([]byte, 4096))
+		}, true, "backup superblock of ext4"},
+		{"an xfs on the whole disk without its first superblock", "", func(t *testing.T, d *looptest.Device) {
+			holdingTree(t, d.Path, "xfs", "redis")
+			poke(t, d.Path, 0, make([]byte, 4096))
+		}, true, "backup superblock of xfs"},
+		{"a store on a disk that became smaller", "", func(t *testing.T, d *looptest.Device) {
+			holdingTree(t, partitioned(t, d, gpt), "ext4", "redis")
+			d.Grow(t, 300<<20)
+		}, true, "it may be a store"},
+		{"a store in the second of two partitions", "", func(t *testing.T, d *looptest.Device) {
+			partitioned(t, d, "label: gpt\nsize=16M\nsize=300M\n")
+			holdingTree(t, d.Path+"p2", "ext4", "redis")
+		}, true, "ext4 begins at byte"},
+		{"a store of 512-byte sectors seen as 4Kn", "", func(t *testing.T, d *looptest.Device) {
+			holdingTree(t, partitioned(t, d, gpt), "ext4", "redis")
+			tool(t, d.Path, "partx", "--delete", d.Path)
+			tool(t, d.Path, "losetup", "--sector-size", "4096", d.Path)
+		}, true, "damaged partition table"},
 		{"an agent's tree", "", func(t *testing.T, d *looptest.Device) {
 			holdingTree(t, partitioned(t, d, dos), "ext4", layout...)
 		}, false, ""},
@@ -78,6 +144,10 @@ func TestRootEphemeralContent(t *testing.T) {
 			tool(t, d.Path, "mkswap", d.Path+"p1")
 			holdingTree(t, d.Path+"p2", "ext4", layout...)
 		}, true, ""},
+		{"an agent's tree beside swap, and another table is wanted", "", func(t *testing.T, d *looptest.Device) {
+			partitioned(t, d, "label: dos\nsize=16M, type=82\ntype=83\n")
+			holdingTree(t, d.Path+"p2", "ext4", layout...)
+		}, false, ""},
 		{"a store in a partition", "sfdisk", func(t *testing.T, d *looptest.Device) {
 			holdingTree(t, partitioned(t, d, dos), "ext4", "redis")
 		}, true, "it may be a store"},
@@ -98,7 +168,7 @@ func TestRootEphemeralContent(t *testing.T) {
 			holdingTree(t, part, "ext4", "redis")
 			poke(t, part, 0, make([]byte, 4096))
 			beneath(t, d, "ext4")
-		}, true, "holds a damaged ext4 or xfs"},
+		}, true, "ext4 begins at byte 0"},
 		{"a store that cannot be read", "", func(t *testing.T, d *looptest.Device) {
 			part := partitioned(t, d, gpt)
 			holdingTree(t, part, "ext4", "redis")
@@ -113,7 +183,10 @@ func TestRootEphemeralContent(t *testing.T) {
 			err := b.setupEphemeral(dev.Path, nil)
 			if c.refused != "" {
 				b.fails(err, "not touched", c.refused)
-				b.fails(only(b.SetupRaw(ctx, []settings.DiskHint{{Path: dev.Path}})), "not touched", c.refused)
+				lookAround(t, dev, err)
+				err = only(b.SetupRaw(ctx, []settings.DiskHint{{Path: dev.Path}}))
+				b.fails(err, "not touched", c.refused, "agent disk format "+dev.Path+" --yes")
+				lookAround(t, dev, err)
 				if checksum(t, dev) != before {
 					t.Error("the disk was changed")
 				}

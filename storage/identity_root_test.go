@@ -74,7 +74,7 @@ func TestRootDiskOnRecordIsNeverFormatted(t *testing.T) {
 		}
 	}
 	b.ok(b.Record.Ask(record.Release, "vol-1"))
-	b.fails(b.Mount(ctx, "vol-1"), "a superblock of ext4", "agent disk format vol-1 --yes")
+	b.fails(b.Mount(ctx, "vol-1"), "Because", "ext4", "agent disk format vol-1 --yes")
 	if !strings.Contains(b.log.String(), "an operator has released the disk") {
 		t.Error("the release is not in the log")
 	}

@@ -62,7 +62,7 @@ func TestRootPlannedIsDone(t *testing.T) {
 			dev := b.disk(256<<20, "")
 			tool(t, dev.Path, "mkfs.ext4", "-qF", dev.Path)
 			return ephemeral(dev.Path, &zero)
-		}, []string{"ext4, 256.0 MiB, not in use, not a persistent disk: create GPT, data", "make ext4", "mount on "}},
+		}, []string{"ext4, 256.0 MiB, not in use, not a persistent disk, holds ephemeral data only: create GPT, data", "make ext4", "mount on "}},
 		{"ephemeral disk after a reboot", Options{}, func(t *testing.T, b *bench) step {
 			dev := b.disk(512<<20, "")
 			b.ok(b.setupEphemeral(dev.Path, nil))

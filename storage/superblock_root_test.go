@@ -32,7 +32,7 @@ func TestRootNoSettingFormatsASuperblock(t *testing.T) {
 		make func(t *testing.T, dev *looptest.Device)
 		what string
 	}{
-		{"bare xfs", func(t *testing.T, dev *looptest.Device) { filled(t, dev.Path, "xfs") }, "xfs at byte 0"},
+		{"bare xfs", func(t *testing.T, dev *looptest.Device) { filled(t, dev.Path, "xfs") }, "xfs begins at byte 0"},
 		{"bare ext4 below a DOS table", func(t *testing.T, dev *looptest.Device) {
 			tool(t, dev.Path, "mkfs.ext4", "-qF", dev.Path)
 			sfdisk := "sfdisk -q --no-reread --no-tell-kernel --wipe never -X dos "
@@ -50,7 +50,7 @@ func TestRootNoSettingFormatsASuperblock(t *testing.T) {
 		{"a lost table, xfs at 101 MiB", func(t *testing.T, dev *looptest.Device) {
 			filled(t, partitioned(t, dev, "label: gpt\nstart=101M\n"), "xfs")
 			noTable(t, dev)
-		}, "xfs at byte 105906176"},
+		}, "xfs begins at byte 105906176"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t, Options{})
@@ -60,7 +60,7 @@ func TestRootNoSettingFormatsASuperblock(t *testing.T) {
 			c.make(t, dev)
 			before := checksum(t, dev)
 			err := b.Mount(ctx, "vol-1")
-			b.fails(err, "is refused", c.what, "no setting allows formatting such a disk", "agent disk format vol-1 --yes")
+			b.fails(err, "is refused", c.what, "no setting allows formatting it", "agent disk format vol-1 --yes")
 			if strings.Contains(err.Error(), "persistent_disk_foreign") {
 				t.Errorf("%v: the advice does not help", err)
 			}
@@ -105,8 +105,13 @@ func TestRootTornSuperblock(t *testing.T) {
 	b.unmounted("vol-1", "Unmounted partition of vol-1")
 	part := dev.Path + "p1"
 	poke(t, part, 1024+0x30, []byte{1, 2, 3, 4}) // the time of its last write
-	b.fails(b.Mount(ctx, "vol-1"), part, "damaged, run e2fsck -f on it by hand")
-	tool(t, part, "sh", "-c", "e2fsck -fy "+part+" || [ $? = 1 ]")
+	err := b.Mount(ctx, "vol-1")
+	b.fails(err, "the file system is damaged", "take a snapshot of the disk first, then run 'e2fsck -f "+part+"'")
+	writing := lookAround(t, dev, err)
+	if len(writing) != 1 {
+		t.Fatalf("commands that write: %q, want the repair", writing)
+	}
+	tool(t, part, "sh", "-c", writing[0]+" -y || [ $? = 1 ]")
 	b.ok(b.Mount(ctx, "vol-1"))
 	b.kept(b.Dirs.Store(), "data")
 }

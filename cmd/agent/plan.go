@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"path/filepath"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -13,6 +14,7 @@ import (
 	"cambium/cmd/agent/cli"
 	"cambium/internal/oneline"
 	"cambium/internal/vcap"
+	"cambium/storage/decide"
 )
 
 func runPlan(ctx context.Context, args []string, stdout, stderr io.Writer) int {
@@ -80,23 +82,33 @@ func lookOnly(path string, dirs vcap.Dirs, cacheBudget time.Duration) (machineOp
 		cacheBudget: cacheBudget}, err
 }
 
-// describeDisk says what is on a persistent disk, for `agent disk format`. It asks no source: the disk is one that the
+// describeDisk says what is on a disk, for `agent disk format`, and returns the key of such a request. A disk is named by
+// its CID, the word ephemeral, or the path of an ephemeral or raw disk. It asks no source: the disk is one that the
 // agent knows.
-func describeDisk(ctx context.Context, dirs vcap.Dirs, cid string) (string, error) {
+func describeDisk(ctx context.Context, dirs vcap.Dirs, disk string) (key, text string, err error) {
 	o, err := lookOnly(dirs.AgentJSON(), dirs, 0)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	b := newBoot(o)
 	current, err := openSettings(b, o)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	disks, err := openDisks(b, current, o)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
-	return disks.Persistent.Describe(ctx, cid)
+	_, persistent := current.Disks()[disk]
+	switch word := disk == decide.FormatEphemeral; {
+	case word && persistent:
+		return "", "", fmt.Errorf("%q is the CID of a persistent disk: name the ephemeral disk by its path", disk)
+	case word || !persistent && filepath.IsAbs(disk):
+		named := current.Effective().Settings.Disks
+		return disks.Ephemeral.Describe(ctx, disk, named.Ephemeral, named.RawHints())
+	}
+	text, err = disks.Persistent.Describe(ctx, disk)
+	return disk, text, err
 }
 
 func (p bootPlan) exitCode() int {

@@ -204,7 +204,7 @@ func try(t *testing.T, op *operation, r *replay.Recording, s replay.State, dir s
 func (m *machine) helped(s replay.State, do func() error) error {
 	err := do()
 	possible := m.op.fileSystem == "ext4" || s.Unit == 512
-	if err == nil || m.byHand || !possible || !strings.Contains(err.Error(), "run e2fsck -f on it by hand") {
+	if err == nil || m.byHand || !possible || !strings.Contains(err.Error(), "then run 'e2fsck -f ") {
 		return err
 	}
 	m.byHand = true

@@ -3,7 +3,11 @@
 // How one is recognized is in platform/filesystem/probe, what the kernel does with one in platform/filesystem.
 package managedfs
 
-import "slices"
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
 
 // FileSystem is one of them.
 type FileSystem struct {
@@ -37,6 +41,17 @@ func Find(name string) (FileSystem, bool) {
 		return FileSystem{}, false
 	}
 	return All[i], true
+}
+
+// Repairing says how to look at a damaged file system, and how to repair it.
+func Repairing(look, repair string) string {
+	return fmt.Sprintf("To look at it without writing, run '%s'. To repair it, take a snapshot of the disk first, then "+
+		"run '%s'", look, repair)
+}
+
+// Damaged says the same of one whose first superblock is good.
+func (f FileSystem) Damaged(device string) string {
+	return Repairing(strings.Join(append(f.Check, device), " "), f.Repair+" "+device)
 }
 
 // Names are those of all.

@@ -2,6 +2,7 @@ package disk
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -14,14 +15,17 @@ import (
 	"cambium/platform/filesystem/probe"
 )
 
-// Survey looks whether the whole disk is blank, its partition table aside: only a disk without a table, or with one
-// that has no entries, can be. unfinished is the name of a partition whose entry is left over from a table that was
-// never completed, and says nothing.
-func Survey(s layout.State, unfinished string) (r probe.Residue, err error) {
+// Survey looks what is on the whole disk, its partition table aside, in its partitions and outside of them. unfinished
+// is the name of a partition whose entry is left over from a table that was never completed, and says nothing.
+func Survey(ctx context.Context, s layout.State, unfinished string) (r probe.Residue, err error) {
+	var starts []int64
+	for _, p := range s.Table.Partitions {
+		starts = append(starts, p.Start)
+	}
 	err = opened(s, func(f *os.File) error {
 		own, err := ownTable(s, f, unfinished)
 		if err == nil {
-			r, err = probe.Survey(masked{f, own}, s.Bytes, nil)
+			r, err = probe.Survey(ctx, masked{f, own}, s.Bytes, starts)
 		}
 		return err
 	})
@@ -29,26 +33,12 @@ func Survey(s layout.State, unfinished string) (r probe.Residue, err error) {
 }
 
 // SurveyPartition looks whether a partition is blank.
-func SurveyPartition(s layout.State, p layout.Partition) (r probe.Residue, err error) {
+func SurveyPartition(ctx context.Context, s layout.State, p layout.Partition) (r probe.Residue, err error) {
 	err = opened(s, func(f *os.File) (err error) {
-		r, err = probe.Survey(io.NewSectionReader(f, p.Start, p.Size), p.Size, nil)
+		r, err = probe.Survey(ctx, io.NewSectionReader(f, p.Start, p.Size), p.Size, nil)
 		return err
 	})
 	return r, err
-}
-
-// Superblocks finds what ext and xfs have left on the disk, in its partitions and outside of them.
-func Superblocks(s layout.State) ([]probe.Superblock, error) {
-	var starts []int64
-	for _, p := range s.Table.Partitions {
-		starts = append(starts, p.Start)
-	}
-	var r probe.Residue
-	err := opened(s, func(f *os.File) (err error) {
-		r, err = probe.Survey(f, s.Bytes, starts)
-		return err
-	})
-	return r.Superblocks(), err
 }
 
 func opened(s layout.State, look func(*os.File) error) error {

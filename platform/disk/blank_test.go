@@ -55,7 +55,7 @@ func TestSurveyLeavesTheTableOut(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r, err := Survey(s, "ours")
+			r, err := Survey(t.Context(), s, "ours")
 			if err != nil || r.Zeros() != c.blank {
 				t.Errorf("%+v, %v; want blank: %v", r, err, c.blank)
 			}

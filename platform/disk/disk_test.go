@@ -275,16 +275,23 @@ func TestDamagedTables(t *testing.T) {
 	t.Run("first copy broken: the second is used", func(t *testing.T) {
 		path := made(t)
 		poke(t, path, 512+8, 0xff)
-		if s := observe(t, path); !s.Table.Recovered || len(s.Table.Partitions) != 1 {
+		if s := observe(t, path); s.Table.Lost != layout.FirstCopy || len(s.Table.Partitions) != 1 {
 			t.Errorf("table %+v, want the second copy", s.Table)
 		}
 	})
 	t.Run("second copy broken: the first is used", func(t *testing.T) {
 		path := made(t)
 		poke(t, path, 100*layout.MiB-512+8, 0xff)
-		if s := observe(t, path); s.Table.Recovered || len(s.Table.Partitions) != 1 {
+		if s := observe(t, path); s.Table.Lost != layout.SecondCopy || len(s.Table.Partitions) != 1 {
 			t.Errorf("table %+v, want the first copy", s.Table)
 		}
+		if err := Repair(ctx, path); err != nil {
+			t.Fatal(err)
+		}
+		if s := observe(t, path); s.Table.Lost != "" {
+			t.Errorf("table %+v after repair", s.Table)
+		}
+		contains(t, "sgdisk", tool(t, "", "sgdisk", "--verify", path), "No problems found")
 	})
 	t.Run("both broken", func(t *testing.T) {
 		path := made(t)
@@ -305,13 +312,13 @@ func TestDamagedTables(t *testing.T) {
 	t.Run("second copy alone, as after a crash", func(t *testing.T) {
 		path := made(t)
 		poke(t, path, 0, make([]byte, 1024)...)
-		if s := observe(t, path); !s.Table.Recovered || len(s.Table.Partitions) != 1 {
+		if s := observe(t, path); s.Table.Lost != layout.ProtectiveEntry || len(s.Table.Partitions) != 1 {
 			t.Fatalf("table %+v, want the second copy", s.Table)
 		}
 		if err := Repair(ctx, path); err != nil {
 			t.Fatal(err)
 		}
-		if s := observe(t, path); s.Table.Recovered || len(s.Table.Partitions) != 1 || s.Table.Partitions[0].Name != "data" {
+		if s := observe(t, path); s.Table.Lost != "" || len(s.Table.Partitions) != 1 || s.Table.Partitions[0].Name != "data" {
 			t.Errorf("table %+v after repair", s.Table)
 		}
 		contains(t, "sgdisk", tool(t, "", "sgdisk", "--verify", path), "No problems found")

@@ -194,7 +194,7 @@ func onlyBegun(r io.ReaderAt, size int64, sector int) (bool, error) {
 // something, whatever older signature is beneath it. Otherwise a consistent file system over the whole disk counts, and
 // then the boot sector of one, which ends like a DOS table. An intact first copy of a GPT lies where these would be.
 func outweighed(t layout.Table, label layout.Label, r io.ReaderAt, size int64) (bool, error) {
-	if t.Label == layout.GPT && !t.Recovered {
+	if t.Label == layout.GPT && (t.Lost == "" || t.Lost == layout.SecondCopy) {
 		return false, nil
 	}
 	for _, p := range t.Partitions {
@@ -212,19 +212,24 @@ func outweighed(t layout.Table, label layout.Label, r io.ReaderAt, size int64) (
 		return content.Kind.BootSector(), err
 	}
 	for _, p := range t.Partitions { // of what an entry holds, the first superblock may be lost
-		found, err := probe.Survey(io.NewSectionReader(r, p.Start, p.Size), p.Size, nil)
-		if err != nil || slices.ContainsFunc(found.Found, func(s probe.Superblock) bool {
-			return s.Start == 0 && s.Kind.Managed()
-		}) {
+		lost, err := probe.Headless(io.NewSectionReader(r, p.Start, p.Size), p.Size)
+		if lost || err != nil {
 			return false, err
 		}
 	}
 	return true, nil
 }
 
+// isGPT is the kernel's rule: a GPT counts only with its protective entry. A disk whose first sector holds no table at
+// all is one more case: it may have lost that sector, or its table was never completed.
 func isGPT(head []byte, sector int) bool {
-	return string(head[sector:sector+8]) == "EFI PART" || isMBR(head, sector) && hasType(head, 0xee)
+	return protected(head) || !isMBR(head, sector) && string(head[sector:sector+8]) == gptMagic
 }
+
+const gptMagic = "EFI PART"
+
+// protected reports the protective entry of a GPT in the first sector.
+func protected(sector0 []byte) bool { return isMBR(sector0, 512) && hasType(sector0, 0xee) }
 
 func isMBR(head []byte, _ int) bool { return head[510] == 0x55 && head[511] == 0xaa }
 
@@ -241,16 +246,14 @@ func hasType(sector0 []byte, kind byte) bool {
 const maxEntries = 4096
 
 func readGPT(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
-	first, last := make([]byte, sector), make([]byte, sector)
-	if err := probe.ReadFull(r, first, int64(sector)); err != nil {
-		return layout.Table{}, err
-	}
-	if err := probe.ReadFull(r, last, size/int64(sector)*int64(sector)-int64(sector)); err != nil {
-		return layout.Table{}, err
-	}
+	first, second := place(sector), extent{size/int64(sector)*int64(sector) - int64(sector), size}
 	t := layout.Table{Label: layout.GPT}
-	for i, h := range [][]byte{first, last} {
-		if string(h[:8]) != "EFI PART" {
+	for _, header := range []extent{first, second} {
+		h := make([]byte, sector)
+		if err := probe.ReadFull(r, h, header.start); err != nil {
+			return layout.Table{}, err
+		}
+		if string(h[:8]) != gptMagic {
 			continue
 		}
 		entries := binary.LittleEndian.Uint64(h[72:])
@@ -262,7 +265,7 @@ func readGPT(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
 		if count*length%uint32(sector) != 0 {
 			t.Fixed = "its entries do not fill whole sectors"
 		}
-		if i == 0 && entries != 2 {
+		if header == first && entries != 2 {
 			t.Fixed = "its entries are not at the usual location"
 		}
 	}
@@ -278,7 +281,10 @@ func readGPT(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
 		}
 		return layout.Table{}, fmt.Errorf("%w: %w", layout.ErrDamaged, err)
 	}
-	t.GUID, t.Recovered = read.GUID, read.RecoveredFromBackup
+	t.GUID = read.GUID
+	if t.Lost, err = lost(read, r, sector); err != nil {
+		return layout.Table{}, err
+	}
 	t.Moved = read.TotalSize() != uint64(size/int64(sector)*int64(sector))
 	sectors := uint64(size) / uint64(sector)
 	for _, p := range read.Partitions {
@@ -289,6 +295,30 @@ func readGPT(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
 			Size: int64(p.End-p.Start+1) * int64(sector), Name: p.Name, Type: string(p.Type), GUID: p.GUID})
 	}
 	return t, check(&t)
+}
+
+// place is that of the header of the first copy.
+func place(sector int) extent { return extent{int64(sector), 2 * int64(sector)} }
+
+// lost returns the part of a GPT that is missing or damaged.
+func lost(t *gpt.Table, r io.ReaderAt, sector int) (layout.Part, error) {
+	head := make([]byte, 512)
+	if err := probe.ReadFull(r, head, 0); err != nil {
+		return "", err
+	}
+	if !protected(head) {
+		return layout.ProtectiveEntry, nil
+	}
+	if t.RecoveredFromBackup {
+		return layout.FirstCopy, nil
+	}
+	// Without the header of the first copy, the library reads the second one, at the end of what it takes for the disk.
+	length := int64(t.TotalSize())
+	second, err := gpt.Read(file{r: masked{r, []extent{place(sector)}}, size: length}, sector, sector)
+	if err != nil || !second.Equal(t) {
+		return layout.SecondCopy, nil
+	}
+	return "", nil
 }
 
 // readGrown reads the table of a disk as it was before it grew.

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"strconv"
 	"strings"
@@ -116,7 +117,7 @@ func Grow(ctx context.Context, path string, n int, end int64) error {
 	})
 }
 
-// Repair writes both copies of a GPT anew, for a table of which only one was readable.
+// Repair writes a GPT anew, of which a part is lost.
 func Repair(ctx context.Context, path string) error {
 	return change(ctx, path, "repair the partition table of", func(*os.File, *layout.Table) error { return nil })
 }
@@ -228,18 +229,49 @@ func writeGPT(t layout.Table, f *os.File, size int64, sector int) error {
 	if err := preserve(f, g, size, sector); err != nil {
 		return err
 	}
+	sector0 := make([]byte, 512)
+	if err := probe.ReadFull(f, sector0, 0); err != nil {
+		return err
+	}
+	protect(sector0, size/int64(sector))
 	// The order matters for a power cut: go-diskfs and this function write the second copy first.
-	// The protective MBR is ours to write, because the library's is wrong beyond 2 TiB.
+	// The first sector is ours to write: the library's is wrong beyond 2 TiB, and clears hybrid entries and boot flags.
 	if err := g.Write(f, size); err != nil {
 		return err
 	}
-	var protect [66]byte
-	protect[4], protect[2], protect[5], protect[6], protect[7] = 0xee, 0x02, 0xff, 0xff, 0xff
-	binary.LittleEndian.PutUint32(protect[8:], 1)
-	binary.LittleEndian.PutUint32(protect[12:], uint32(min(size/int64(sector)-1, 1<<32-1)))
-	protect[64], protect[65] = 0x55, 0xaa
-	_, err := f.WriteAt(protect[:], 446)
+	_, err := f.WriteAt(sector0[tableOffset:], tableOffset)
 	return err
+}
+
+// tableOffset is where the entries of a DOS table begin.
+const tableOffset = 446
+
+// protect puts the protective entry for a disk into its first sector. One that is there keeps its boot flag and the
+// entries of a hybrid table beside it, and follows the end of the disk if nothing is between them.
+func protect(sector0 []byte, sectors int64) {
+	const size = 16
+	length := uint32(min(sectors-1, math.MaxUint32))
+	var own []byte
+	after := false // another entry begins after the protective one
+	for i := range 4 {
+		if entry := sector0[tableOffset+size*i:][:size]; isMBR(sector0, 512) && entry[4] == 0xee {
+			own = entry
+		}
+	}
+	if own == nil {
+		clear(sector0[tableOffset:])
+		own = sector0[tableOffset:][:size]
+		copy(own[1:], "\x00\x02\x00\xee\xff\xff\xff\x01\x00\x00\x00")
+		copy(sector0[510:], "\x55\xaa")
+	}
+	start := binary.LittleEndian.Uint32(own[8:])
+	for i := range 4 {
+		entry := sector0[tableOffset+size*i:][:size]
+		after = after || entry[4] != 0 && binary.LittleEndian.Uint32(entry[8:]) > start
+	}
+	if !after {
+		binary.LittleEndian.PutUint32(own[12:], length)
+	}
 }
 
 // preserve keeps what a rewritten GPT had and Table does not carry: attributes of entries.
@@ -311,7 +343,7 @@ func verify(t layout.Table, f *os.File, size int64, sector int) error {
 	if err != nil {
 		return fmt.Errorf("read back: %w", err)
 	}
-	if have.Label != t.Label || have.Recovered || have.Moved || len(have.Partitions) != len(t.Partitions) {
+	if have.Label != t.Label || have.Lost != "" || have.Moved || len(have.Partitions) != len(t.Partitions) {
 		return fmt.Errorf("read back: table is %s with %d partitions, want %s with %d", have.Label, len(have.Partitions), t.Label, len(t.Partitions))
 	}
 	for _, want := range t.Partitions {

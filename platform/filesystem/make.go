@@ -64,7 +64,8 @@ func repairExt4(ctx context.Context, device string, all bool, percent func(int))
 		err = check("-y")
 	}
 	if err != nil {
-		return fmt.Errorf("check %s: the file system has errors that need a decision, run e2fsck -f on it by hand: %w", device, err)
+		f, _ := managedfs.Find(string(probe.Ext4))
+		return fmt.Errorf("check %s: the file system has errors that need a decision: %w. %s", device, err, f.Damaged(device))
 	}
 	return nil
 }

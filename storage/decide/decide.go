@@ -75,6 +75,8 @@ type Plan struct {
 	// RepairAll has errors repaired that e2fsck would ask an operator about: without its ephemeral disk a VM does not
 	// start, and a Director would replace both.
 	RepairAll bool
+	// Asked is set when an operator has asked for it: the request is answered when everything is made.
+	Asked bool
 	// NotGrown is why a partition stays smaller than its disk.
 	NotGrown string
 
@@ -145,8 +147,9 @@ func (p *Plan) growFileSystem(device string, kind probe.Kind, target string, opt
 }
 
 func (p *Plan) repair(s layout.State) {
-	if s.Table.Recovered {
-		p.add(Change{Op: RepairTable, Device: s.Path, Proof: "only one copy of the table is valid", What: "rewrite both copies"})
+	if s.Table.Lost != "" {
+		p.add(Change{Op: RepairTable, Device: s.Path, Proof: fmt.Sprintf("the %s of its table is lost", s.Table.Lost),
+			What: "rewrite the table"})
 	}
 }
 

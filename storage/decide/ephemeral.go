@@ -10,6 +10,9 @@ import (
 	"cambium/storage/record"
 )
 
+// FormatEphemeral names the ephemeral disk to 'agent disk format'; a raw disk is named by its path.
+const FormatEphemeral = "ephemeral"
+
 // NoEphemeral begins the message that operators and test suites look for.
 const NoEphemeral = "No ephemeral disk found"
 
@@ -87,7 +90,8 @@ func (o Ephemeral) Unfinished(r record.Record) bool {
 // partitionEphemeral decides about a disk of its own.
 func partitionEphemeral(o Ephemeral) (Plan, error) {
 	var p Plan
-	if l, kept := keptEphemeral(o.Disk, o.AgentID, o.Label); kept && (o.Proven(l) || o.Replaced.ephemeral()) {
+	l, kept := keptEphemeral(o.Disk, o.AgentID, o.Label)
+	if kept && (o.Proven(l) && !o.Replaced.formatted() || o.Replaced.ephemeral()) {
 		p.repair(o.Disk)
 		p.fill(o, l, o.Pending)
 		return p, nil
@@ -96,12 +100,12 @@ func partitionEphemeral(o Ephemeral) (Plan, error) {
 	if err != nil {
 		return Plan{}, err
 	}
-	if err := o.Replaced.refuse(o.Disk); err != nil {
+	if err := o.Replaced.refuse(o.Disk, FormatEphemeral); err != nil {
 		return Plan{}, err
 	}
 	p.add(Change{Op: CreateTable, Device: o.Disk.Path, Proof: o.Replaced.proof(o.Disk),
 		What: "create " + l.describe(l.Partitions), Destructive: true, Label: l.Label, Partitions: l.Partitions})
-	o.Volumes = nil
+	o.Volumes, p.Asked = nil, o.Replaced.Asked
 	p.fill(o, l, true)
 	return p, nil
 }
@@ -194,11 +198,11 @@ type Raw struct {
 // PartitionRaw gives a raw ephemeral disk one named partition and no file system.
 func PartitionRaw(o Raw) (Plan, error) {
 	var p Plan
-	if KeptRaw(o.Disk.Table) {
+	if KeptRaw(o.Disk.Table) && !o.Replaced.formatted() {
 		p.repair(o.Disk)
 		return p, nil
 	}
-	if err := o.Replaced.refuse(o.Disk); err != nil {
+	if err := o.Replaced.refuse(o.Disk, o.Disk.Path); err != nil {
 		return p, err
 	}
 	if carriesEphemeral(o.Disk.Table, o.AgentID) {
@@ -207,5 +211,6 @@ func PartitionRaw(o Raw) (Plan, error) {
 	}
 	p.add(Change{Op: CreateTable, Device: o.Disk.Path, Proof: o.Replaced.proof(o.Disk), Destructive: true,
 		What: "create GPT with partition " + RawName(o.Index), Label: layout.GPT, Partitions: newRaw(o.Disk, o.Index)})
+	p.Asked = o.Replaced.Asked
 	return p, nil
 }

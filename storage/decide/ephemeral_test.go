@@ -59,7 +59,7 @@ func TestPartitionEphemeral(t *testing.T) {
 	const size = 512 * testMiB
 	ours := named("bosh-partition-a-0", "bosh-partition-a-1")
 	recovered := ours
-	recovered.Recovered = true
+	recovered.Lost = layout.FirstCopy
 	blank := layout.State{Path: "/dev/vdb", Bytes: size, Sector: 512, Content: probe.Content{Kind: probe.Blank}}
 	dos := layout.Table{Label: layout.MBR, Partitions: []layout.Partition{{Number: 1, Start: testMiB, Size: testMiB,
 		Type: "83"}}}
@@ -178,7 +178,7 @@ func TestEphemeralProof(t *testing.T) {
 	foreign := state(8<<30, named("x"))
 	p, err = SetupEphemeral(Ephemeral{Disk: foreign, Replaced: Replaced{Serial: "4d3f"}, AgentID: "a",
 		RAM: 2 << 30, Label: layout.GPT, Target: "/data"})
-	const want = "/dev/vdb: gpt table with 1 partitions, 8.0 GiB, serial 4d3f, not in use, not a persistent disk: create GPT, swap 2.0 GiB, data 6.0 GiB"
+	const want = "/dev/vdb: gpt table with 1 partitions, 8.0 GiB, serial 4d3f, not in use, not a persistent disk, no ext4 or xfs on it: create GPT, swap 2.0 GiB, data 6.0 GiB"
 	if err != nil || p.Changes[0].String() != want || !p.Changes[0].Destructive {
 		t.Errorf("%v, %v; want %s", p.Changes, err, want)
 	}
@@ -250,7 +250,7 @@ func TestPendingOnRoot(t *testing.T) {
 func TestPartitionRaw(t *testing.T) {
 	kept := named("raw-ephemeral-0")
 	broken := kept
-	broken.Recovered = true
+	broken.Lost = layout.FirstCopy
 	for _, c := range []struct {
 		name     string
 		table    layout.Table

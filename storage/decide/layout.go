@@ -77,7 +77,7 @@ func keptEphemeral(s layout.State, agentID string, label layout.Label) (Layout, 
 		}
 		switch {
 		case t.Label.Named():
-			if !strings.HasPrefix(p.Name, ephemeralPrefix(agentID)) {
+			if agentID == "" || !strings.HasPrefix(p.Name, ephemeralPrefix(agentID)+"-") {
 				return Layout{}, false
 			}
 		case label != t.Label:
@@ -234,7 +234,9 @@ func (l Layout) describe(parts []layout.Partition) string {
 }
 
 // RawName is the name by which jobs find a raw ephemeral disk.
-func RawName(i int) string { return fmt.Sprintf("raw-ephemeral-%d", i) }
+func RawName(i int) string { return fmt.Sprintf("%s%d", rawPrefix, i) }
+
+const rawPrefix = "raw-ephemeral-"
 
 // carriesEphemeral reports the names of this agent's ephemeral disk in a table.
 func carriesEphemeral(t layout.Table, agentID string) bool {
@@ -246,20 +248,23 @@ func carriesEphemeral(t layout.Table, agentID string) bool {
 	return false
 }
 
-// namedEphemeral reports the names of some agent's ephemeral disk in a table.
-func namedEphemeral(t layout.Table) bool {
-	for _, p := range t.Partitions {
-		if strings.HasPrefix(p.Name, persistentPrefix+"-") && p.Name != PersistentName && p.Name != PreparingName {
-			return true
-		}
+// DataPartition is the partition that may hold ephemeral data though its name does not say so: the only one, or the one
+// after swap in a table without names; 0 if there is none.
+func DataPartition(t layout.Table) int {
+	parts := t.Partitions
+	switch {
+	case len(parts) == 1:
+		return parts[0].Number
+	case len(parts) == 2 && !t.Label.Named() && parts[0].Type == t.Label.SwapType():
+		return parts[1].Number
 	}
-	return false
+	return 0
 }
 
 // KeptRaw reports a disk that already is a raw ephemeral disk.
 func KeptRaw(t layout.Table) bool {
 	for _, p := range t.Partitions {
-		if t.Label.Named() && strings.Contains(p.Name, "raw-ephemeral-") {
+		if t.Label.Named() && strings.Contains(p.Name, rawPrefix) {
 			return true
 		}
 	}

@@ -106,7 +106,7 @@ func matrixTables() []matrixTable {
 		return t
 	}
 	second, recovered, dos := gpt(PersistentName), gpt(PersistentName), dosDisk.Table
-	second.Partitions[0].Number, recovered.Recovered, dos.GUID = 2, true, "t-1"
+	second.Partitions[0].Number, recovered.Lost, dos.GUID = 2, layout.FirstCopy, "t-1"
 	return []matrixTable{
 		{name: "no table"},
 		{name: "preformatted", preformatted: true},

@@ -64,14 +64,11 @@ func PersistentPart(path string, preformatted bool) string {
 	return layout.PartitionPath(path, 1)
 }
 
-// foreign refuses a persistent disk for what is on it, and says how it can be repaired or released.
+// foreign refuses a persistent disk for what is on it, and says how it can be looked at, repaired or released.
 func (o Persistent) foreign(v judgment) *Refusal {
-	var remedy string
-	if v.Advice != "" {
-		remedy = v.Advice + ". "
-	}
+	remedy := "Attach the right disk. " + v.Advice
 	if v.Superblock != "" {
-		remedy += fmt.Sprintf("It has %s: no setting allows formatting such a disk. ", v.Superblock)
+		remedy += fmt.Sprintf("Because %s, no setting allows formatting it. ", v.Superblock)
 	}
 	remedy += "To use it and lose its content, " + giveUp(o.CID)
 	if v.Superblock == "" {
@@ -256,12 +253,7 @@ func (o Persistent) superblock() string {
 	if len(o.Superblocks) == 0 {
 		return ""
 	}
-	s := o.Superblocks[0]
-	at := max(s.Start, 0) + s.Backup
-	if s.Kind == probe.Unknown {
-		return fmt.Sprintf("a damaged ext4 or xfs superblock at byte %d", at)
-	}
-	return fmt.Sprintf("a superblock of %s at byte %d", s.Kind, at)
+	return describe(o.Superblocks[0], 0)
 }
 
 // judge says what may be done with a disk by what is on it, and the proof.
@@ -271,20 +263,22 @@ func judge(o Persistent) judgment {
 	switch noise := o.Residue.Noise && o.AllowNoise; {
 	case noise && len(t.Partitions) == 0:
 		return judgment{Verdict: create, Proof: "random bytes and no trace of content, as new volumes have here, " +
-			size(o.Disk.Bytes) + o.unread()}
+			size(o.Disk.Bytes)}
 	case o.Damaged != nil:
 		return refuse("%s", o.Damaged)
 	case t.Label == layout.None && !o.Disk.Content.Blank():
-		return refuse("the whole disk holds %s", o.Disk.Content)
+		v := refuse("the whole disk holds %s", o.Disk.Content)
+		v.Advice = lookAt(o.Disk.Path, probe.Superblock{Kind: o.Disk.Content.Kind}, 0)
+		return v
 	case len(t.Partitions) == 0:
 		blank, what := "blank", "there is no partition table"
 		if t.Label != layout.None {
 			blank, what = "empty partition table", "the partition table is empty"
 		}
 		if !o.Residue.Zeros() {
-			return o.notBlank(what, o.Disk.Path)
+			return o.notBlank(what, 0)
 		}
-		return judgment{Verdict: create, Proof: fmt.Sprintf("%s, %s%s", blank, size(o.Disk.Bytes), o.unread())}
+		return judgment{Verdict: create, Proof: fmt.Sprintf("%s, %s", blank, size(o.Disk.Bytes))}
 	case len(t.Partitions) > 1:
 		return refuse("the disk has %d partitions", len(t.Partitions))
 	}
@@ -300,71 +294,38 @@ func judge(o Persistent) judgment {
 	case o.Pending:
 		return judgment{Verdict: format, Proof: fmt.Sprintf("partition %d has no file system, and its mkfs is on record as unfinished", p.Number)}
 	case !o.Residue.Zeros() && !(o.Residue.Noise && o.AllowNoise):
-		return o.notBlank(fmt.Sprintf("partition %d has no file system", p.Number), o.Part())
+		return o.notBlank(fmt.Sprintf("partition %d has no file system", p.Number), p.Start)
 	case strings.HasPrefix(p.Name, persistentPrefix):
-		proof := fmt.Sprintf("partition %d is named %s and blank%s", p.Number, p.Name, o.unread())
+		proof := fmt.Sprintf("partition %d is named %s and blank", p.Number, p.Name)
 		return judgment{Verdict: format, Proof: proof}
 	}
 	return refuse("partition %d is blank, but nothing shows that this agent made it", p.Number)
 }
 
-// unread ends the proof that a disk is blank with what was not proven.
-func (o Persistent) unread() string {
-	if o.Residue.Unread == 0 {
-		return ""
-	}
-	return fmt.Sprintf(" (%d places were not read in time and are assumed to be zeros)", o.Residue.Unread)
-}
-
-// notBlank refuses a device without a signature of which other traces are left. what describes it without them.
-func (o Persistent) notBlank(what, device string) judgment {
-	sector := int64(o.Disk.Sector)
-	for _, s := range o.Residue.Found {
-		if s.Backup > 0 {
-			continue
-		}
-		v := judgment{Proof: fmt.Sprintf("%s, but %s begins at sector %d", what, s.Kind, s.Start/sector)}
-		switch {
-		case s.Start%sector != 0: // on a disk with smaller sectors it could be a partition
-			v.Proof = fmt.Sprintf("%s, but %s begins at byte %d, within a sector of %d bytes", what, s.Kind, s.Start, sector)
-		case s.Kind.Managed():
-			v.Advice = fmt.Sprintf("To keep its content, write a partition table with one partition from there (echo start=%d | sfdisk --wipe never -X %s %s)",
-				s.Start/sector, o.labelFor(s), o.Disk.Path)
+// notBlank refuses a device without a signature of which other traces are left. what describes it without them, and
+// from is where the device begins on its disk.
+func (o Persistent) notBlank(what string, from int64) judgment {
+	first := slices.IndexFunc(o.Residue.Found, func(s probe.Superblock) bool { return s.Backup == 0 })
+	switch {
+	case first >= 0:
+		s := o.Residue.Found[first]
+		return judgment{Proof: what + ", but " + describe(s, from), Advice: lookAt(o.Disk.Path, s, from)}
+	case len(o.Residue.Found) > 0:
+		s := o.Residue.Found[0]
+		v := judgment{Proof: what + ", but " + describe(s, from), Advice: lookAt(o.Disk.Path, s, from)}
+		if len(o.Disk.Table.Partitions) == 1 && s.Start == 0 && s.Repair("", false) != "" {
+			v.Advice = repair(o.Part(), s)
 		}
 		return v
+	case o.Residue.Noise:
+		return judgment{Proof: what + ", but it holds random bytes where a new volume has zeros",
+			Advice: "If new volumes contain random bytes on this IaaS (encrypted, thick or recycled volumes), allow it " +
+				"with env.persistent_disk_blank: noise in the deployment manifest or Platform.Linux.BlankDisks in " +
+				"agent.json. "}
 	}
-	if len(o.Residue.Found) > 0 {
-		return o.backupFound(what, o.Residue.Found[0])
-	}
-	v := judgment{Proof: fmt.Sprintf("%s, but it is not blank: there is data at byte %d of %s", what, o.Residue.NonZero,
-		device)}
-	if o.Residue.Noise {
-		v.Proof = fmt.Sprintf("%s, but it holds random bytes where a new volume has zeros", what)
-		v.Advice = "If new volumes contain random bytes on this IaaS (encrypted, thick or recycled volumes), allow it with env.persistent_disk_blank: noise " +
-			"in the deployment manifest or Platform.Linux.BlankDisks in agent.json"
-	}
-	return v
-}
-
-// backupFound refuses a device with a file system of which the first superblock is lost.
-func (o Persistent) backupFound(what string, s probe.Superblock) judgment {
-	v := judgment{Proof: fmt.Sprintf("%s, but there is a backup superblock of %s at %s", what, s.Kind, size(max(s.Start, 0)+s.Backup))}
-	switch part := layout.PartitionPath(o.Disk.Path, 1); {
-	case len(o.Disk.Table.Partitions) == 1 && s.Start == 0:
-		v.Advice = fmt.Sprintf("To recover its content, run %s", s.Repair(part))
-	case s.Start > 0 && s.Start%int64(o.Disk.Sector) == 0:
-		v.Advice = fmt.Sprintf("To recover its content, write a partition table with one partition from sector %d and run %s", s.Start/int64(o.Disk.Sector), s.Repair(part))
-	}
-	return v
-}
-
-// labelFor is the kind of table that can hold a file system where it is.
-func (o Persistent) labelFor(s probe.Superblock) layout.Label {
-	sector := int64(o.Disk.Sector)
-	if s.Start >= 34*sector && s.Start+s.Bytes <= layout.Usable(layout.GPT, o.Disk.Bytes, o.Disk.Sector) {
-		return layout.GPT
-	}
-	return layout.MBR
+	at := from + o.Residue.NonZero
+	return judgment{Proof: fmt.Sprintf("%s, but it is not blank: there is data at byte %d", what, at),
+		Advice: fmt.Sprintf("To look at it without writing, run 'hexdump -C -s %d -n 512 %s'. ", at, o.Disk.Path)}
 }
 
 // tooMany is the error for disks that should have been detached.

@@ -33,7 +33,6 @@ func gptDisk(names ...string) layout.State { return state(100*testMiB, named(nam
 
 var (
 	zeros   = probe.Residue{NonZero: -1}
-	slow    = probe.Residue{NonZero: -1, Unread: 7}
 	noise   = probe.Residue{NonZero: 3, Noise: true}
 	remains = probe.Residue{NonZero: 3}
 	ext4At  = func(start, backup int64) probe.Residue {
@@ -41,6 +40,12 @@ var (
 			Block: 4096, Bytes: 50 * testMiB}}}
 	}
 )
+
+// inBrief leaves out the words around the commands of a judgment.
+func inBrief(v judgment) string {
+	return v.Proof + strings.NewReplacer("To look at it without writing, run '", ". Look: ", "'. To repair it, take a "+
+		"snapshot of the disk first, then run '", ". Repair: ", "'", "").Replace(v.Advice)
+}
 
 func TestJudge(t *testing.T) {
 	for _, c := range []struct {
@@ -54,20 +59,22 @@ func TestJudge(t *testing.T) {
 	}{
 		{"blank", diskWithoutTable(probe.Blank), Volume{}, zeros, false, create, "blank, 100.0 MiB"},
 		{"no table, but data", diskWithoutTable(probe.Blank), Volume{}, remains, false, refuse,
-			"data at byte 3 of /dev/vdb"},
+			"data at byte 3. Look: hexdump -C -s 3 -n 512 /dev/vdb"},
 		{"no table, but noise", diskWithoutTable(probe.Blank), Volume{}, noise, false, refuse,
 			"persistent_disk_blank: noise"},
 		{"the table is lost, not the file system", diskWithoutTable(probe.Blank), Volume{}, ext4At(testMiB, 0),
-			false, refuse, "echo start=2048 | sfdisk --wipe never -X gpt /dev/vdb"},
+			false, refuse, "ext4 begins at byte 1048576. Look: mount -t ext4 -o ro,noload,loop,offset=1048576 /dev/vdb /mnt"},
 		{"DOS, the table is lost", diskWithoutTable(probe.Blank), Volume{}, ext4At(512, 0), false, refuse,
-			"echo start=1 | sfdisk --wipe never -X dos /dev/vdb"},
+			"offset=512 /dev/vdb"},
 		{"table and superblock are lost", diskWithoutTable(probe.Blank), Volume{}, ext4At(testMiB, 128*testMiB),
-			false, refuse, "one partition from sector 2048 and run e2fsck -b 32768 -B 4096 /dev/vdb1"},
+			false, refuse, "a backup superblock of ext4 at byte 135266304. Look: " +
+				"d=$(losetup --read-only --find --show --offset 1048576 /dev/vdb); e2fsck -n -b 32768 -B 4096 $d; " +
+				"losetup --detach $d"},
 		{"file system without a table (D.1)", diskWithoutTable(probe.Ext4), Volume{}, zeros, false, refuse,
-			"the whole disk holds ext4"},
+			"the whole disk holds ext4. Look: mount -t ext4 -o ro,noload,loop,offset=0 /dev/vdb"},
 		{"LVM on the disk", diskWithoutTable(probe.LVM), Volume{}, zeros, false, refuse, "LVM"},
 		{"empty table", oneEmpty, Volume{}, zeros, false, create, "empty partition table"},
-		{"empty table over lost data", oneEmpty, Volume{}, ext4At(testMiB, 0), false, refuse, "the partition table is empty, but ext4 begins at sector 2048"},
+		{"empty table over lost data", oneEmpty, Volume{}, ext4At(testMiB, 0), false, refuse, "the partition table is empty, but ext4 begins at byte 1048576"},
 		{"empty table over anything", oneEmpty, Volume{}, remains, false, refuse, "data at byte 3"},
 		{"not looked", oneEmpty, Volume{}, probe.Residue{}, false, refuse, "data at byte 0"},
 		{"ours, ext4", gptDisk("bosh-partition-0"), volumeOf(probe.Ext4), zeros, false, keep, "holds ext4"},
@@ -76,12 +83,14 @@ func TestJudge(t *testing.T) {
 		{"DOS of an old agent", dosDisk, volumeOf(probe.Ext4), zeros, false, keep, "holds ext4"},
 		{"DOS of an old agent, over an older file system", overOlder, volumeOf(probe.Ext4), zeros, false, keep,
 			"partition 1 holds ext4 (an older ext4 and NTFS under the table is ignored)"},
-		{"blank, as far as it was read", diskWithoutTable(probe.Blank), Volume{}, slow, false, create,
-			"blank, 100.0 MiB (7 places were not read in time and are assumed to be zeros)"},
 		{"ours, never formatted (D.5)", gptDisk("bosh-partition-0"), volumeOf(probe.Blank), zeros, false, format,
 			"named bosh-partition-0 and blank"},
 		{"ours, superblock lost", gptDisk("bosh-partition-0"), volumeOf(probe.Blank), ext4At(0, 128*testMiB), false,
-			refuse, "run e2fsck -b 32768 -B 4096 /dev/vdb1"},
+			refuse, "byte 135266304. Look: e2fsck -n -b 32768 -B 4096 /dev/vdb1. Repair: e2fsck -b 32768 -B 4096 /dev/vdb1"},
+		{"ours, ext4 begins later", gptDisk("bosh-partition-0"), volumeOf(probe.Blank), ext4At(testMiB, 0), false,
+			refuse, "ext4 begins at byte 2097152. Look: mount -t ext4 -o ro,noload,loop,offset=2097152 /dev/vdb"},
+		{"ours, ext4 begins later, superblock lost", gptDisk("bosh-partition-0"), volumeOf(probe.Blank),
+			ext4At(testMiB, 128*testMiB), false, refuse, "--offset 2097152 /dev/vdb); e2fsck -n"},
 		{"ours, not blank", gptDisk("bosh-partition-0"), volumeOf(probe.Blank), remains, false, refuse,
 			"partition 1 has no file system, but"},
 		{"ours, noise", gptDisk("bosh-partition-0"), volumeOf(probe.Blank), noise, false, refuse,
@@ -101,12 +110,13 @@ func TestJudge(t *testing.T) {
 			Partitions: []layout.Partition{{Number: 2, Start: testMiB, Size: testMiB}}}), volumeOf(probe.Ext4),
 			zeros, false, refuse, "number 2"},
 		{"two partitions", gptDisk("a", "b"), Volume{}, zeros, false, refuse, "2 partitions"},
-		{"lost table, large sectors", largeSectors, Volume{}, ext4At(testMiB, 0), false, refuse, "ext4 begins at sector 256To keep its content, write a partition table with one partition from there (echo start=256 |"},
-		{"lost table, large sectors, superblock lost", largeSectors, Volume{}, ext4At(testMiB, 128*testMiB), false, refuse, "one partition from sector 256 and run e2fsck"},
-		{"within a large sector", largeSectors, Volume{}, ext4At(63*512, 0), false, refuse, "ext4 begins at byte 32256, within a sector of 4096 bytes"},
+		{"lost table, large sectors", largeSectors, Volume{}, ext4At(testMiB, 0), false, refuse,
+			"ext4 begins at byte 1048576"},
+		{"within a large sector", largeSectors, Volume{}, ext4At(63*512, 0), false, refuse,
+			"ext4 begins at byte 32256"},
 	} {
 		o := Persistent{Disk: c.state, Volume: c.content, Residue: c.residue, Pending: c.pending}
-		if got := judge(o); got.Verdict != c.want || !strings.Contains(got.Proof+got.Advice, c.says) {
+		if got := judge(o); got.Verdict != c.want || !strings.Contains(inBrief(got), c.says) {
 			t.Errorf("%s: verdict %+v; want %d with %q", c.name, got, c.want, c.says)
 		}
 		o.CID, o.Record, o.AllowForeign, o.FileSystem, o.Label = "vol-1", onRecord, true, probe.Ext4, layout.GPT
@@ -159,7 +169,7 @@ func TestMountPersistent(t *testing.T) {
 	small.Content.Bytes = testMiB
 	recovered := gptDisk("bosh-partition-0")
 	recovered.Table = named("bosh-partition-0")
-	recovered.Table.Recovered, recovered.Table.GUID = true, "G"
+	recovered.Table.Lost, recovered.Table.GUID = layout.FirstCopy, "G"
 	recovered.Table.Partitions[0].Size = 98 * testMiB
 	full := gptDisk("x")
 	full.Table.Partitions[0].Size = 98 * testMiB
@@ -204,18 +214,18 @@ func TestMountPersistent(t *testing.T) {
 			want: "create-table make-file-system1 name-partition mount1"},
 		{name: "foreign with a superblock, released", o: Persistent{Disk: diskWithoutTable(probe.LVM),
 			AllowForeign: true, Superblocks: []probe.Superblock{{Kind: probe.Ext4, Start: 4096}}},
-			fails: "LVM physical volume. It has a superblock of ext4 at byte 4096: no setting allows formatting such a disk"},
+			fails: "LVM physical volume. Attach the right disk. Because ext4 begins at byte 4096, no setting allows formatting it"},
 		{name: "foreign with a damaged superblock, released", o: Persistent{Disk: diskWithoutTable(probe.Unknown),
 			AllowForeign: true, Superblocks: []probe.Superblock{{Kind: probe.Unknown}}},
-			fails: "It has a damaged ext4 or xfs superblock at byte 0: no setting allows formatting such a disk"},
+			fails: "Because a damaged ext4 or xfs begins at byte 0, no setting allows formatting it"},
 		{name: "a lost table, released", o: Persistent{Disk: diskWithoutTable(probe.Blank), AllowForeign: true,
 			Residue: ext4At(16*testMiB, 0)},
-			fails: "ext4 begins at sector 32768. To keep its content, write a partition table with one partition " +
-				"from there (echo start=32768 | sfdisk --wipe never -X gpt /dev/vdb). " +
-				"It has a superblock of ext4 at byte 16777216: no setting allows formatting such a disk"},
+			fails: "ext4 begins at byte 16777216. Attach the right disk. To look at it without writing, run 'mount -t ext4 " +
+				"-o ro,noload,loop,offset=16777216 /dev/vdb /mnt'. Because ext4 begins at byte 16777216, no setting " +
+				"allows formatting it. To use it and lose its content, run 'agent disk format vol-1 --yes'"},
 		{name: "a lost superblock, released", o: Persistent{Disk: gptDisk("bosh-partition-0"), Volume: blank,
 			AllowForeign: true, Residue: ext4At(0, 128*testMiB)},
-			fails: "run e2fsck -b 32768 -B 4096 /dev/vdb1. It has a superblock of ext4"},
+			fails: "take a snapshot of the disk first, then run 'e2fsck -b 32768 -B 4096 /dev/vdb1'. Because there is a backup"},
 		{name: "bytes, released", o: Persistent{Disk: diskWithoutTable(probe.Blank), AllowForeign: true,
 			Residue: remains}, want: "create-table make-file-system1 name-partition mount1"},
 		{name: "unfinished, with a superblock", o: Persistent{Disk: preparing, Volume: blank, Pending: true,
@@ -449,7 +459,7 @@ func TestGrowMounted(t *testing.T) {
 	lags := mountedOn("/store", probe.XFS)
 	lags.Growable = true
 	recovered := disk900(898, 1)
-	recovered.Table.Recovered = true
+	recovered.Table.Lost = layout.SecondCopy
 	for _, c := range []struct {
 		name     string
 		o        Persistent

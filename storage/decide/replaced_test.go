@@ -8,20 +8,27 @@ import (
 	"cambium/platform/filesystem/probe"
 )
 
-// holding is an ext4 with these names in its top directory.
-func holding(names ...string) Replaced {
-	return Replaced{Volume: volumeOf(probe.Ext4), Names: names}
+// holding is an ext4 of 50 MiB, at the beginning of a disk or of its partition, with these names in its top directory.
+func holding(names ...string) Replaced { return only(probe.Ext4, testMiB, names...) }
+
+// only is the only file system on a disk.
+func only(k probe.Kind, start int64, names ...string) Replaced {
+	v := volumeOf(k)
+	v.Content.Bytes = 50 * testMiB
+	return Replaced{Volume: v, Start: start, Names: names, Superblocks: []probe.Superblock{{Kind: k, Start: start}}}
 }
 
-// What an ephemeral or raw disk may replace is what is not and may not be a store.
+// What an ephemeral or raw disk may replace is free of ext and xfs, or says itself that it is ephemeral.
 func TestReplaced(t *testing.T) {
-	lost := volumeOf(probe.Blank)
-	lost.Residue = ext4At(0, 128*testMiB)
-	recycled := volumeOf(probe.Blank)
-	recycled.Residue = remains
+	of := func(k probe.Kind, also ...probe.Kind) Replaced { return Replaced{Volume: volumeOf(k, also...)} }
+	with := func(o Replaced, found ...probe.Superblock) Replaced {
+		o.Superblocks = append(o.Superblocks, found...)
+		return o
+	}
 	labeled := holding("anything/")
 	labeled.Volume.Content.Label = "ephemeral0"
-	booting := Replaced{Volume: volumeOf(probe.Ext4, probe.DOS), Names: []string{"db/"}}
+	booting := holding("db/")
+	booting.Volume.Content.Also = []probe.Kind{probe.DOS}
 	unlisted := holding()
 	unlisted.Unlisted = errors.New("wrong features")
 	unreplayed := func(names ...string) Replaced {
@@ -29,6 +36,12 @@ func TestReplaced(t *testing.T) {
 		o.Journal = true
 		return o
 	}
+	damaged := of(probe.GPT)
+	damaged.Damaged = layout.ErrDamaged
+	asked := holding("db/")
+	asked.Asked, asked.Recorded = true, errors.New("it is the store of vol-1")
+	askedInUse := Replaced{Asked: true, Busy: errors.New("vdb is mounted")}
+	askedStore := Replaced{Asked: true, Persistent: errors.New("it is vol-1")}
 	dos := func(types ...string) layout.Table {
 		t := layout.Table{Label: layout.MBR}
 		for i, kind := range types {
@@ -37,9 +50,12 @@ func TestReplaced(t *testing.T) {
 		}
 		return t
 	}
-	of := func(k probe.Kind, also ...probe.Kind) Replaced {
-		return Replaced{Volume: volumeOf(k, also...)}
-	}
+	unprotected, recovered := named("bosh-partition-b-0"), named("bosh-partition-b-0", "bosh-partition-b-1")
+	unprotected.Lost, recovered.Lost = layout.ProtectiveEntry, layout.FirstCopy
+	first := probe.Superblock{Kind: probe.Ext4, Start: testMiB}
+	later := probe.Superblock{Kind: probe.XFS, Start: 80 * testMiB}
+	lost := probe.Superblock{Kind: probe.Ext4, Backup: 128 * testMiB, Block: 4096}
+	broken := probe.Superblock{Kind: probe.Unknown, Start: testMiB}
 	none, gpt := layout.Table{}, named("x")
 	for _, c := range []struct {
 		name  string
@@ -48,26 +64,34 @@ func TestReplaced(t *testing.T) {
 		fails string // empty if it is replaced
 	}{
 		{"blank", none, of(probe.Blank), ""},
-		{"recycled bytes", none, Replaced{Volume: recycled}, ""},
+		{"recycled bytes", none, of(probe.Blank), ""},
 		{"Azure's NTFS", dos("07"), of(probe.NTFS), ""},
+		{"Azure's NTFS over a store", dos("07"), with(of(probe.NTFS), first), "ext4 begins at byte 1048576"},
 		{"Nova's vfat", none, of(probe.FAT, probe.DOS), ""},
 		{"Nova's ext4", none, labeled, ""},
 		{"Nova's label in a partition", gpt, labeled, "it may be a store"},
+		{"Nova's label beside a store", none, with(labeled, later), "xfs begins at byte 83886080"},
 		{"bare ext4, empty", none, holding("lost+found/"), ""},
-		{"bare xfs, empty", none, of(probe.XFS), ""},
+		{"bare ext3, empty", none, only(probe.Ext3, 0, "lost+found/"), ""},
+		{"bare ext3 with files", none, only(probe.Ext3, 0, "db/"), "it may be a store"},
+		{"bare xfs, empty", none, only(probe.XFS, 0), ""},
+		{"an empty file system before a store", gpt, with(holding(), later), "xfs begins at byte 83886080"},
 		{"bare ext4 that was not unmounted, empty as far as is seen", none, unreplayed("lost+found/"),
 			"looks empty, but was in use, and its journal may hold files: it may be a store"},
 		{"the same in a partition", gpt, unreplayed(), "it may be a store"},
 		{"the same with the layout of an agent", gpt, unreplayed("sys/", "jobs/", "packages/"), ""},
 		{"the same with Azure's warning", gpt, unreplayed("DATALOSS_WARNING_README.txt"), ""},
 		{"the same with names of an earlier VM", named("bosh-partition-b-0"), unreplayed(), ""},
-		{"a preformatted store", none, holding("lost+found/", "db/"), "holds ext4 with files that are not an agent's"},
+		{"a preformatted store", none, holding("lost+found/", "db/"), "holds ext4 with files that are not ephemeral data"},
 		{"a preformatted store with a boot sector", none, booting, "it may be a store"},
-		{"a preformatted store that cannot be read", none, unlisted, "cannot determine whether /dev/vdb holds"},
-		{"bare ext4, damaged", none, of(probe.Unknown), "holds a damaged ext4 or xfs"},
-		{"ext4 and LVM", none, of(probe.LVM, probe.Ext4), "holds a damaged ext4 or xfs"},
+		{"a preformatted store that cannot be read", none, unlisted, "cannot determine whether ext4 holds files"},
+		{"a preformatted store without its first superblock", none, with(of(probe.Blank), lost),
+			"a backup superblock of ext4 at byte 134217728: it may be a store. Attach the right disk. To look at it without " +
+				"writing, run 'd=$(losetup --read-only --find --show --offset 0 /dev/vdb); e2fsck -n -b 32768 -B 4096 $d; " +
+				"losetup --detach $d'. To use this one and lose its content, run 'agent disk format ephemeral --yes'"},
+		{"bare ext4, damaged", none, with(of(probe.Unknown), broken), "a damaged ext4 or xfs begins at byte 1048576"},
+		{"ext4 and LVM", none, with(of(probe.LVM, probe.Ext4), first), "ext4 begins at"},
 		{"LVM", none, of(probe.LVM), ""},
-		{"bare ext2", none, of(probe.Ext2), ""},
 		{"a store", gpt, holding("db/"), "it may be a store"},
 		{"a store in a DOS table", dos("83"), holding("db/"), "it may be a store"},
 		{"a store of blobs", dos("83"), holding("lost+found/", "blobs/", "tmp/"), "it may be a store"},
@@ -75,24 +99,39 @@ func TestReplaced(t *testing.T) {
 		{"a store with jobs", gpt, holding("jobs/", "packages/"), "it may be a store"},
 		{"files with such names", gpt, holding("sys", "jobs", "packages"), "it may be a store"},
 		{"a store that fsck has mended", gpt, holding("lost+found/", "lost+found/#12/"), "it may be a store"},
-		{"a store without its first superblock", gpt, Replaced{Volume: lost}, "holds a damaged ext4 or xfs: it may be"},
-		{"a store with a damaged superblock", gpt, of(probe.Unknown), "holds a damaged ext4 or xfs"},
-		{"a store below a RAID header", gpt, of(probe.MD, probe.XFS), "holds a damaged ext4 or xfs"},
+		{"a store without its first superblock", gpt, with(of(probe.Blank), lost), "backup superblock"},
+		{"a store whose table is lost", none, with(of(probe.Blank), first), "ext4 begins at byte 1048576"},
+		{"a store whose table is damaged", none, with(damaged, first), "damaged partition table"},
+		{"a damaged table", none, damaged, "damaged partition table"},
+		{"a store below a RAID header", gpt, with(of(probe.MD, probe.XFS), first), "begins at"},
 		{"a store that cannot be read", gpt, unlisted, "cannot determine"},
 		{"ephemeral data", gpt, holding("lost+found/", "sys/", "jobs/", "packages/", "redis/"), ""},
+		{"ephemeral data with an image in a file", gpt, with(holding("sys/", "jobs/", "packages/"),
+			probe.Superblock{Kind: probe.XFS, Start: 40 * testMiB}), ""},
 		{"an empty file system", gpt, holding("lost+found/"), ""},
 		{"Azure's warning", dos("83"), holding("lost+found/", "DATALOSS_WARNING_README.txt"), ""},
 		{"btrfs", gpt, of(probe.Btrfs), ""},
 		{"a blank partition", gpt, of(probe.Blank), ""},
 		{"an earlier VM's", named("bosh-partition-b-0"), holding("db/"), ""},
+		{"an earlier VM's with one copy of its table", recovered, holding("db/"), ""},
+		{"an earlier VM's table that the kernel does not believe", unprotected, holding("db/"), "it may be a store"},
+		{"an earlier VM's and a partition of others", named("bosh-partition-b-0", "x"), holding("db/"),
+			"it may be a store"},
 		{"a raw disk's", named("raw-ephemeral-0"), holding("db/"), ""},
-		{"two partitions", named("x", "y"), holding("db/"), ""},
+		{"two partitions, one with a store", named("x", "y"), with(of(probe.Blank), later), "xfs begins at byte"},
+		{"two partitions", named("x", "y"), of(probe.Blank), ""},
 		{"a persistent disk's name", named(PersistentName), of(probe.Blank), "partition of a persistent disk"},
 		{"a persistent disk being prepared", named(PreparingName), of(probe.Blank), "partition of a persistent disk"},
-		{"an older agent's ephemeral disk", named("bosh-partition-0", "bosh-partition-1"), of(probe.Blank), ""},
-		{"on record", none, Replaced{Persistent: errors.New("it is vol-1")}, "not touched: it is vol-1"},
+		{"an older agent's ephemeral disk", named("bosh-partition-0", "bosh-partition-1"), holding("db/"), ""},
+		{"named by settings", none, Replaced{Persistent: errors.New("it is vol-1")}, "not touched: it is vol-1"},
+		{"on record", none, Replaced{Recorded: errors.New("it is vol-1")}, "it is vol-1: it may be a store"},
 		{"in use", none, Replaced{Busy: errors.New("vdb is mounted")}, "vdb is mounted"},
+		{"an operator asked", gpt, asked, ""},
+		{"an operator asked, and it is in use", none, askedInUse, "vdb is mounted"},
+		{"an operator asked, and settings name it", none, askedStore, "it is vol-1"},
 	} {
-		t.Run(c.name, func(t *testing.T) { wantError(t, c.o.refuse(state(100*testMiB, c.table)), c.fails) })
+		t.Run(c.name, func(t *testing.T) {
+			wantError(t, c.o.refuse(state(100*testMiB, c.table), FormatEphemeral), c.fails)
+		})
 	}
 }

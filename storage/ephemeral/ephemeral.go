@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -81,6 +82,10 @@ func (d *Disks) Setup(ctx context.Context, hint *settings.DiskHint, swapMiB *uin
 	if err != nil {
 		release()
 		return made, fmt.Errorf("ephemeral disk: %w", err)
+	}
+	if err := d.answered(record.Ephemeral, plan.Asked); err != nil {
+		release()
+		return made, err
 	}
 	// The data is in use then; what udev does with the disk now can wait.
 	d.AfterBoot(release)
@@ -179,7 +184,15 @@ func (d *Disks) observe(ctx context.Context, path string, root int, w wanted, ac
 	if o.RAM, err = d.Machine.Memory(); err != nil {
 		return o, err
 	}
-	if o.Disk, err = disk.Inspect(path); err != nil && (root > 0 || !errors.Is(err, layout.ErrDamaged)) {
+	var damaged error
+	if o.Disk, damaged, err = inspect(path); root > 0 {
+		err, damaged = errors.Join(err, damaged), nil
+	}
+	if err != nil {
+		return o, err
+	}
+	r, err := d.Machine.Record.Read()
+	if err != nil {
 		return o, err
 	}
 	l, kept := o.Kept()
@@ -190,23 +203,29 @@ func (d *Disks) observe(ctx context.Context, path string, root int, w wanted, ac
 				return o, err
 			}
 		}
-		r, err := d.Machine.Record.Read()
-		if err != nil {
-			return o, err
-		}
 		o.Pending = o.Unfinished(r)
-		if err := d.observeVolumes(&o, l.Partitions); err != nil {
+		if err := d.observeVolumes(ctx, &o, l.Partitions); err != nil {
 			return o, err
 		}
 	}
-	if kept && o.Proven(l) {
+	asked := root == 0 && r.Asked[record.Ephemeral] == record.Format
+	if kept && o.Proven(l) && !asked {
 		return o, nil
 	}
-	o.Replaced, err = d.replaced(ctx, o.Disk, l.Data, acting)
+	o.Replaced, err = d.replaced(ctx, o.Disk, damaged, l.Data, r, acting)
+	o.Replaced.Asked = asked
 	return o, err
 }
 
-func (d *Disks) observeVolumes(o *decide.Ephemeral, parts []layout.Partition) error {
+// inspect returns the table of a disk, or why it cannot be trusted.
+func inspect(path string) (s layout.State, damaged, err error) {
+	if s, err = disk.Inspect(path); errors.Is(err, layout.ErrDamaged) {
+		damaged, err = err, nil
+	}
+	return s, damaged, err
+}
+
+func (d *Disks) observeVolumes(ctx context.Context, o *decide.Ephemeral, parts []layout.Partition) error {
 	for _, p := range parts {
 		v, err := d.Machine.Volume(o.Disk, p.Number)
 		if err != nil {
@@ -217,7 +236,7 @@ func (d *Disks) observeVolumes(o *decide.Ephemeral, parts []layout.Partition) er
 			v.MountedOn = o.Target
 		}
 		if o.Root > 0 && v.Content.Blank() && !o.Pending {
-			if v.Residue, err = disk.SurveyPartition(o.Disk, p); err != nil {
+			if v.Residue, err = disk.SurveyPartition(ctx, o.Disk, p); err != nil {
 				return err
 			}
 		}
@@ -226,74 +245,79 @@ func (d *Disks) observeVolumes(o *decide.Ephemeral, parts []layout.Partition) er
 	return nil
 }
 
-// replaced observes what the content of a disk is that is to be replaced. data is the partition that could be an
-// ephemeral disk's, or 0. With announce set, the disk's partitions are announced to the kernel.
-func (d *Disks) replaced(ctx context.Context, s layout.State, data int, announce bool) (o decide.Replaced, err error) {
+// replaced observes the content of a disk that is to be replaced, whose table may be damaged. data is the partition
+// that could be an ephemeral disk's, or 0. With announce set, the disk's partitions are announced to the kernel.
+func (d *Disks) replaced(ctx context.Context, s layout.State, damaged error, data int, r record.Record,
+	announce bool) (o decide.Replaced, err error) {
 	number, err := blkdev.NumberOf(s.Path)
 	if err != nil {
 		return o, err
 	}
-	o.Serial, o.Busy = machine.Serial(number), d.Machine.ProveIdle(s.Path, number)
+	o.Serial, o.Busy, o.Damaged = machine.Serial(number), d.Machine.ProveIdle(s.Path, number), damaged
 	o.Persistent = d.persistentDisk(s, number)
-	if data == 0 && (o.Busy != nil || o.Persistent != nil || !decide.MayBeStore(s.Table)) {
+	if data == 0 && (o.Busy != nil || o.Persistent != nil) {
 		return o, nil
 	}
+	// What says itself that it is ephemeral need not be searched, unless a record could say otherwise.
+	if !decide.SaysEphemeral(s.Table) || len(r.Disks) > 0 {
+		found, err := disk.Survey(ctx, s, "")
+		if err != nil {
+			return o, err
+		}
+		o.Superblocks = found.Superblocks()
+		o.Recorded = onRecord(r, s, o.Superblocks)
+	}
+	return o, d.replacedVolume(ctx, s, data, announce, &o)
+}
+
+// replacedVolume observes the file system that may show that a disk is ephemeral.
+func (d *Disks) replacedVolume(ctx context.Context, s layout.State, data int, announce bool,
+	o *decide.Replaced) (err error) {
 	node := s.Path
 	o.Volume.Content = s.Content
-	if data == 0 && len(s.Table.Partitions) == 1 {
-		data = s.Table.Partitions[0].Number
+	if data == 0 {
+		data = decide.DataPartition(s.Table)
 	}
-	if data > 0 {
-		node = layout.PartitionPath(s.Path, data)
+	if part, ok := s.Table.Partition(data); ok {
+		node, o.Start = layout.PartitionPath(s.Path, data), part.Start
 		if announce {
 			if err := d.Machine.Announce(ctx, s.Path); err != nil {
-				return o, err
+				return err
 			}
 		}
 		if o.Volume, err = d.Machine.Volume(s, data); err != nil {
-			return o, err
+			return err
 		}
 	}
-	if part, ok := s.Table.Partition(data); ok && o.Volume.Content.Blank() {
-		o.Volume.Residue, err = disk.SurveyPartition(s, part)
-		return o, err
+	if !decide.Listed(o.Volume.Content) || o.Volume.InUse {
+		return nil
 	}
-	if !o.Volume.Content.Data() || o.Volume.InUse {
-		return o, nil
+	kind := o.Volume.Content.Kind
+	if kind != probe.XFS {
+		kind = probe.Ext4 // its driver mounts older ones
 	}
-	if o.Names, o.Unlisted = filesystem.List(node, o.Volume.Content.Kind); o.Unlisted != nil {
-		return o, nil
+	if o.Names, o.Unlisted = filesystem.List(node, kind); o.Unlisted != nil {
+		return nil
 	}
-	if o.Journal, err = filesystem.Journal(node, o.Volume.Content.Kind); err != nil {
-		return o, err
+	if o.Journal, err = filesystem.Journal(node, kind); err != nil {
+		return err
 	}
 	// The kernel lets go of a mount a little after its descriptor is closed.
-	return o, mount.AwaitIdle(ctx, node)
+	return mount.AwaitIdle(ctx, node)
 }
 
 // onRecord returns an error for a disk whose table or file systems are on record as a store.
-func (d *Disks) onRecord(s layout.State) error {
-	records, err := d.Machine.Record.Read()
-	if err != nil || len(records.Disks) == 0 {
-		return err
-	}
-	found, err := disk.Superblocks(s)
-	if err != nil {
-		return err
-	}
-	for _, f := range append(found, probe.Superblock{}) {
-		if of, _, known := records.Known("", f.UUID, s.Table.GUID); known {
+func onRecord(r record.Record, s layout.State, found []probe.Superblock) error {
+	for _, f := range append(slices.Clone(found), probe.Superblock{}) {
+		if of, _, known := r.Known("", f.UUID, s.Table.GUID); known {
 			return fmt.Errorf("%s is on record as the store of %s", s.Path, of)
 		}
 	}
 	return nil
 }
 
-// persistentDisk returns an error for a disk that the records, settings or hints call a persistent one.
+// persistentDisk returns an error for a disk that settings or hints call a persistent one.
 func (d *Disks) persistentDisk(s layout.State, number blkdev.Number) error {
-	if err := d.onRecord(s); err != nil {
-		return err
-	}
 	for cid, p := range d.PersistentDisks() {
 		dev, err := d.Resolver.Look(machine.HintOf(cid, p.Hint))
 		if err == nil && dev.Number == number {
@@ -379,26 +403,111 @@ func (d *Disks) byExclusion(hints []settings.DiskHint) bool {
 
 // rawDisk observes a raw disk, decides about it, and does that when acting.
 func (d *Disks) rawDisk(ctx context.Context, path string, i int, acting bool) ([]decide.Change, error) {
-	s, err := disk.Inspect(path)
-	if err != nil && !errors.Is(err, layout.ErrDamaged) {
+	o, err := d.observeRaw(ctx, path, i, acting)
+	if err != nil {
 		return nil, err
-	}
-	o, kept := decide.Raw{Disk: s, Index: i, AgentID: d.AgentID()}, decide.KeptRaw(s.Table)
-	if !kept {
-		if o.Replaced, err = d.replaced(ctx, s, 0, acting); err != nil {
-			return nil, err
-		}
 	}
 	plan, err := decide.PartitionRaw(o)
 	if err != nil || !acting {
 		return plan.Changes, err
 	}
 	made, err := d.Machine.Apply(ctx, "", plan)
-	if err == nil && kept {
+	if err == nil {
 		d.Machine.CrashPoint("announce raw")
-		err = d.Machine.Announce(ctx, s.Path)
+		err = d.Machine.Announce(ctx, path)
+	}
+	if err == nil {
+		err = d.answered(rawKey(i), plan.Asked)
 	}
 	return made, err
+}
+
+func (d *Disks) observeRaw(ctx context.Context, path string, i int, acting bool) (o decide.Raw, err error) {
+	o = decide.Raw{Index: i, AgentID: d.AgentID()}
+	var damaged error
+	if o.Disk, damaged, err = inspect(path); err != nil {
+		return o, err
+	}
+	r, err := d.Machine.Record.Read()
+	asked := r.Asked[rawKey(i)] == record.Format
+	if decide.KeptRaw(o.Disk.Table) && !asked {
+		return o, nil
+	}
+	if err != nil {
+		return o, err
+	}
+	o.Replaced, err = d.replaced(ctx, o.Disk, damaged, 0, r, acting)
+	o.Replaced.Asked = asked
+	return o, err
+}
+
+// rawKey is that of a raw disk in the record. Like that of the ephemeral disk, it is not a CID.
+func rawKey(i int) string { return "." + decide.RawName(i) }
+
+// answered ends an operator's request about a disk.
+func (d *Disks) answered(key string, asked bool) error {
+	if !asked {
+		return nil
+	}
+	d.Machine.Log.WithField("disk", strings.TrimPrefix(key, ".")).Warn("formatted a disk as an operator asked")
+	return d.Machine.Record.Update(func(r *record.Record) { delete(r.Asked, key) })
+}
+
+// Describe says what would be lost by formatting a disk, and returns the key of such a request. It is the ephemeral disk,
+// by the word ephemeral or its path, or a raw one, by its path. Other disks are an error.
+func (d *Disks) Describe(ctx context.Context, which string, ephemeral *settings.DiskHint,
+	raw []settings.DiskHint) (key, text string, err error) {
+	d.Machine.Lock()
+	defer d.Machine.Unlock()
+	path, key, err := d.named(ctx, which, ephemeral, raw)
+	if err != nil {
+		return "", "", err
+	}
+	s, damaged, err := inspect(path)
+	if err != nil {
+		return "", "", err
+	}
+	r, err := d.Machine.Record.Read()
+	if err != nil {
+		return "", "", err
+	}
+	o, err := d.replaced(ctx, s, damaged, 0, r, false)
+	if err != nil {
+		return "", "", err
+	}
+	text, err = decide.DescribeReplaced(o, s)
+	return key, text, err
+}
+
+// named finds the disk that an operator names.
+func (d *Disks) named(ctx context.Context, which string, ephemeral *settings.DiskHint,
+	raw []settings.DiskHint) (path, key string, err error) {
+	var number blkdev.Number
+	byPath := which != decide.FormatEphemeral
+	if byPath {
+		if number, err = blkdev.NumberOf(which); err != nil {
+			return "", "", err
+		}
+	}
+	if w := (wanted{hint: ephemeral}); w.named() {
+		dev, err := d.look(ctx, *ephemeral, false)
+		if err == nil && (!byPath || dev.Number == number) || err != nil && !byPath {
+			return dev.Path, record.Ephemeral, err
+		}
+	}
+	if !byPath {
+		return "", "", errors.New("the CPI named no ephemeral disk")
+	}
+	devices, missing, err := d.rawDevices(ctx, raw, false)
+	if err != nil {
+		return "", "", err
+	}
+	for i, dev := range devices {
+		if missing[i] == nil && dev.Number == number {
+			return dev.Path, rawKey(i), nil
+		}
+	}
+	return "", "", fmt.Errorf("%s is not an ephemeral or raw disk of this VM", which)
 }
 
 // GrowRoot extends the root partition and its file system over the rest of the disk. It does

@@ -176,7 +176,7 @@ func (d *Disks) observeDisk(ctx context.Context, o *decide.Persistent, s layout.
 	switch len(o.Disk.Table.Partitions) {
 	case 0:
 		if err == nil {
-			o.Residue, err = disk.Survey(o.Disk, decide.PreparingName)
+			o.Residue, err = disk.Survey(ctx, o.Disk, decide.PreparingName)
 		}
 	case 1:
 		if err == nil {
@@ -184,7 +184,9 @@ func (d *Disks) observeDisk(ctx context.Context, o *decide.Persistent, s layout.
 		}
 	}
 	if err == nil && decide.Formats(*o) {
-		o.Superblocks, err = disk.Superblocks(o.Disk)
+		var found probe.Residue
+		found, err = disk.Survey(ctx, o.Disk, decide.PreparingName)
+		o.Superblocks = found.Superblocks()
 	}
 	return err
 }
@@ -226,7 +228,7 @@ func (d *Disks) observePartition(ctx context.Context, o *decide.Persistent, acti
 	}
 	o.Pending = decide.Unfinished(*o)
 	if o.Volume.Content.Blank() && !o.Pending {
-		o.Residue, err = disk.SurveyPartition(o.Disk, part)
+		o.Residue, err = disk.SurveyPartition(ctx, o.Disk, part)
 	}
 	if err != nil || !o.Pending || !o.Volume.Content.Data() {
 		return err

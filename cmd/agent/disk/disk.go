@@ -1,4 +1,4 @@
-// Package disk is `agent disk`: what an operator decides about a persistent disk.
+// Package disk is `agent disk`: what an operator decides about a disk.
 package disk
 
 import (
@@ -13,8 +13,8 @@ import (
 	"cambium/storage/recordfile"
 )
 
-// Describe tells in one line what is on the disk that is attached under a CID.
-type Describe func(ctx context.Context, dirs vcap.Dirs, cid string) (string, error)
+// Describe tells in one line what is on a disk, and returns the key of a request to format it.
+type Describe func(ctx context.Context, dirs vcap.Dirs, disk string) (key, text string, err error)
 
 // Command is `agent disk`.
 func Command(describe Describe) cli.RunFunc {
@@ -25,30 +25,33 @@ func Command(describe Describe) cli.RunFunc {
 
 func run(ctx context.Context, describe Describe, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("disk", cli.Help{Arguments: "accept|release|format CID",
-		Purpose: `Records a request about a persistent disk. The agent acts upon it, and logs that, when it next decides
-about that disk (mount_disk, or the next attempt to mount the store). Exit codes: 0 recorded, 1 not recorded or
+		Purpose: `Records a request about a disk. The agent acts upon it, and logs that, when it next decides about that
+disk (mount_disk, or the next attempt of the boot). CID is that of a persistent disk; to format, it may also be the word
+ephemeral, or the path of an ephemeral or raw disk. Exit codes: 0 recorded, 1 not recorded or
 nothing done, 2 usage.`,
 		Terms: []cli.Term{
 			{Word: "accept", Text: "The disk that is attached under this CID is the right one, whatever the record says: mount it and " +
 				"record its identifiers. It is not formatted unless it is blank."},
 			{Word: "release", Text: "Forget what is on record about this CID: the disk is gone, or may hold another store."},
-			{Word: "format", Text: "Reformat the disk that is attached under this CID, once. ALL DATA ON IT IS LOST. Without --yes, " +
-				"only shows what would be lost."},
+			{Word: "format", Text: "Reformat the disk, once. ALL DATA ON IT IS LOST. Without --yes, only shows what would be " +
+				"lost."},
 		},
 		Examples: []string{"agent disk accept vol-0a1b2c3d", "agent disk release vol-0a1b2c3d",
-			"agent disk format vol-0a1b2c3d --yes"}}, stdout, stderr)
+			"agent disk format vol-0a1b2c3d --yes", "agent disk format ephemeral"}}, stdout, stderr)
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory")
 	yes := flags.Bool("yes", false, "format: confirm that all data on the disk is lost")
 	if code, ok := flags.Parse(args, 2, 2); !ok {
 		return code
 	}
 	action, cid, dirs := record.Action(flags.Arg(0)), flags.Arg(1), vcap.New(*base)
+	key := cid
 	if !slices.Contains(record.Actions, action) {
 		return flags.Misused("%q is not one of accept, release and format", action)
 	}
 	if action == record.Format {
-		text, err := describe(ctx, dirs, cid)
-		if err != nil {
+		var text string
+		var err error
+		if key, text, err = describe(ctx, dirs, cid); err != nil {
 			fmt.Fprintf(stderr, "agent disk: %v\n", err)
 			return cli.ExitFailed
 		}
@@ -58,7 +61,7 @@ nothing done, 2 usage.`,
 			return cli.ExitFailed
 		}
 	}
-	if err := recordfile.In(dirs).Ask(action, cid); err != nil {
+	if err := recordfile.In(dirs).Ask(action, key); err != nil {
 		fmt.Fprintf(stderr, "agent disk: %v\n", err)
 		return cli.ExitFailed
 	}

@@ -22,11 +22,14 @@ func TestRequests(t *testing.T) {
 	if err := file.Update(func(r *record.Record) { r.Put("vol-2", record.Disk{FileSystem: "22222222"}) }); err != nil {
 		t.Fatal(err)
 	}
-	describe := func(_ context.Context, _ vcap.Dirs, cid string) (string, error) {
-		if cid != "vol-4" {
-			return "", errors.New("persistent disk is not known")
+	describe := func(_ context.Context, _ vcap.Dirs, disk string) (key, text string, err error) {
+		switch disk {
+		case "vol-4":
+			return disk, "/dev/vdc: holds precious things", nil
+		case "ephemeral":
+			return record.Ephemeral, "/dev/vdb: ext4 begins at byte 1048576", nil
 		}
-		return "/dev/vdc: holds precious things", nil
+		return "", "", errors.New("persistent disk is not known")
 	}
 	for _, c := range []struct {
 		args []string
@@ -60,6 +63,12 @@ func TestRequests(t *testing.T) {
 	}
 	var out bytes.Buffer
 	if code := run(t.Context(), describe, []string{"format", "--yes", "vol-4", "-b", dirs.Base()}, &out, &out); code != 0 || asked()["vol-4"] != record.Format {
+		t.Errorf("exit code %d, %q, asked %v", code, out.String(), asked())
+	}
+	out.Reset()
+	code := run(t.Context(), describe, []string{"format", "ephemeral", "--yes", "-b", dirs.Base()}, &out, &out)
+	if code != 0 || asked()[record.Ephemeral] != record.Format ||
+		!strings.Contains(out.String(), "begins at byte 1048576\nthe agent will format ephemeral") {
 		t.Errorf("exit code %d, %q, asked %v", code, out.String(), asked())
 	}
 }

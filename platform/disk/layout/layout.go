@@ -20,13 +20,23 @@ type Table struct {
 	Label      Label
 	GUID       string
 	Partitions []Partition // by number
-	// Recovered is set when the first copy of a GPT is broken and the second was used.
-	Recovered bool
+	// Lost is the part of a GPT that is missing or damaged; empty if it is whole.
+	Lost Part
 	// Moved is set when the disk is larger than the GPT says: the second copy is not at its end.
 	Moved bool
 	// Fixed says why a table must not be rewritten, though it can be read.
 	Fixed string
 }
+
+// Part is a part of a GPT.
+type Part string
+
+// The parts. The kernel does not believe a GPT without its protective entry in the first sector.
+const (
+	ProtectiveEntry Part = "protective entry"
+	FirstCopy       Part = "first copy"
+	SecondCopy      Part = "second copy"
+)
 
 // Partition is one entry of a table.
 type Partition struct {

@@ -3,16 +3,17 @@ package probe
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/binary"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"sync/atomic"
-	"time"
 )
 
-// Superblock is what an ext or xfs has left on a device, or another signature at its beginning.
+// Superblock describes what an ext or xfs has left on a device, or another signature at its beginning.
 type Superblock struct {
 	// Kind is Unknown for a magic with numbers that make no sense.
 	Kind Kind
@@ -30,15 +31,13 @@ type Superblock struct {
 	damaged bool
 }
 
-// Residue is what was found on a device where it would show that the device is not blank.
+// Residue describes data found on a device that shows no signature, or on a whole disk.
 type Residue struct {
 	Found []Superblock
 	// NonZero is where the first byte was found that is not zero; -1 if all that was read is zeros.
 	NonZero int64
 	// Noise is set when all that was read is uniformly random or zeros: encryption below looks so, content never does.
 	Noise bool
-	// Unread is how many places were not read in time. They count as zeros.
-	Unread int
 }
 
 // Zeros reports that nothing at all was found.
@@ -50,11 +49,11 @@ func (r Residue) Superblocks() []Superblock {
 }
 
 const (
-	// surveyedHead and surveyedTail are read first, in chunks. Partitions that do not begin at a whole MiB, as those of
+	// surveyedHead and surveyedTail are read whole, in chunks. Partitions that do not begin at a whole MiB, as those of
 	// old programs, begin in that head.
 	surveyedHead = 8 << 20
 	surveyedTail = 2 << 20
-	surveyChunk  = 1 << 20
+	surveyChunk  = 256 << 10
 
 	// scanned is the part of a device of which every MiB is looked at.
 	scanned = 1 << 30
@@ -63,32 +62,29 @@ const (
 	// spread over the device.
 	sample  = 4096
 	samples = 1000
-	// sampleLimit is when no further samples are read; depth is how many reads wait at a time.
-	sampleLimit = 2 * time.Second
-	depth       = 32
+	// depth bounds how many reads wait at a time.
+	depth = 16
 )
 
-// Survey looks whether a device is blank: at its head and tail, and where signatures and the second superblock of an
-// xfs may be; then, in parallel, at every MiB of the first GiB and, while nothing but zeros or noise was found and for
-// a limited time, at samples of the whole device. In all that it reads it finds superblocks of ext and xfs. starts are
-// where partitions begin: there, as at every MiB, a damaged superblock counts as well.
-func Survey(r io.ReaderAt, size int64, starts []int64) (Residue, error) {
+// Survey looks whether a device is blank: at its head and tail, where signatures and the second superblock of an xfs
+// may be, at every MiB of the first GiB and, while nothing but zeros or noise was found, at samples of the whole
+// device. The number of reads is bounded, and all of them are made: a survey that does not end in time is an error. In
+// all that it reads it finds superblocks of ext and xfs. starts are where partitions begin: there, as at every MiB, a
+// damaged superblock counts as well.
+func Survey(ctx context.Context, r io.ReaderAt, size int64, starts []int64) (Residue, error) {
 	s := survey{r: r, size: size, starts: starts, residue: Residue{NonZero: -1, Noise: true}}
-	if err := s.signatures(); err != nil {
-		return s.residue, err
+	first := slices.Concat(s.fixed(), s.grid(), s.backups())
+	spread := s.samples()
+	s.total = len(first) + len(spread)
+	if err := s.read(ctx, first); err != nil {
+		return Residue{}, err
 	}
-	for _, p := range s.fixed() {
-		if err := s.chunks(p); err != nil {
-			return s.residue, err
-		}
-	}
-	limit := time.After(sampleLimit)
-	if err := s.inParallel(s.grid(), nil); err != nil {
-		return s.residue, err
+	if err := s.signatures(); err != nil { // which reads what has just been read
+		return Residue{}, err
 	}
 	if s.residue.NonZero < 0 || s.residue.Noise {
-		if err := s.inParallel(s.samples(), limit); err != nil {
-			return s.residue, err
+		if err := s.read(ctx, spread); err != nil {
+			return Residue{}, err
 		}
 	}
 	s.residue.Found = firstCopies(s.residue.Found)
@@ -99,10 +95,28 @@ func Survey(r io.ReaderAt, size int64, starts []int64) (Residue, error) {
 	return s.residue, nil
 }
 
+// Headless reports a file system of the agent's kinds that begins with the device and has lost its first superblock, by
+// the backups at the usual places.
+func Headless(r io.ReaderAt, size int64) (bool, error) {
+	s := survey{r: r, size: size, starts: []int64{0}}
+	buffer := make([]byte, surveyChunk)
+	for _, p := range append(s.fixed(), s.backups()...) {
+		if err := ReadFull(r, buffer[:p.to-p.from], p.from); err != nil {
+			return false, err
+		}
+		s.look(buffer[:p.to-p.from], p.from)
+	}
+	return slices.ContainsFunc(s.residue.Found, func(b Superblock) bool { return b.Start == 0 && b.Kind.Managed() }), nil
+}
+
 type survey struct {
-	r       io.ReaderAt
-	size    int64
-	starts  []int64
+	r      io.ReaderAt
+	size   int64
+	starts []int64
+	// total counts the places, and done those that have been looked at.
+	total, done int
+
+	mu      sync.Mutex // guards what follows while places are read
 	residue Residue
 	// strong says that a signature was found which is not an accident in random data.
 	strong bool
@@ -111,18 +125,31 @@ type survey struct {
 // place is a range of bytes.
 type place struct{ from, to int64 }
 
-// fixed are the places that are read first. The second superblock of an xfs is one of them: each allocation group has
-// one, and a new xfs has four groups, or groups of one TiB, so that the second begins at a quarter of the disk, shifted
-// by where the partition begins (up to 4 MiB after the disk) and ends (up to 8 MiB before it).
-func (s *survey) fixed() []place {
+// fixed are the places that are read whole. The second superblock of an xfs is in one of them: each allocation group
+// has one, and a new xfs has four groups, or groups of one TiB, so that the second begins at a quarter of the disk,
+// shifted by where the partition begins (up to 4 MiB after the disk) and ends (up to 8 MiB before it).
+func (s *survey) fixed() (places []place) {
 	quarter := s.size / 4
-	return []place{{0, surveyedHead}, {s.size - surveyedTail, s.size}, {quarter - 2*mib, quarter + 13<<18},
-		{1<<40 - 64<<10, 1<<40 + 64<<10}, {1<<40 + mib - 64<<10, 1<<40 + mib + 64<<10}}
+	for _, p := range []place{{0, surveyedHead}, {s.size - surveyedTail, s.size}, {quarter - 2*mib, quarter + 13<<18},
+		{1<<40 - 64<<10, 1<<40 + 64<<10}, {1<<40 + mib - 64<<10, 1<<40 + mib + 64<<10}} {
+		from, to := max(p.from, 0)/sample*sample, min(p.to, s.size)
+		for from < to {
+			// The last sample of a device that has no whole number of them begins a little earlier.
+			from = max(min(from, to-sample), 0)
+			end := from + min(surveyChunk, max((to-from)/sample*sample, min(to, sample)))
+			places = append(places, place{from, end})
+			if end-from == surveyChunk && end < to {
+				end -= sample // a superblock may lie across the end of a chunk
+			}
+			from = end
+		}
+	}
+	return places
 }
 
 // grid is every MiB after the head: file systems that begin at one have their backups at one, too. Groups of ext have 8
 // MiB or a multiple of that, so that at those the backups of file systems are which begin within the first 64 KiB of
-// the device. For partitions that begin elsewhere, the first backups are looked for one by one.
+// the device.
 func (s *survey) grid() (places []place) {
 	for at := int64(surveyedHead); at < min(s.size, scanned); at += mib {
 		length := int64(sample)
@@ -131,6 +158,11 @@ func (s *survey) grid() (places []place) {
 		}
 		places = append(places, place{at, at + length})
 	}
+	return slices.DeleteFunc(places, func(p place) bool { return p.to > s.size })
+}
+
+// backups are where the first backups of ext are in the partitions.
+func (s *survey) backups() (places []place) {
 	for _, start := range s.starts {
 		for _, backup := range []int64{0, 8 * mib, 32 * mib, 128 * mib} {
 			places = append(places, place{start + backup, start + backup + sample})
@@ -153,60 +185,43 @@ func (s *survey) samples() (places []place) {
 	return places
 }
 
-// chunks reads a range.
-func (s *survey) chunks(p place) error {
-	from, to := max(p.from, 0)/sample*sample, min(p.to, s.size)
-	buffer := make([]byte, surveyChunk)
-	for from < to {
-		// The last sample of a device that has no whole number of them begins a little earlier.
-		from = max(min(from, to-sample), 0)
-		b := buffer[:min(surveyChunk, max((to-from)/sample*sample, min(to, sample)))]
-		if err := ReadFull(s.r, b, from); err != nil {
-			return err
-		}
-		s.look(b, from)
-		from += int64(len(b))
-	}
-	return nil
-}
-
-// inParallel reads places until the time is over, the last one first: whatever has the device's bytes in a file takes
-// rising offsets for a sequential reader, and reads ahead all that is in between. A read that hangs is left alone: it
-// ends when the kernel gives it up.
-func (s *survey) inParallel(places []place, limit <-chan time.Time) error {
-	type read struct {
-		at   int64
-		data []byte
-		err  error
-	}
-	results, over := make(chan read), make(chan struct{})
-	defer close(over)
+// read looks at all of the places, several at a time, the last one first: whatever has the device's bytes in a file
+// takes rising offsets for a sequential reader, and reads ahead all that is in between. A read that hangs is
+// abandoned when the context ends: the kernel gives it up at some time.
+func (s *survey) read(ctx context.Context, places []place) error {
 	var left atomic.Int64
 	left.Store(int64(len(places)))
-	for range min(depth, len(places)) {
+	ended := make(chan error, depth)
+	workers := min(depth, len(places))
+	for range workers {
 		go func() {
-			for i := left.Add(-1); i >= 0; i = left.Add(-1) {
+			var failed error
+			buffer := make([]byte, surveyChunk)
+			for i := left.Add(-1); i >= 0 && failed == nil && ctx.Err() == nil; i = left.Add(-1) {
 				p := places[i]
-				got := read{at: p.from, data: make([]byte, p.to-p.from)}
-				got.err = ReadFull(s.r, got.data, p.from)
-				select {
-				case results <- got:
-				case <-over:
-					return
+				if failed = ReadFull(s.r, buffer[:p.to-p.from], p.from); failed == nil {
+					s.mu.Lock()
+					s.look(buffer[:p.to-p.from], p.from)
+					s.done++
+					s.mu.Unlock()
 				}
 			}
+			ended <- failed
 		}()
 	}
-	for n := range places {
+	for range workers {
 		select {
-		case got := <-results:
-			if got.err != nil {
-				return got.err
+		case err := <-ended:
+			if err != nil {
+				left.Store(0)
+				return err
 			}
-			s.look(got.data, got.at)
-		case <-limit:
-			s.residue.Unread = len(places) - n
-			return nil
+		case <-ctx.Done():
+		}
+		if ctx.Err() != nil {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return fmt.Errorf("looked at %d of %d places of the device: %w", s.done, s.total, context.Cause(ctx))
 		}
 	}
 	return nil
@@ -372,14 +387,15 @@ func Trailer(r io.ReaderAt, size int64) (Kind, error) {
 	return "", nil
 }
 
-// Repair is the command that brings back a file system of which only a backup of the superblock is good. device is the
-// one that it begins on.
-func (s Superblock) Repair(device string) string {
+// Repair returns the command that brings back a file system of which only a backup of the superblock is good, on the
+// device that it begins on; empty if there is none. With readOnly set, the command only looks.
+func (s Superblock) Repair(device string, readOnly bool) string {
+	look := map[bool]string{true: "-n "}[readOnly]
 	switch {
 	case s.Kind == XFS:
-		return "xfs_repair " + device
+		return "xfs_repair " + look + device
 	case s.Block > 0:
-		return fmt.Sprintf("e2fsck -b %d -B %d %s", s.Backup/s.Block, s.Block, device)
+		return fmt.Sprintf("e2fsck %s-b %d -B %d %s", look, s.Backup/s.Block, s.Block, device)
 	}
 	return ""
 }

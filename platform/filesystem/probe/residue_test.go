@@ -1,6 +1,8 @@
 package probe
 
 import (
+	"context"
+	"errors"
 	"math/rand/v2"
 	"os"
 	"strings"
@@ -26,7 +28,7 @@ func surveyed(t *testing.T, path string, starts ...int64) Residue {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := Survey(f, info.Size(), starts)
+	r, err := Survey(t.Context(), f, info.Size(), starts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +73,7 @@ func TestSurveyFindsBackups(t *testing.T) {
 			if len(r.Found) != 1 || r.Found[0] != c.want || r.Noise || r.Zeros() {
 				t.Fatalf("%+v, want %+v", r, c.want)
 			}
-			if got := r.Found[0].Repair("DEV"); got != c.repair {
+			if got := r.Found[0].Repair("DEV", false); got != c.repair {
 				t.Errorf("repair %q, want %q", got, c.repair)
 			}
 		})
@@ -130,39 +132,74 @@ func TestSurveyJudgesBytes(t *testing.T) {
 	}
 }
 
-// countedReader is a device of zeros that counts reads, and on which those of 500 MiB hang until it is closed.
+// countedReader is a device of zeros that counts reads. It takes latency for each, and those after hang never end.
 type countedReader struct {
-	reads atomic.Int64
-	hang  int64
-	over  chan struct{}
+	reads   atomic.Int64
+	latency time.Duration
+	hang    int64
+	text    int64 // from there on, up to its tail, it holds text
+	size    int64
 }
 
 func (c *countedReader) ReadAt(b []byte, offset int64) (int, error) {
 	c.reads.Add(1)
-	if c.hang > 0 && offset >= c.hang && offset < c.hang+500<<20 {
-		<-c.over
+	time.Sleep(c.latency)
+	if c.hang > 0 && offset >= c.hang && offset < c.size-surveyedTail {
+		time.Sleep(24 * time.Hour)
 	}
 	clear(b)
+	quarter := offset > c.size/4-8*mib && offset < c.size/4+8*mib
+	if c.text > 0 && offset >= c.text && offset < c.size-surveyedTail && !quarter {
+		for i := range b {
+			b[i] = 'x'
+		}
+	}
 	return len(b), nil
 }
 
-// However large a device is, some thousand reads are enough; and samples that hang count as zeros after two seconds.
+// However large a device is, some thousand reads are enough, and all of them are made.
 func TestSurveyIsBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // whose clock stands still while something is read
-		for _, size := range []int64{4 << 10, 1 << 20, 8 << 20, 10<<20 + 4096, 1 << 30, 10 << 30, 3 << 40, 64 << 40} {
-			r := &countedReader{}
-			got, err := Survey(r, size, nil)
-			if n := r.reads.Load(); err != nil || !got.Zeros() || got.Unread > 0 || n > 2100 {
-				t.Errorf("%d bytes: %+v, %v after %d reads; want zeros after at most 2100", size, got, err, n)
+	for _, size := range []int64{4 << 10, 1 << 20, 8 << 20, 10<<20 + 4096, 1 << 30, 10 << 30, 3 << 40, 64 << 40} {
+		r := &countedReader{size: size}
+		got, err := Survey(t.Context(), r, size, nil)
+		if n := r.reads.Load(); err != nil || !got.Zeros() || n > 2200 {
+			t.Errorf("%d bytes: %+v, %v after %d reads; want zeros after at most 2200", size, got, err, n)
+		}
+	}
+}
+
+// What a device holds does not depend on how fast it is: what is not read is never taken for zeros.
+func TestSurveyDoesNotDependOnSpeed(t *testing.T) {
+	const size = 100 << 30
+	for _, latency := range []time.Duration{0, 10 * time.Millisecond, 70 * time.Millisecond, time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			r := &countedReader{size: size, latency: latency, text: scanned + 64*mib}
+			begin := time.Now()
+			got, err := Survey(t.Context(), r, size, nil)
+			if err != nil || got.Zeros() {
+				t.Errorf("%v for a read: %+v, %v: a disk of text counts as blank", latency, got, err)
 			}
-		}
-		r := &countedReader{hang: 2 << 30, over: make(chan struct{})}
+			if took := time.Since(begin); latency == 10*time.Millisecond && took > 3*time.Second {
+				t.Errorf("%v for a read: the survey took %v", latency, took)
+			}
+		})
+	}
+}
+
+// A survey that does not end in time says how far it came.
+func TestSurveyOfAHangingDevice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
 		begin := time.Now()
-		got, err := Survey(r, 3<<30, nil)
-		if took := time.Since(begin); err != nil || !got.Zeros() || got.Unread < depth || took != sampleLimit {
-			t.Errorf("%+v, %v after %v; want zeros and many unread", got, err, took)
+		got, err := Survey(ctx, &countedReader{size: 3 << 30, hang: 2 << 30}, 3<<30, nil)
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "looked at 1") {
+			t.Errorf("%+v, %v; want the deadline, and how far it came", got, err)
 		}
-		close(r.over)
+		if took := time.Since(begin); took != time.Minute {
+			t.Errorf("returned after %v, want the deadline", took)
+		}
+		time.Sleep(25 * time.Hour) // reads that were left behind end
 	})
 }
 
@@ -174,7 +211,7 @@ func TestSurveyIsNotReadAhead(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if _, err := Survey(f, size, nil); err != nil {
+	if _, err := Survey(t.Context(), f, size, nil); err != nil {
 		t.Fatal(err)
 	}
 	var cached unix.Cachestat_t

@@ -88,7 +88,7 @@ func (m *Machine) apply(ctx context.Context, key string, c decide.Change, onReco
 		m.CrashPoint("announce appended partitions")
 		return m.Announce(ctx, c.Device)
 	case decide.RepairTable:
-		log.Warn("only one copy of the partition table is good; repairing it")
+		log.Warn("repairing the partition table")
 		return disk.Repair(ctx, c.Device)
 	case decide.GrowPartition:
 		if err := disk.Grow(ctx, c.Device, c.Partition, c.End); err != nil {
@@ -134,7 +134,7 @@ func damaged(c decide.Change, err error) error {
 	if !ours || !errors.Is(err, unix.EBADMSG) && !errors.Is(err, unix.EUCLEAN) {
 		return err
 	}
-	return fmt.Errorf("the file system is damaged, run %s on it by hand: %w", f.Repair, err)
+	return fmt.Errorf("the file system is damaged: %w. %s", err, f.Damaged(c.Device))
 }
 
 func (m *Machine) createTable(ctx context.Context, key string, c decide.Change, onRecord bool,
