@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -71,7 +72,7 @@ var guestDisks = func() Disks {
 		panic(err) // no pattern, so there is nothing to reject
 	}
 	known := &records{disks: map[string]settings.PersistentDisk{"vol-data": {CID: "vol-data",
-		Hint: settings.DiskHint{Path: "/dev/sdz"}}}}
+		Hint: settings.DiskHint{Path: "/dev/sdz"}}, "vol-late": {CID: "vol-late", Hint: settings.DiskHint{Path: "/dev/sdq"}}}}
 	return New(Config{Dirs: vcap.New(""), Resolver: r, Records: known, Program: "/proc/self/exe", Log: guestLog()})
 }
 
@@ -125,7 +126,7 @@ var guestChecks = []testvm.Check{
 	}},
 	{Name: "plan: the proof names the serial number", Run: func(ctx context.Context) error {
 		changes, err := guestDisks().Ephemeral.Plan(ctx, &settings.DiskHint{Path: "/dev/sda"}, nil, "agent-1")
-		const want = "/dev/vda: blank, 66.0 MiB, serial somebody-else, not in use, not a persistent disk: create GPT, swap 33.0 MiB, data 31.0 MiB"
+		const want = "/dev/vda: blank, 66.0 MiB, serial somebody-else, not in use, not a persistent disk, no ext4 or xfs on it: create GPT, swap 33.0 MiB, data 31.0 MiB"
 		if err != nil || len(changes) == 0 || changes[0].String() != want {
 			return fmt.Errorf("plan is %v, %w; want %s", changes, err, want)
 		}
@@ -138,6 +139,7 @@ var guestChecks = []testvm.Check{
 		testvm.Ask("late")
 		return <-found
 	}},
+	{Name: "hot-plug: a disk is unplugged while it is mounted, and plugged in again", Run: unplugged},
 	{Name: "resize: a mounted ext4 follows its disk without being asked", Run: func(ctx context.Context) error {
 		d := guestDisks()
 		if err := d.Persistent.Mount(ctx, "vol-data"); err != nil {
@@ -171,4 +173,54 @@ var guestChecks = []testvm.Check{
 		}
 		return errors.Join(err, <-ended)
 	}},
+}
+
+// unplugged takes the mounted disk vol-late away and plugs it in again. A new agent lists it, and unmount_disk removes what
+// is left.
+func unplugged(ctx context.Context) error {
+	d := guestDisks()
+	if err := d.Persistent.Mount(ctx, "vol-late"); err != nil {
+		return err
+	}
+	if err := os.WriteFile("/var/vcap/store/file", []byte("precious"), 0o600); err != nil {
+		return err
+	}
+	unix.Sync()
+	store, _, err := mount.At("/var/vcap/store")
+	if err != nil {
+		return err
+	}
+	testvm.Ask("unplug")
+	for {
+		if _, err := blkdev.Lookup("/sys", store.Number); err != nil {
+			break
+		}
+		if err := context.Cause(ctx); err != nil {
+			return fmt.Errorf("the disk is still there: %w", err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	testvm.Ask("again")
+	if err := find(ctx, "virtio", device.Hint{CID: "vol-late", Path: "/dev/sdq"}, vmLate); err != nil {
+		return err
+	}
+	d = guestDisks()
+	if err := d.Persistent.Mount(ctx, "vol-late"); err == nil || !strings.Contains(err.Error(), "run unmount_disk vol-late first") {
+		return fmt.Errorf("mount_disk = %w", err)
+	}
+	if list, err := d.Persistent.List(ctx); err != nil || len(list) != 1 {
+		return fmt.Errorf("list_disk = %q, %w", list, err)
+	}
+	if message, err := d.Persistent.Unmount(ctx, "vol-late"); err != nil || message != "Unmounted partition of vol-late" {
+		return fmt.Errorf("unmount_disk = %q, %w", message, err)
+	}
+	if err := d.Persistent.Mount(ctx, "vol-late"); err != nil {
+		return err
+	}
+	data, err := os.ReadFile("/var/vcap/store/file")
+	if err == nil && string(data) != "precious" {
+		err = fmt.Errorf("the file holds %q", data)
+	}
+	_, unmountErr := d.Persistent.Unmount(ctx, "vol-late")
+	return errors.Join(err, unmountErr)
 }

@@ -55,14 +55,18 @@ func TestVMDisks(t *testing.T) {
 	} {
 		qemu = append(qemu, "-drive", "if=none,id="+d.id+",format=raw,file="+d.file, "-device", d.device+",drive="+d.id)
 	}
+	plugIn := []string{"drive_add 0 if=none,id=late,format=raw,file=" + image("late", vmLate),
+		"device_add virtio-blk-pci,id=late,drive=late,serial=vol-late"}
 	testvm.Machine{
 		Modules: []string{"virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk",
 			"scsi_common", "scsi_mod", "virtio_scsi", "sd_mod", "dax", "dm-mod"},
 		Programs: []string{"mkfs.ext4", "dmsetup", "kpartx"},
 		QEMU:     qemu,
 		On: map[string][]string{
-			"late": {"drive_add 0 if=none,id=late,format=raw,file=" + image("late", vmLate), "device_add virtio-blk-pci,drive=late,serial=vol-late"},
-			"grow": {fmt.Sprintf("block_resize data %dM", vmGrown>>20)},
+			"late":   plugIn,
+			"unplug": {"device_del late"},
+			"again":  plugIn,
+			"grow":   {fmt.Sprintf("block_resize data %dM", vmGrown>>20)},
 		},
 	}.Run(t, guestChecks)
 	// The host's tools judge what the guest has left.

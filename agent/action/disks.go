@@ -88,7 +88,7 @@ func diskRows(d Disks) Table {
 				}
 				return func(ctx context.Context) (any, error) { return empty{}, d.Migrate(ctx, string(from), string(to)) }, nil
 			}},
-		"list_disk": {Mode: AsyncSince3, Lane: Instance, Cancelable: true,
+		"list_disk": {Mode: AsyncSince3, Lane: Fast, Cancelable: true,
 			Bind: None(func(ctx context.Context) ([]string, error) {
 				list, err := d.List(ctx)
 				if list == nil {

@@ -19,8 +19,8 @@ func (s *show) answers(ctx context.Context) (string, error) {
 		if err := s.i.Change(ctx, func(d lab.Document) { d.Set("env.bosh.agent", map[string]any{"task_answer_hold": seconds}) }); err != nil {
 			return "", err
 		}
-		// list_disk has the agent read its settings again.
-		if err := s.sequence(ctx, []any{"list_disk"}); err != nil {
+		// It has the agent read its settings again, and there is no such disk.
+		if err := s.sequence(ctx, []any{"remove_persistent_disk", "none"}); err != nil {
 			return "", err
 		}
 		var err error

@@ -237,7 +237,7 @@ func (c *cloud) asVSphere(stemcell, ip string) string {
 	return vm
 }
 
-// mounted waits until an agent lists a persistent disk as mounted. While it mounts the disk, list_disk may not answer in time.
+// mounted waits until an agent lists a persistent disk as mounted.
 func (c *cloud) mounted(ip, disk string) {
 	c.t.Helper()
 	eventually.True(c.t, disk+" is mounted", func() bool {

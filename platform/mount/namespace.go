@@ -13,6 +13,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"cambium/internal/blkdev"
 	"cambium/internal/thread"
 )
 
@@ -103,10 +104,10 @@ func targetsIn(proc string, m Entry, ownTable []Entry) (targets []string) {
 	return targets
 }
 
-// Released reports whether nothing holds what m showed before it was unmounted: a device can then be opened exclusively, or is gone. Of
-// a bind mount, no copy is left in any namespace.
+// Released reports whether nothing holds what m showed before it was unmounted: a device can then be opened exclusively.
+// Of a bind mount, and of a device that is gone, no copy is left in any namespace.
 func Released(m Entry, bind bool) (bool, error) {
-	if bind {
+	if number, err := blkdev.NumberOf(m.Source); bind || err == nil && number != m.Number {
 		elsewhere, err := mountedElsewhere(m)
 		return err == nil && len(elsewhere) == 0, err
 	}

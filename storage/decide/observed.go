@@ -24,8 +24,6 @@ type Around struct {
 	// are visible there, and Foreign is what else is visible on the store.
 	StoreTaken, TargetTaken    bool
 	OnStore, OnTarget, Foreign string
-	// Unnamed says that something is on the store or the migration target that no disk is known to be.
-	Unnamed bool
 	// StorePath is the device of OnStore, and StoreIdentity what that disk was found to be.
 	StorePath     string
 	StoreIdentity record.Disk
@@ -121,7 +119,10 @@ type placement struct {
 // beneath it.
 func place(o Observed) (placement, error) {
 	at := placement{Directory: o.Store}
-	switch {
+	switch stale := map[string]string{o.OnStore: o.Store, o.OnTarget: o.MigrationTarget}[o.CID]; {
+	case stale != "" && o.MountedOn == "" && !o.Directories:
+		return placement{}, fmt.Errorf("it is mounted on %s from a device that is not the one that is attached now, as "+
+			"after it was unplugged: run unmount_disk %s first", stale, o.CID)
 	case o.Foreign != "":
 		return placement{}, fmt.Errorf("%s is mounted on %s and is not a known persistent disk: "+
 			"unmount it (umount %s) and run mount_disk %s", o.Foreign, o.Store, o.Store, o.CID)

@@ -29,15 +29,13 @@ type Lead struct {
 	Missing bool
 }
 
-// Mounts is what was observed before disks are unmounted or listed.
+// Mounts is what was observed before a disk is unmounted.
 type Mounts struct {
 	Around
 	// All are in the order in which they were made.
 	All []Mounted
-	// Leads are those of the disks that own no mount.
-	Leads map[string]Lead
-	// Working is the disk that is about to be mounted; empty if there is none.
-	Working string
+	// Lead is that of the disk if it owns no mount.
+	Lead Lead
 }
 
 // of returns the mounts of a disk, binds included, and what is held by them: one mount of each device. The disk's
@@ -48,7 +46,7 @@ func (m Mounts) of(cid string) (own, held []Mounted, err error) {
 	if m.Directories {
 		return own, own[:min(len(own), 1)], nil
 	}
-	if lead := m.Leads[cid]; len(own) == 0 {
+	if lead := m.Lead; len(own) == 0 {
 		switch {
 		case lead.Err != nil && !lead.Missing:
 			return nil, nil, lead.Err
@@ -102,22 +100,36 @@ func UnmountDisk(m Mounts, cid string) (order, held []Mounted, err error) {
 	return order, held, nil
 }
 
-// ListDisks are the disks that are mounted, the one on the store first.
-func ListDisks(m Mounts) []string {
-	found := []string{m.OnStore, m.OnTarget, m.Working}
-	for _, cid := range m.Known {
-		own, _, err := m.of(cid)
-		// What cannot be looked at is not mounted, unless nothing else explains what is.
-		only := m.Leads[cid].Err != nil && m.Unnamed && len(m.Known) == 1
-		if only || err == nil && len(own) > 0 {
-			found = append(found, cid)
+// Noted is a mount of a persistent disk as it was seen last.
+type Noted struct {
+	Mounted
+	OnStore bool
+}
+
+// Shows reports that a mount is of the same disk: of the same device, or, if disks are directories, the same mount.
+func (n Noted) Shows(m Mounted, directories bool) bool {
+	if directories {
+		return n.ID == m.ID && n.Target == m.Target
+	}
+	return n.Device == m.Device
+}
+
+// ListDisks are the disks that are mounted, the one on the store first. all is the mount table; without one, what was
+// noted counts. working is the disk that is about to be mounted; empty if there is none.
+func ListDisks(all []Mounted, noted []Noted, working string, directories bool) []string {
+	listed := []string{}
+	for _, n := range noted {
+		shows := func(m Mounted) bool { return n.Shows(m, directories) }
+		switch {
+		case all != nil && !slices.ContainsFunc(all, shows):
+		case n.OnStore:
+			listed = slices.Insert(listed, 0, n.Owner)
+		default:
+			listed = append(listed, n.Owner)
 		}
 	}
-	listed := []string{}
-	for _, cid := range found {
-		if cid != "" && !slices.Contains(listed, cid) {
-			listed = append(listed, cid)
-		}
+	if working != "" && !slices.Contains(listed, working) {
+		listed = append(listed, working)
 	}
 	return listed
 }

@@ -14,52 +14,45 @@ func mountOf(id int, target string, device uint64, owner string) Mounted {
 		Owner: owner}
 }
 
-// What unmount_disk unmounts, in which order, and what list_disk says.
-func TestUnmountAndListDisks(t *testing.T) {
+// What unmount_disk unmounts, and in which order.
+func TestUnmountDisk(t *testing.T) {
 	onStore, onTarget := mountOf(1, "/store", 1, "vol-1"), mountOf(2, "/target", 2, "vol-2")
 	tmpfs, other := mountOf(3, "/store", 0, ""), mountOf(3, "/store", 9, "")
 	bind, inner := mountOf(4, "/bind", 1, ""), mountOf(5, "/bind", 0, "")
-	leads := func(l Lead) map[string]Lead { return map[string]Lead{"vol-1": l} }
 	there := Lead{Source: "/dev/1", Device: 1}
 	taken := there
 	taken.Claims = Claims{ByPath: []string{"vol-1"}, ByIdentifier: []string{"vol-2"}}
 	both := Around{Known: []string{"vol-1", "vol-2"}, OnStore: "vol-1"}
-	alone, unnamed := Around{Known: []string{"vol-1"}}, Around{Known: []string{"vol-1"}, Unnamed: true}
+	alone := Around{Known: []string{"vol-1"}}
 	for _, c := range []struct {
 		name  string
 		m     Mounts
 		order string
 		held  string
-		list  string
 		fails string
 	}{
-		{"on the store", Mounts{Around: both, All: []Mounted{onStore, onTarget}}, "1", "/dev/1", "vol-1 vol-2", ""},
-		{"mounted elsewhere", Mounts{Around: both, All: []Mounted{bind, onTarget}, Leads: leads(there)}, "4", "/dev/1",
-			"vol-1 vol-2", ""},
-		{"not mounted", Mounts{Around: alone, All: []Mounted{onTarget}, Leads: leads(there)}, "", "/dev/1", "", ""},
-		{"without a node", Mounts{Around: alone, Leads: leads(Lead{Source: "/dev/1"})}, "", "", "", ""},
-		{"absent", Mounts{Around: alone, Leads: leads(Lead{Err: errors.New("gone"), Missing: true})}, "", "", "", ""},
-		{"ambiguous", Mounts{Around: alone, Leads: leads(Lead{Err: errors.New("two disks")})}, "", "", "", "two disks"},
-		{"ambiguous, and on the store", Mounts{Around: both, All: []Mounted{onStore}}, "1", "/dev/1", "vol-1", ""},
-		{"absent, and something without a name is mounted", Mounts{Around: unnamed,
-			Leads: leads(Lead{Err: errors.New("gone"), Missing: true})}, "", "", "vol-1", ""},
-		{"its hint leads to another disk", Mounts{Around: both, All: []Mounted{bind}, Leads: leads(taken)}, "", "",
-			"vol-1", ""},
-		{"about to be mounted", Mounts{Around: alone, Leads: leads(there), Working: "vol-1"}, "", "/dev/1", "vol-1",
-			""},
-		{"under something", Mounts{Around: both, All: []Mounted{onStore, tmpfs}}, "3 1", "/dev/1", "vol-1", ""},
-		{"under another disk", Mounts{Around: both, All: []Mounted{onStore, other}}, "", "", "vol-1",
+		{"on the store", Mounts{Around: both, All: []Mounted{onStore, onTarget}}, "1", "/dev/1", ""},
+		{"mounted elsewhere", Mounts{Around: both, All: []Mounted{bind, onTarget}, Lead: there}, "4", "/dev/1", ""},
+		{"not mounted", Mounts{Around: alone, All: []Mounted{onTarget}, Lead: there}, "", "/dev/1", ""},
+		{"without a node", Mounts{Around: alone, Lead: Lead{Source: "/dev/1"}}, "", "", ""},
+		{"absent", Mounts{Around: alone, Lead: Lead{Err: errors.New("gone"), Missing: true}}, "", "", ""},
+		{"ambiguous", Mounts{Around: alone, Lead: Lead{Err: errors.New("two disks")}}, "", "", "two disks"},
+		{"ambiguous, and on the store", Mounts{Around: both, All: []Mounted{onStore}}, "1", "/dev/1", ""},
+		{"unplugged, and attached as another device", Mounts{Around: both, All: []Mounted{onStore},
+			Lead: Lead{Source: "/dev/5", Device: 5}}, "1", "/dev/1", ""},
+		{"its hint leads to another disk", Mounts{Around: both, All: []Mounted{bind}, Lead: taken}, "", "", ""},
+		{"under something", Mounts{Around: both, All: []Mounted{onStore, tmpfs}}, "3 1", "/dev/1", ""},
+		{"under another disk", Mounts{Around: both, All: []Mounted{onStore, other}}, "", "",
 			"/dev/9 is mounted over it on /store: unmount that first"},
-		{"bound elsewhere", Mounts{Around: both, All: []Mounted{onStore, bind, inner}}, "5 4 1", "/dev/1", "vol-1", ""},
+		{"bound elsewhere", Mounts{Around: both, All: []Mounted{onStore, bind, inner}}, "5 4 1", "/dev/1", ""},
 		{"bound elsewhere, under another disk", Mounts{Around: both, All: []Mounted{onStore, bind,
-			mountOf(6, "/bind", 9, ""), mountOf(7, "/last", 1, "")}}, "", "", "vol-1",
-			"/dev/9 is mounted over it on /bind"},
+			mountOf(6, "/bind", 9, ""), mountOf(7, "/last", 1, "")}}, "", "", "/dev/9 is mounted over it on /bind"},
 		{"bound twice at one place", Mounts{Around: both,
-			All: []Mounted{onStore, bind, inner, mountOf(6, "/bind", 1, "")}}, "6 5 4 1", "/dev/1", "vol-1", ""},
+			All: []Mounted{onStore, bind, inner, mountOf(6, "/bind", 1, "")}}, "6 5 4 1", "/dev/1", ""},
 		{"a directory", Mounts{Around: Around{Directories: true, Known: []string{"vol-1"}, OnStore: "vol-1"},
-			All: []Mounted{mountOf(8, "/elsewhere", 1, ""), onStore}}, "1", "/dev/1", "vol-1", ""},
+			All: []Mounted{mountOf(8, "/elsewhere", 1, ""), onStore}}, "1", "/dev/1", ""},
 		{"a directory that is not mounted", Mounts{Around: Around{Directories: true, Known: []string{"vol-1"}},
-			All: []Mounted{mountOf(8, "/elsewhere", 1, "")}}, "", "", "", ""},
+			All: []Mounted{mountOf(8, "/elsewhere", 1, "")}}, "", "", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			order, held, err := UnmountDisk(c.m, "vol-1")
@@ -77,8 +70,35 @@ func TestUnmountAndListDisks(t *testing.T) {
 			if got := strings.Join(devices, " "); got != c.held {
 				t.Errorf("waits for %q, want %q", got, c.held)
 			}
-			if got := ListDisks(c.m); !slices.Equal(got, strings.Fields(c.list)) {
-				t.Errorf("lists %q, want %q", got, c.list)
+		})
+	}
+}
+
+// list_disk names the disks of which a mount is left that was noted.
+func TestListDisks(t *testing.T) {
+	onStore, onTarget := mountOf(1, "/store", 1, "vol-1"), mountOf(2, "/target", 2, "vol-2")
+	noted := []Noted{{Mounted: onTarget}, {Mounted: onStore, OnStore: true}}
+	for _, c := range []struct {
+		name        string
+		all         []Mounted
+		noted       []Noted
+		working     string
+		directories bool
+		want        string
+	}{
+		{"the one on the store is first", []Mounted{onTarget, onStore}, noted, "", false, "vol-1 vol-2"},
+		{"one is unmounted", []Mounted{onStore}, noted, "", false, "vol-1"},
+		{"all are unmounted", []Mounted{mountOf(1, "/store", 9, "")}, noted, "", false, ""},
+		{"one is mounted elsewhere", []Mounted{mountOf(7, "/bind", 2, "")}, noted, "", false, "vol-2"},
+		{"nothing is noted", []Mounted{onStore}, nil, "", false, ""},
+		{"the mount table cannot be read", nil, noted, "", false, "vol-1 vol-2"},
+		{"one is being checked", []Mounted{onStore}, noted, "vol-3", false, "vol-1 vol-3"},
+		{"one is being mounted and is there", []Mounted{onStore}, noted, "vol-1", false, "vol-1"},
+		{"directories", []Mounted{mountOf(1, "/store", 1, ""), mountOf(4, "/target", 1, "")}, noted, "", true, "vol-1"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := ListDisks(c.all, c.noted, c.working, c.directories); !slices.Equal(got, strings.Fields(c.want)) {
+				t.Errorf("lists %q, want %q", got, c.want)
 			}
 		})
 	}

@@ -197,11 +197,15 @@ func (d *Disks) owner(v view, dir string, e mount.Entry) (cid, path string, foun
 		return "", "", found
 	}
 	path, number, err := d.diskOf(e)
-	if err != nil {
-		return d.claims(v, e.Source, e.Number, dir == v.Store, found, err).Owner(), "", found
+	if err == nil {
+		var unread error // without what cannot be read, the other claims count
+		found, unread = d.identify(path)
+		cid = d.claims(v, path, number, dir == v.Store, found, unread).Owner()
 	}
-	found, unread := d.identify(path) // without it, the other claims count
-	return d.claims(v, path, number, dir == v.Store, found, unread).Owner(), path, found
+	if cid == "" {
+		cid = d.formerOwner(v, dir, e)
+	}
+	return cid, path, found
 }
 
 // onDevice reports a mount of a block device. File systems without one, such as tmpfs, have numbers with major 0.

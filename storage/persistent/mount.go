@@ -149,6 +149,9 @@ func (d *Disks) apply(ctx context.Context, path string, plan decide.Plan) (made 
 	if err := d.checkMark(plan, path); err != nil {
 		return nil, err
 	}
+	if e, there, err := mount.At(plan.Directory); err == nil && there {
+		d.note(cid, e, plan.Records.Store)
+	}
 	mounts := func(c decide.Change) bool { return c.Op == decide.Mount || c.Op == decide.BindMount }
 	if slices.ContainsFunc(made, mounts) {
 		d.Machine.Log.WithFields(logrus.Fields{"cid": cid, "device": path, "mount": plan.Directory}).

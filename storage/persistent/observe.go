@@ -25,6 +25,8 @@ type view struct {
 	known map[string]settings.PersistentDisk
 	// leads is where the hint of each known disk leads, without waiting.
 	leads map[string]lead
+	// owners are the disks on the store and the migration target, by the ID of their mounts.
+	owners map[int]string
 	// unread is why the disk record cannot be used.
 	unread error
 }
@@ -39,7 +41,7 @@ type lead struct {
 func (d *Disks) around() (v view, err error) {
 	v = view{Around: decide.Around{Store: d.Machine.Dirs.Store(),
 		MigrationTarget: d.Machine.Dirs.StoreMigrationTarget(), Directories: d.BindMounted},
-		known: d.Records.Disks(), leads: map[string]lead{}}
+		known: d.Records.Disks(), leads: map[string]lead{}, owners: map[int]string{}}
 	v.Known = slices.Sorted(maps.Keys(v.known))
 	for _, cid := range v.Known {
 		dev, err := d.Resolver.Look(d.hint(v.known[cid]))
@@ -59,30 +61,45 @@ func (d *Disks) around() (v view, err error) {
 			v.Told = ""
 		}
 	}
-	for _, at := range []struct {
-		dir   string
-		taken *bool
-		owner *string
-	}{{v.Store, &v.StoreTaken, &v.OnStore}, {v.MigrationTarget, &v.TargetTaken, &v.OnTarget}} {
-		var e mount.Entry
-		if e, *at.taken, err = mount.At(at.dir); err != nil {
+	for _, dir := range []string{v.Store, v.MigrationTarget} {
+		if err := d.aroundMounts(&v, dir); err != nil {
 			return v, err
 		}
-		if !*at.taken {
+	}
+	d.forget(func(decide.Noted) bool { return false }) // from now on, what is not noted is not mounted
+	return v, nil
+}
+
+// aroundMounts observes which disks are mounted on the store or the migration target, also beneath something else. Of a
+// directory, only what is visible tells which one it is.
+func (d *Disks) aroundMounts(v *view, dir string) error {
+	taken, owner := &v.TargetTaken, &v.OnTarget
+	if dir == v.Store {
+		taken, owner = &v.StoreTaken, &v.OnStore
+	}
+	all, err := mount.AllAt(dir)
+	for i, e := range all {
+		top := i == len(all)-1
+		if d.BindMounted && !top {
 			continue
 		}
-		cid, path, found := d.owner(v, at.dir, e)
-		*at.owner = cid
-		v.Unnamed = v.Unnamed || cid == "" && (d.BindMounted || onDevice(e))
+		cid, path, found := d.owner(*v, dir, e)
+		if v.owners[e.ID] = cid; cid != "" {
+			d.note(cid, e, dir == v.Store)
+		}
+		if !top {
+			continue
+		}
+		*taken, *owner = true, cid
 		switch {
-		case at.dir != v.Store:
+		case dir != v.Store:
 		case cid == "":
 			v.Foreign = fmt.Sprintf("%s (%s)", e.Source, e.Type)
 		default:
 			v.StorePath, v.StoreIdentity = path, found // what cannot be read does not differ
 		}
 	}
-	return v, nil
+	return err
 }
 
 // usable is around for a decision, which needs the record.

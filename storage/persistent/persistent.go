@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"cambium/platform/device"
@@ -51,6 +52,10 @@ type Disks struct {
 	Preformatted bool
 	// Label is that of a new table, unless the disk's settings name a partitioner.
 	Label layout.Label
+
+	// noted are the mounts of disks as boot, mount_disk and unmount_disk saw them last; nil before any of them has
+	// looked. It is changed with the lock, and read without.
+	noted atomic.Pointer[[]decide.Noted]
 }
 
 // Working is the disk whose file system is being checked or mounted, what is done in a sentence, and since when; empty if there is none.
@@ -75,6 +80,7 @@ func (d *Disks) Remove(ctx context.Context, cid string) error {
 	defer d.Machine.Unlock()
 	known := d.Records.Disks()
 	delete(known, cid)
+	d.forget(func(n decide.Noted) bool { return n.Owner == cid })
 	// A record that is damaged may be of this disk; without any other it is of none that remains.
 	if on, err := d.Records.MountedCID(); on == cid || err != nil && len(known) == 0 {
 		if err := d.Records.ClearMountedCID(); err != nil {

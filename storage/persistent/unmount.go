@@ -50,6 +50,10 @@ func (d *Disks) unmount(ctx context.Context, v view, cid string) (unmounted bool
 		return false, err
 	}
 	for _, m := range order {
+		if e := table[m.ID]; gone(e) {
+			d.Machine.Log.WithFields(logrus.Fields{"cid": cid, "device": e.Source, "mount": e.Target}).
+				Warn("the device of the disk is gone; unmounting what is left of it")
+		}
 		d.Machine.CrashPoint("unmount")
 		if err := d.unmountFrom(ctx, m); err != nil {
 			return false, err
@@ -61,6 +65,9 @@ func (d *Disks) unmount(ctx context.Context, v view, cid string) (unmounted bool
 			e = table[m.ID]
 		}
 		err = errors.Join(err, d.awaitReleased(ctx, e))
+	}
+	if err == nil {
+		d.forget(func(n decide.Noted) bool { return n.Owner == cid })
 	}
 	return len(order) > 0, err
 }
@@ -105,46 +112,22 @@ func (d *Disks) Detach(m mount.Entry) error {
 	return err
 }
 
-// observeMounts observes what is mounted, and where the hints of the named disks lead that own none of it. The mounts
-// are also returned by their ID.
-func (d *Disks) observeMounts(v view, cids ...string) (o decide.Mounts, table map[int]mount.Entry, err error) {
-	o, table = decide.Mounts{Around: v.Around, Leads: map[string]decide.Lead{}}, map[int]mount.Entry{}
+// observeMounts observes what is mounted, and where the hint of a disk leads that owns none of it. The mounts are also
+// returned by their ID.
+func (d *Disks) observeMounts(v view, cid string) (o decide.Mounts, table map[int]mount.Entry, err error) {
+	o, table = decide.Mounts{Around: v.Around}, map[int]mount.Entry{}
 	all, err := mount.Table()
 	if err != nil {
 		return o, nil, err
 	}
-	owners := d.owners(v)
 	for _, e := range all {
 		table[e.ID] = e
-		o.All = append(o.All, decide.Mounted{ID: e.ID, Source: e.Source, Target: e.Target, Device: uint64(e.Number),
-			OnDevice: onDevice(e), Owner: owners[e.ID]})
+		o.All = append(o.All, mounted(e, v.owners[e.ID]))
 	}
-	for _, cid := range cids {
-		if !slices.Contains(slices.Collect(maps.Values(owners)), cid) {
-			o.Leads[cid] = d.lead(v, cid)
-		}
+	if !slices.Contains(slices.Collect(maps.Values(v.owners)), cid) {
+		o.Lead = d.lead(v, cid)
 	}
 	return o, table, nil
-}
-
-// owners are the disks on the store and the migration target, by the ID of their mounts, also of those that something
-// is mounted on top of. Of a directory, only what is visible tells which one it is.
-func (d *Disks) owners(v view) map[int]string {
-	owners := map[int]string{}
-	for dir, visible := range map[string]string{v.Store: v.OnStore, v.MigrationTarget: v.OnTarget} {
-		all, err := mount.AllAt(dir)
-		if err != nil || len(all) == 0 {
-			continue // reading the table fails elsewhere
-		}
-		top := len(all) - 1
-		owners[all[top].ID] = visible
-		for _, e := range all[:top] {
-			if !d.BindMounted {
-				owners[e.ID], _, _ = d.owner(v, dir, e)
-			}
-		}
-	}
-	return owners
 }
 
 // lead looks at the device that the hint of a disk leads to.
@@ -160,20 +143,4 @@ func (d *Disks) lead(v view, cid string) decide.Lead {
 		lead.Device, lead.Err = uint64(number), err
 	}
 	return lead
-}
-
-// List returns the CIDs of the persistent disks that are mounted, the one on the store first: the Director compares that
-// with its own record. It only reads, and so does not wait for a migration to end. It never fails: a Director that gets
-// no answer, or an empty one, takes a disk in use for one that is gone.
-func (d *Disks) List(ctx context.Context) ([]string, error) {
-	if err := d.Reload(ctx); err != nil {
-		d.Machine.Log.WithError(err).Warn("cannot ask for the settings again; listing the disks that are known")
-	}
-	v, err := d.around()
-	o, _, mountsErr := d.observeMounts(v, v.Known...)
-	if err := errors.Join(err, mountsErr); err != nil {
-		d.Machine.Log.WithError(err).Warn("cannot read the mount table")
-	}
-	o.Working, _, _ = d.Working() // is about to be mounted
-	return decide.ListDisks(o), nil
 }

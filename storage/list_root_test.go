@@ -1,0 +1,151 @@
+//go:build root
+
+package storage
+
+import (
+	"context"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cambium/internal/looptest"
+	"cambium/platform/device"
+	"cambium/platform/mount"
+)
+
+// hanging is how disks are found while one of them hangs: whoever looks gets no answer.
+type hanging struct{ Resolver }
+
+func (hanging) Look(device.Hint) (device.Device, error) { select {} }
+
+// list_disk answers while a disk hangs that is attached and not mounted, and while a mount_disk waits; also after the
+// agent has started anew.
+func TestRootListWaitsForNothing(t *testing.T) {
+	b := newBench(t, Options{})
+	b.disk(64<<20, "vol-1")
+	b.disk(64<<20, "vol-2")
+	b.ok(b.Mount(ctx, "vol-1"))
+	b.ok(b.Mount(ctx, "vol-2"))
+	find := b.Persistent.Resolver
+	stop := func() {
+		b.Persistent.Resolver = hanging{}
+		b.Reload = func(context.Context) error { select {} }
+		b.Machine.Lock() // as a mount_disk that waits
+	}
+	resume := func() {
+		b.Machine.Unlock()
+		b.Persistent.Resolver, b.Reload = find, func(context.Context) error { return nil }
+	}
+	stop()
+	b.lists("vol-1", "vol-2")
+	b.ok(mount.Unmount(ctx, b.Dirs.StoreMigrationTarget()))
+	b.lists("vol-1")
+	resume()
+	b.ok(b.Mount(ctx, "vol-2"))
+
+	// A new process: boot has not looked yet, and the record names the store.
+	b.restart()
+	find = b.Persistent.Resolver
+	stop()
+	b.lists("vol-1")
+	resume()
+	b.ok(boot(b.disks()))
+	stop()
+	b.lists("vol-1", "vol-2")
+	resume()
+	b.unmounted("vol-1", "Unmounted partition of vol-1")
+	b.lists("vol-2")
+	b.unmounted("vol-2", "Unmounted partition of vol-2")
+	b.lists()
+}
+
+// restart is a new agent with the same directories.
+func (b *bench) restart() {
+	former := b.Persistent
+	d := New(Config{Dirs: b.Dirs, Resolver: former.Resolver.(Resolver), Records: b.records, Program: "/proc/self/exe",
+		Log: b.Machine.Log, Options: Options{BindMountPersistentDisk: former.BindMounted,
+			UsePreformattedPersistentDisk: former.Preformatted}})
+	d.Persistent.Machine.Memory, d.Persistent.Machine.InContainer = b.Memory, b.InContainer
+	b.Machine, b.Ephemeral, b.Persistent, b.Migration = d.Persistent.Machine, d.Ephemeral, d.Persistent, d.Migration
+}
+
+// What is mounted on the store beside the agent's disks is not a disk, and a directory is only where it was put.
+func TestRootListNamesWhatIsMounted(t *testing.T) {
+	b := newBench(t, Options{BindMountPersistentDisk: true})
+	one, two := t.TempDir(), t.TempDir()
+	b.attach("vol-1", one)
+	b.attach("vol-2", two)
+	b.ok(b.Mount(ctx, "vol-1"))
+	b.lists("vol-1")
+	b.ok(b.Mount(ctx, "vol-2"))
+	b.lists("vol-1", "vol-2")
+	b.unmounted("vol-1", "Unmounted partition of vol-1")
+	b.lists("vol-2")
+	b.unmounted("vol-2", "Unmounted partition of vol-2")
+
+	b = newBench(t, Options{})
+	b.disk(64<<20, "vol-1")
+	b.ok(b.Mount(ctx, "vol-1"))
+	b.ok(mount.Unmount(ctx, b.Dirs.Store()))
+	b.ok(unix.Mount("tmpfs", b.Dirs.Store(), "tmpfs", 0, "size=1m"))
+	t.Cleanup(func() { _ = unix.Unmount(b.Dirs.Store(), unix.MNT_DETACH) })
+	b.lists()
+	b.restart()
+	b.lists()
+	if err := boot(b.disks()); err == nil {
+		t.Error("the boot takes a tmpfs for the store")
+	}
+	b.lists()
+}
+
+// A disk that was unplugged while it was mounted, and plugged in again, is another device. unmount_disk removes what is left
+// of the first one, also after the agent has started anew.
+func TestRootPluggedInAgainWhileMounted(t *testing.T) {
+	for name, restarts := range map[string]bool{"the same agent": false, "a new agent": true} {
+		for dir, fill := range map[string]bool{"store": false, "migration target": true} {
+			if restarts && fill {
+				continue // whether a device is gone only a VM shows
+			}
+			t.Run(name+", "+dir, func(t *testing.T) {
+				b := newBench(t, Options{})
+				if fill {
+					b.disk(64<<20, "vol-0")
+					b.ok(b.Mount(ctx, "vol-0"))
+				}
+				first := b.disk(64<<20, "vol-1")
+				b.ok(b.Mount(ctx, "vol-1"))
+				at := mountedOn(t, first.Path+"p1")
+				write(t, filepath.Join(at, "file"), "precious")
+				again := looptest.Attach(t, first.Image)
+				b.attach("vol-1", again.Path)
+				if restarts {
+					b.restart()
+					_ = boot(b.disks())
+				}
+				b.fails(b.Mount(ctx, "vol-1"), "it is mounted on "+at, "run unmount_disk vol-1 first")
+				b.unmounted("vol-1", "Unmounted partition of vol-1")
+				if where := mountedOn(t, first.Path+"p1"); where != "" {
+					t.Errorf("the first device is still mounted on %s", where)
+				}
+				b.ok(b.Mount(ctx, "vol-1"))
+				if got := read(t, filepath.Join(mountedOn(t, again.Path+"p1"), "file")); got != "precious" {
+					t.Errorf("the file holds %q", got)
+				}
+			})
+		}
+	}
+}
+
+// mountedOn is where a device is mounted; empty if nowhere.
+func mountedOn(t *testing.T, path string) string {
+	t.Helper()
+	all, err := mount.Of(numberOf(t, path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range all {
+		return e.Target
+	}
+	return ""
+}
