@@ -14,7 +14,7 @@ import (
 	"cambium/platform/mount"
 )
 
-// hanging is how disks are found while one of them hangs: whoever looks gets no answer.
+// hanging is how disks are found while one of them hangs: a search does not end.
 type hanging struct{ Resolver }
 
 func (hanging) Look(device.Hint) (device.Device, error) { select {} }
