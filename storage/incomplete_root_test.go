@@ -299,3 +299,28 @@ func TestRootMarkOfAnotherCopy(t *testing.T) {
 		t.Errorf("what was accepted is %.20q", got)
 	}
 }
+
+// A store whose top directory cannot be changed, or only by appending, is migrated, also after the copy was cut off when it
+// had that flag already.
+func TestRootMigratesATopWithFlags(t *testing.T) {
+	for _, flag := range []string{"i", "a"} {
+		t.Run(flag, func(t *testing.T) {
+			b, _, _ := migrating(t, 128<<20)
+			write(t, filepath.Join(b.Dirs.Store(), "file"), "precious")
+			top := func(change, dir string) { tool(t, mountedSource(t, dir), "chattr", change+flag, dir) }
+			top("+", b.Dirs.Store())
+			b.killedAt("record new disk", func() { _ = b.Migrate(ctx, "old", "new") })
+			b.unmountAll()
+			b.ok(boot(b.disks()))
+			b.ok(b.Mount(ctx, "new"))
+			b.ok(b.Migrate(ctx, "old", "new"))
+			b.lists("new")
+			b.kept(b.Dirs.Store(), "precious")
+			out := tool(t, mountedSource(t, b.Dirs.Store()), "lsattr", "-d", b.Dirs.Store())
+			if flags, _, _ := strings.Cut(out, " "); !strings.Contains(flags, flag) {
+				t.Errorf("the flags are %s, want %s among them", flags, flag)
+			}
+			top("-", b.Dirs.Store())
+		})
+	}
+}

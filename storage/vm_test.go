@@ -55,17 +55,20 @@ func TestVMDisks(t *testing.T) {
 	} {
 		qemu = append(qemu, "-drive", "if=none,id="+d.id+",format=raw,file="+d.file, "-device", d.device+",drive="+d.id)
 	}
-	plugIn := []string{"drive_add 0 if=none,id=late,format=raw,file=" + image("late", vmLate),
-		"device_add virtio-blk-pci,id=late,drive=late,serial=vol-late"}
+	late := image("late", vmLate)
+	plugIn := func(id string) []string { // the first one may still have the image open when the second one comes
+		return []string{"drive_add 0 if=none,id=" + id + ",format=raw,file.locking=off,file.filename=" + late,
+			"device_add virtio-blk-pci,id=" + id + "-disk,drive=" + id + ",serial=vol-late"}
+	}
 	testvm.Machine{
 		Modules: []string{"virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk",
 			"scsi_common", "scsi_mod", "virtio_scsi", "sd_mod", "dax", "dm-mod"},
 		Programs: []string{"mkfs.ext4", "dmsetup", "kpartx"},
 		QEMU:     qemu,
 		On: map[string][]string{
-			"late":   plugIn,
-			"unplug": {"device_del late"},
-			"again":  plugIn,
+			"late":   plugIn("late"),
+			"unplug": {"device_del late-disk"},
+			"again":  plugIn("again"),
 			"grow":   {fmt.Sprintf("block_resize data %dM", vmGrown>>20)},
 		},
 	}.Run(t, guestChecks)

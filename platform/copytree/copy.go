@@ -80,7 +80,7 @@ func (c *copier) enter(d *dir) error {
 		c.flagged.Store(true)
 	}
 	if d.parent == nil {
-		return takeOver(d.to)
+		return TakeOver(d.to)
 	}
 	made := unix.Mkdirat(d.parent.to, d.name, 0o700)
 	if made != nil && !errors.Is(made, unix.EEXIST) {
@@ -94,12 +94,12 @@ func (c *copier) enter(d *dir) error {
 	if err != nil || made == nil {
 		return err
 	}
-	return takeOver(d.to)
+	return TakeOver(d.to)
 }
 
-// takeOver makes an existing directory accessible to root only. From then on no other user can
+// TakeOver makes an existing directory accessible to root only, who can change it. From then on no other user can
 // change its content, and new entries inherit nothing from it: no group, no flags, no ACL.
-func takeOver(fd int) error {
+func TakeOver(fd int) error {
 	if err := clearFlags(fd); err != nil {
 		return err
 	}

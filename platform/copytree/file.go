@@ -112,7 +112,7 @@ func removeAll(dir int, name string) error {
 		return err
 	}
 	defer closeAll(fd)
-	if err := takeOver(fd); err != nil {
+	if err := TakeOver(fd); err != nil {
 		return err
 	}
 	entries, err := readDir(fd)

@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"cambium/internal/atomicfile"
+	"cambium/platform/copytree"
 	"cambium/platform/filesystem"
 	"cambium/storage/decide"
 )
@@ -75,22 +76,27 @@ func lookForMark(part string) *decide.Mark {
 	return m
 }
 
-// SetMark marks the disk on the migration target, and closes it to all but root.
-func (d *Disks) SetMark(m decide.Mark) (err error) {
+// SetMark marks the disk on the migration target, and closes it to all but root. Flags of chattr(1) would forbid that:
+// the top directory has those of the store if the copy was completed before.
+func (d *Disks) SetMark(m decide.Mark) error {
 	target := d.Machine.Dirs.StoreMigrationTarget()
 	data, err := json.Marshal(m)
+	if err == nil {
+		err = takeOver(target)
+	}
 	if err != nil {
 		return err
 	}
-	if err := atomicfile.Write(filepath.Join(target, MarkName), data, 0o600); err != nil {
-		return err
-	}
-	top, err := os.Open(target)
+	return atomicfile.Write(filepath.Join(target, MarkName), data, 0o600)
+}
+
+func takeOver(dir string) (err error) {
+	top, err := os.Open(dir)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, top.Close()) }()
-	return errors.Join(top.Chown(0, 0), top.Chmod(0o700), top.Sync())
+	return errors.Join(copytree.TakeOver(int(top.Fd())), top.Sync())
 }
 
 // ignoredInEmpty reports a name at the top of a disk that is not content: what comes with a file system, or was left by
@@ -143,8 +149,8 @@ func (d *Disks) TargetIsEmpty() (empty bool, err error) {
 func (d *Disks) removeMark(cid, dir string) error {
 	d.Machine.Log.WithField("cid", cid).Warn("an operator has accepted an incomplete copy as it is")
 	d.Machine.CrashPoint("remove accepted mark")
-	if err := os.Chmod(dir, 0o755); err != nil {
+	if err := takeOver(dir); err != nil {
 		return err
 	}
-	return atomicfile.Remove(filepath.Join(dir, MarkName))
+	return errors.Join(os.Chmod(dir, 0o755), atomicfile.Remove(filepath.Join(dir, MarkName)))
 }
