@@ -154,6 +154,41 @@ func TestGrowMovesTheBackup(t *testing.T) {
 	}
 }
 
+// What boot loaders need of the first sector stays when a partition is grown: boot code, boot flag and hybrid entries.
+func TestGrowKeepsTheFirstSector(t *testing.T) {
+	for name, hybrid := range map[string]bool{"boot flag": false, "hybrid": true} {
+		t.Run(name, func(t *testing.T) {
+			path := looptest.Image(t, 100*layout.MiB)
+			tool(t, "label: gpt\nstart=2048, size=190000\n", "sfdisk", "-q", "--no-tell-kernel", path)
+			if hybrid {
+				tool(t, "", "sgdisk", "--hybrid", "1", path)
+			}
+			poke(t, path, 0, []byte("boot code")...)
+			poke(t, path, 446, 0x80)
+			head := func() []byte {
+				data, err := os.ReadFile(path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return data[:512]
+			}
+			want := head()
+			if err := os.Truncate(path, 200*layout.MiB); err != nil {
+				t.Fatal(err)
+			}
+			if err := Grow(ctx, path, 1, layout.Usable(layout.GPT, 200*layout.MiB, 512)); err != nil {
+				t.Fatal(err)
+			}
+			if !hybrid { // it covers the whole disk
+				binary.LittleEndian.PutUint32(want[458:], 200*layout.MiB/512-1)
+			}
+			if got := head(); !bytes.Equal(got, want) {
+				t.Errorf("the first sector is\n%x\nwant\n%x", got, want)
+			}
+		})
+	}
+}
+
 func TestAppendAndRename(t *testing.T) {
 	path := looptest.Image(t, 100*layout.MiB)
 	tool(t, "label: dos\nstart=1, size=20000, type=83, bootable\n", "sfdisk", "-q", "--no-tell-kernel", path)
