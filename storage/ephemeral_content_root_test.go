@@ -11,6 +11,7 @@ import (
 
 	"cambium/internal/looptest"
 	"cambium/settings"
+	"cambium/storage/record"
 )
 
 // holdingTree makes a file system with directories in it.
@@ -199,6 +200,54 @@ func TestRootEphemeralContent(t *testing.T) {
 			b.ok(b.setupEphemeral(dev.Path, nil)) // and again
 		})
 	}
+}
+
+// An operator may have a refused ephemeral or raw disk formatted, once, and is told what is on it. What is in use or belongs
+// to a persistent disk is not formatted for that.
+func TestRootFormatARefusedDisk(t *testing.T) {
+	b := newBench(t, Options{})
+	other, dev, raw := b.disk(64<<20, "vol-1"), b.disk(400<<20, ""), b.disk(400<<20, "")
+	holdingTree(t, dev.Path, "ext4", "redis")
+	holdingTree(t, partitioned(t, raw, "label: gpt\nstart=2048\n"), "xfs", "redis")
+	hint, hints := &settings.DiskHint{Path: dev.Path}, []settings.DiskHint{{Path: raw.Path}}
+	describe := func(which string) (key, text string) {
+		t.Helper()
+		key, text, err := b.Ephemeral.Describe(ctx, which, hint, hints)
+		b.ok(err)
+		return key, text
+	}
+	setup := func() error { return b.setupEphemeral(dev.Path, nil) }
+	setupRaw := func() error { return only(b.SetupRaw(ctx, hints)) }
+	for _, c := range []struct {
+		which, holds string
+		setup        func() error
+	}{{"ephemeral", "ext4 with files", setup}, {raw.Path, "xfs with files", setupRaw}} {
+		b.fails(c.setup(), "run 'agent disk format "+c.which+" --yes'")
+		key, text := describe(c.which)
+		if !strings.Contains(text, c.holds) {
+			t.Errorf("%s is described as %q, want %q", c.which, text, c.holds)
+		}
+		b.ok(b.Record.Ask(record.Format, key))
+		b.ok(c.setup())
+		b.ok(c.setup()) // and it is not formatted again
+		if r, err := b.Record.Read(); err != nil || len(r.Asked) > 0 {
+			t.Errorf("asked is still %v, %v", r.Asked, err)
+		}
+	}
+	if byPath, _, err := b.Ephemeral.Describe(ctx, dev.Path, hint, hints); err == nil {
+		t.Errorf("the ephemeral disk, which is in use, may be formatted as %s", byPath)
+	}
+	for _, which := range []string{other.Path, "/dev/null", "/dev/nowhere"} {
+		if key, text, err := b.Ephemeral.Describe(ctx, which, hint, hints); err == nil {
+			t.Errorf("%s is described as %s: %s", which, key, text)
+		}
+	}
+	if _, _, err := b.Ephemeral.Describe(ctx, "ephemeral", nil, hints); err == nil {
+		t.Error("an ephemeral disk that no hint names is described")
+	}
+	// The settings say that it is a store, whatever an operator has asked.
+	b.ok(b.Record.Ask(record.Format, record.Ephemeral))
+	b.fails(b.setupEphemeral(other.Path, nil), "is the persistent disk vol-1")
 }
 
 // A disk on record is not an ephemeral disk, though nothing on it shows that it is a store and no hint leads to it any

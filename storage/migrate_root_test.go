@@ -84,6 +84,9 @@ func TestRootMigrate(t *testing.T) {
 	if n := len(progress); n < 6 || !strings.HasPrefix(progress[2], "copy: 5 files") || !strings.HasPrefix(progress[n-2], "verify: 5 files") || progress[n-1] != "" {
 		t.Errorf("progress %q", progress)
 	}
+	if !strings.Contains(b.log.String(), "the copy, read back from the new disk, is what was read from the old one") {
+		t.Error("the log does not say what was compared")
+	}
 	e, ok, err := mount.At(b.Dirs.Store())
 	if err != nil || !ok || e.Source != fresh.Path+"p1" {
 		t.Errorf("store is %+v, %v; want the new disk", e, err)

@@ -1,9 +1,9 @@
 // Package copytree makes one directory tree the same as another, and proves it. Copy carries over everything a file
 // system stores about a file: owners, modes, times to the nanosecond, hard links, symbolic links, holes, extended
-// attributes and with them ACLs and capabilities, device nodes, fifos and sockets. Verify then compares both trees,
-// names, attributes and every byte, and sets the flags of chattr(1), which would have stood in the way before.
-// Complete removes from the target the mark of an incomplete copy, and opens it to its owners. An interrupted copy
-// starts over.
+// attributes and with them ACLs and capabilities, device nodes, fifos and sockets. Verify then compares the names and
+// attributes of both trees, and every byte of the copy, read back, with what Copy has read: of the source a file is read
+// once more only if that differs. It sets the flags of chattr(1), which would have stood in the way before. Complete
+// removes from the target the mark of an incomplete copy, and opens it to its owners. An interrupted copy starts over.
 //
 // The source is read-only, or bind-mounted and may be changed past its mount; nobody but root gets into the target.
 // Each file is opened by its name in a directory that is open already, with O_NOFOLLOW, and changed through its
@@ -81,8 +81,8 @@ func (t *Trees) Copy(ctx context.Context, from, to *os.File, progress *Counter) 
 	return nil
 }
 
-// Verify compares the two trees and returns a *DifferenceError if there is any difference. Times that the target cannot
-// hold are none. What was compared gets its flags.
+// Verify compares the target with what Copy has read of the source, and returns a *DifferenceError if there is any
+// difference. Times that the target cannot hold are none. What was compared gets its flags.
 func (t *Trees) Verify(ctx context.Context, from, to *os.File, progress *Counter) (Clamped, error) {
 	t.from, t.to, t.clamped = from, to, Clamped{}
 	w := t.walk(ctx, &verifier{Trees: t, progress: progress, links: newLinks()}, progress)

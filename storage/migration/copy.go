@@ -63,6 +63,7 @@ func (a *attempt) transfer(ctx context.Context, process *worker.Copying, total d
 	if err != nil {
 		return err
 	}
+	a.Machine.Log.Info("the copy, read back from the new disk, is what was read from the old one")
 	if clamped.Files > 0 {
 		a.Machine.Log.WithFields(logrus.Fields{"files": clamped.Files, "path": clamped.First}).
 			Warn("the new disk cannot store some file times exactly")

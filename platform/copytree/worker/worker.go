@@ -74,7 +74,7 @@ func (c *Copying) Copy(report func(Report)) error {
 	return err
 }
 
-// Verify compares the copy with the source.
+// Verify compares the copy, read back, with what was read of the source.
 func (c *Copying) Verify(report func(Report)) (copytree.Clamped, error) {
 	answer, err := c.do(message{Phase: PhaseVerify, Request: &c.request}, report)
 	return copytree.Clamped{Files: answer.Clamped, First: string(answer.First)}, err
