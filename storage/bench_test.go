@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/looptest"
+	"cambium/lab/fusetest"
 	"cambium/platform/copytree/worker"
 	"cambium/platform/disk"
 	"cambium/platform/mount"
@@ -49,6 +50,30 @@ func BenchmarkPrepareBlankDisk(b *testing.B) {
 		t.ok(mount.Unmount(context.Background(), dir))
 	}
 	b.ReportMetric(float64(ours)/float64(theirs), "x_sfdisk_mkfs_mount")
+}
+
+// BenchmarkSurveyOfASlowDisk surveys a blank disk of which each read takes 10 ms: the reads are bounded in number, and
+// several wait at a time.
+func BenchmarkSurveyOfASlowDisk(b *testing.B) {
+	const latency = 10 * time.Millisecond
+	served := fusetest.Serve(b, looptest.Image(b, 10*gib))
+	entries, err := os.ReadDir(served.Dir)
+	if err != nil || len(entries) != 1 {
+		b.Fatal(entries, err)
+	}
+	name := entries[0].Name()
+	s, err := disk.Inspect(served.Path(name))
+	if err != nil {
+		b.Fatal(err)
+	}
+	served.Set(name, fusetest.SlowBy(latency))
+	defer served.Set(name, fusetest.OK)
+	for b.Loop() {
+		if found, err := disk.Survey(context.Background(), s, ""); err != nil || !found.Zeros() {
+			b.Fatal(found, err)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed())/float64(b.N)/float64(latency), "x_latency")
 }
 
 func shell(b testing.TB, script string) {

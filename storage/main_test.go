@@ -7,10 +7,12 @@ import (
 	"testing"
 
 	"cambium/internal/looptest"
+	"cambium/lab/fusetest"
 	"cambium/platform/copytree/worker"
 )
 
 func TestMain(m *testing.M) {
 	worker.ServeIfCalled(context.Background())
+	fusetest.ServeIfCalled()
 	looptest.Main(m)
 }

@@ -18,6 +18,8 @@ import (
 	"cambium/internal/looptest"
 	"cambium/internal/managedfs"
 	"cambium/platform/device"
+	"cambium/platform/disk"
+	"cambium/platform/disk/layout"
 	"cambium/platform/mount"
 	"cambium/settings"
 	"cambium/storage/decide"
@@ -48,6 +50,7 @@ func TestRootMatrix(t *testing.T) {
 		}
 		done[fmt.Sprint(c.table.name, want, c.damage.name, c.content.used)] = c
 	}
+	t.Logf("%d refusals with commands of their own", len(m.followed))
 	for _, c := range done {
 		m.do(c)
 	}
@@ -279,13 +282,16 @@ type matrix struct {
 	// benches are by whether disks are preformatted, and devices is how they find disks.
 	benches map[bool]*bench
 	devices Resolver
+	other   *bench // of an agent without persistent disks
+	// followed are the refusals whose commands were run.
+	followed map[string]bool
 }
 
 func newMatrix(t *testing.T) *matrix {
 	t.Helper()
 	dir := t.TempDir()
-	m := &matrix{t: t, volumes: map[*matrixContent]string{}, image: filepath.Join(dir, "disk.img"),
-		older: filepath.Join(dir, "older.img"), benches: map[bool]*bench{false: newBench(t, Options{}),
+	m := &matrix{t: t, followed: map[string]bool{}, volumes: map[*matrixContent]string{}, image: filepath.Join(dir, "disk.img"),
+		older: filepath.Join(dir, "older.img"), other: newBench(t, Options{}), benches: map[bool]*bench{false: newBench(t, Options{}),
 			true: newBench(t, Options{UsePreformattedPersistentDisk: true})}}
 	m.devices = m.benches[false].Persistent.Resolver.(Resolver)
 	volume := func(path string, fill func(testing.TB, string)) {
@@ -446,8 +452,9 @@ func (m *matrix) decide(c matrixCell) {
 		switch {
 		case change.Op == decide.CreateTable || change.Op == decide.MakeFileSystem:
 			got = isFormatted
-		case change.Op == decide.Reject && strings.HasSuffix(change.What, "will be refused"):
+		case change.Op == decide.Reject && strings.Contains(change.What, "will be refused"):
 			refusal = errors.New(change.String())
+			m.follow(change.What)
 		}
 	}
 	if refusal != nil {
@@ -458,6 +465,24 @@ func (m *matrix) decide(c matrixCell) {
 	}
 }
 
+// follow runs the commands of a refusal on a device, unless another refusal had the same.
+func (m *matrix) follow(advice string) {
+	m.t.Helper()
+	if m.followed[advice] {
+		return
+	}
+	m.followed[advice] = true
+	dev := looptest.Attach(m.t, m.image)
+	defer dev.Release(m.t)
+	if s, err := disk.Inspect(dev.Path); err == nil && len(s.Table.Partitions) > 0 {
+		if err := disk.Announce(ctx, dev.Path); err != nil {
+			m.t.Fatal(err)
+		}
+	}
+	part := layout.PartitionPath(m.image, 1)
+	lookAround(m.t, dev, errors.New(strings.NewReplacer(part, dev.Path+"p1", m.image, dev.Path).Replace(advice)))
+}
+
 // do has a disk mounted.
 func (m *matrix) do(c matrixCell) {
 	m.t.Helper()
@@ -465,6 +490,7 @@ func (m *matrix) do(c matrixCell) {
 	m.make(c)
 	dev := looptest.Attach(m.t, m.image)
 	defer dev.Release(m.t)
+	m.replace(c, dev)
 	m.know(b, c, dev.Path)
 	b.Persistent.Resolver = m.devices
 	got, before := isMounted, checksum(m.t, dev)
@@ -494,6 +520,21 @@ func (m *matrix) do(c matrixCell) {
 	}
 	if err == nil {
 		b.ok(mount.Unmount(context.Background(), b.Dirs.Store()))
+	}
+}
+
+// replace has the agent plan what it does with the same disk as an ephemeral one: files are never replaced, and what is
+// blank always is.
+func (m *matrix) replace(c matrixCell, dev *looptest.Device) {
+	m.t.Helper()
+	hint := settings.DiskHint{Path: dev.Path}
+	_, err := m.other.Ephemeral.Plan(ctx, &hint, nil, "agent-1")
+	blank := c.content.make == nil && c.table.script == ""
+	if c.content.used && err == nil || blank && err != nil {
+		m.t.Errorf("%s: as an ephemeral disk: %v", c, err)
+	}
+	if err != nil {
+		lookAround(m.t, dev, err)
 	}
 }
 

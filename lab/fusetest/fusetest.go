@@ -38,6 +38,18 @@ const (
 	Slow Mode = "slow" // reads, writes and flushes take Latency
 )
 
+// SlowBy is Slow with another latency.
+func SlowBy(latency time.Duration) Mode { return Mode(latency.String()) }
+
+// wait takes the time of a slow image.
+func (m Mode) wait() {
+	if latency, err := time.ParseDuration(string(m)); err == nil {
+		time.Sleep(latency)
+	} else if m == Slow {
+		time.Sleep(Latency)
+	}
+}
+
 // Latency is that of a slow image.
 const Latency = 100 * time.Millisecond
 
@@ -83,6 +95,11 @@ type image struct {
 	mode   atomic.Value // Mode
 }
 
+func (i *image) now() Mode {
+	mode, _ := i.mode.Load().(Mode)
+	return mode
+}
+
 var _ = (interface {
 	fs.NodeGetattrer
 	fs.NodeSetattrer
@@ -109,9 +126,7 @@ func (i *image) Open(context.Context, uint32) (fs.FileHandle, uint32, syscall.Er
 }
 
 func (i *image) Read(_ context.Context, _ fs.FileHandle, to []byte, at int64) (fuse.ReadResult, syscall.Errno) {
-	if i.mode.Load() == Slow {
-		time.Sleep(Latency)
-	}
+	i.now().wait()
 	n, err := i.file.ReadAt(to, at)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, fs.ToErrno(err)
@@ -121,12 +136,11 @@ func (i *image) Read(_ context.Context, _ fs.FileHandle, to []byte, at int64) (f
 
 // change does something to the image, as the mode allows, and records it.
 func (i *image) change(h Header, data []byte, do func() error) syscall.Errno {
-	switch i.mode.Load() {
-	case EIO:
+	mode := i.now()
+	if mode == EIO {
 		return syscall.EIO
-	case Slow:
-		time.Sleep(Latency)
 	}
+	mode.wait()
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	err := do()

@@ -52,7 +52,7 @@ func (d *Disks) planKnown(ctx context.Context, v view, p settings.PersistentDisk
 	plan, err := d.plan(ctx, v, p, false)
 	if r, refused := errors.AsType[*decide.Refusal](err); refused {
 		return []decide.Change{{Op: decide.Reject, Device: r.Path, Proof: r.Found,
-			What: "persistent disk " + p.CID + " will be refused"}}, nil
+			What: "persistent disk " + p.CID + " will be refused. " + r.Remedy}}, nil
 	}
 	changes := plan.Changes
 	for i := range changes {
