@@ -6,6 +6,8 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -114,4 +116,30 @@ func TestRootTornSuperblock(t *testing.T) {
 	tool(t, part, "sh", "-c", writing[0]+" -y || [ $? = 1 ]")
 	b.ok(b.Mount(ctx, "vol-1"))
 	b.kept(b.Dirs.Store(), "data")
+}
+
+// An xfs that the kernel refuses is repaired by the command that the error advises, after a look that writes nothing.
+func TestRootDamagedXFS(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(400<<20, "vol-1")
+	p := b.records.disks["vol-1"]
+	p.FileSystem = "xfs"
+	b.records.disks["vol-1"] = p
+	b.ok(b.Mount(ctx, "vol-1"))
+	b.put("data")
+	b.unmounted("vol-1", "Unmounted partition of vol-1")
+	part := dev.Path + "p1"
+	const rootInode = "xfs_db -r -c 'inode '$(xfs_db -r -c 'sb 0' -c 'p rootino' $0 | sed 's/.* //') -c daddr $0 | " +
+		"sed 's/.* //'"
+	sector, err := strconv.ParseInt(strings.TrimSpace(tool(t, part, "sh", "-ec", rootInode, part)), 10, 64)
+	b.ok(err)
+	poke(t, part, sector*512, []byte("xx"))
+	err = b.Mount(ctx, "vol-1")
+	b.fails(err, "the file system is damaged", "take a snapshot of the disk first, then run 'xfs_repair "+part+"'")
+	tool(t, part, "sh", "-ec", lookAround(t, dev, err)[0])
+	b.ok(b.Mount(ctx, "vol-1"))
+	found, err := filepath.Glob(filepath.Join(b.Dirs.Store(), "lost+found", "*"))
+	if b.ok(err); len(found) != 1 || read(t, found[0]) != "data" {
+		t.Errorf("in lost+found is %q, want the file", found)
+	}
 }

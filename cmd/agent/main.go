@@ -52,7 +52,7 @@ func commands() cli.Table {
 		{Name: "validate", Summary: "check agent.json, settings or update-settings documents", Run: validate.Run},
 		{Name: "settings", Summary: "ask the sources as a boot does, show the effective settings", Run: showsettings.Run},
 		{Name: "plan", Summary: "show what a boot would change on this machine", Run: runPlan},
-		{Name: "disk", Summary: "accept, release or format a persistent disk", Run: disk.Command(describeDisk)},
+		{Name: "disk", Summary: "accept, release or format a disk", Run: disk.Command(describeDisk)},
 		{Name: "jobs", Summary: "show the processes of the jobs", Run: jobs.Run},
 		{Name: "supervise", Summary: "run the jobs in place of monit", Run: supervise.Run},
 		{Name: "compile", Summary: "compile release tarballs on this machine, without a Director", Run: compile.Run},

@@ -9,7 +9,7 @@ complete -c agent -f -n __fish_use_subcommand -a metrics -d 'print the state of 
 complete -c agent -f -n __fish_use_subcommand -a validate -d 'check agent.json, settings or update-settings documents'
 complete -c agent -f -n __fish_use_subcommand -a settings -d 'ask the sources as a boot does, show the effective settings'
 complete -c agent -f -n __fish_use_subcommand -a plan -d 'show what a boot would change on this machine'
-complete -c agent -f -n __fish_use_subcommand -a disk -d 'accept, release or format a persistent disk'
+complete -c agent -f -n __fish_use_subcommand -a disk -d 'accept, release or format a disk'
 complete -c agent -f -n __fish_use_subcommand -a jobs -d 'show the processes of the jobs'
 complete -c agent -f -n __fish_use_subcommand -a supervise -d 'run the jobs in place of monit'
 complete -c agent -f -n __fish_use_subcommand -a compile -d 'compile release tarballs on this machine, without a Director'

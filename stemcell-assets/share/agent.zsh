@@ -12,7 +12,7 @@ commands=(
 	'validate:check agent.json, settings or update-settings documents'
 	'settings:ask the sources as a boot does, show the effective settings'
 	'plan:show what a boot would change on this machine'
-	'disk:accept, release or format a persistent disk'
+	'disk:accept, release or format a disk'
 	'jobs:show the processes of the jobs'
 	'supervise:run the jobs in place of monit'
 	'compile:compile release tarballs on this machine, without a Director'
