@@ -364,11 +364,11 @@ func TestLinkedModulesAreJustified(t *testing.T) {
 // data/blobs, /etc. platform/tree makes the directories of jobs, by single calls that fail where something is there.
 var byHandle = map[string][]string{
 	"jobs/script":              nil,
-	"jobs/logs":                {"rotation.go"},                                          // writes to /etc/logrotate.d
-	"jobs/bundle":              {"collection.go", "links.go"},                            // in directories that root alone can write to
-	"jobs/monit":               {"client.go", "start.go", "unmonitored.go", "dropin.go"}, // monit's own files
-	"agent/action":             {"dns.go", "ssh.go"},                                     // the records of sync_dns, the host's keys
-	"platform/user":            {"database.go", "lock.go", "table.go"},                   // the account files in /etc
+	"jobs/logs":                {"rotation.go"},                                     // writes to /etc/logrotate.d
+	"jobs/bundle":              {"collection.go", "links.go"},                       // in directories that root alone can write to
+	"jobs/monit":               {"client.go", "start.go", "checks.go", "dropin.go"}, // monit's own files
+	"agent/action":             {"dns.go", "ssh.go"},                                // the records of sync_dns, the host's keys
+	"platform/user":            {"database.go", "lock.go", "table.go"},              // the account files in /etc
 	"platform/copytree":        nil,
 	"platform/copytree/worker": nil,
 	"storage/migration":        nil,

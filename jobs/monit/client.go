@@ -178,23 +178,41 @@ func (c *Client) Unmonitor(ctx context.Context, service string) error {
 	return c.act(ctx, "unmonitor", service)
 }
 
+// act repeats an action until monit takes it.
 func (c *Client) act(ctx context.Context, action, service string) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, actionBudget, fmt.Errorf("timed out after %v", actionBudget))
+	ctx, cancel := context.WithTimeoutCause(ctx, stopBudget, fmt.Errorf("timed out after %v", stopBudget))
 	defer cancel()
+	since := time.Now()
 	err := retry.Do(ctx, retry.Backoff{Min: c.pause()}, func(ctx context.Context) error {
 		err := c.Act(ctx, action, service)
-		// Unknown service, wrong password: a retry does not help. 503 is an action that is still
-		// pending.
-		var status statusError
-		if errors.As(err, &status) && status.code < 500 {
-			return retry.Final(err)
+		if waits(action, err) {
+			since = time.Now()
 		}
-		return err
+		return lasting(err, time.Since(since))
 	})
 	if err != nil {
 		return fmt.Errorf("monit %s %s: %w", action, service, err)
 	}
 	return nil
+}
+
+// waits reports whether an action has to wait for another one that is pending, for as long as a stop may take: the
+// other one may be a start with minutes of time.
+func waits(action string, err error) bool {
+	status, is := errors.AsType[statusError](err)
+	return is && status.code == http.StatusServiceUnavailable && (action == "stop" || action == "unmonitor")
+}
+
+// lasting marks the error of an action that is not to be tried again. Unknown service, wrong password: that does not
+// help.
+func lasting(err error, tried time.Duration) error {
+	switch status, is := errors.AsType[statusError](err); {
+	case is && status.code < 500:
+		return retry.Final(err)
+	case err != nil && tried >= actionBudget:
+		return retry.Final(fmt.Errorf("%w (timed out after %v)", err, actionBudget))
+	}
+	return err
 }
 
 // Act asks monit once for an action on a service. It does not wait for it.

@@ -97,10 +97,10 @@ func (d DropIn) before(ctx context.Context, c *Client) (unmonitored map[string]b
 	if err != nil {
 		return nil, nil
 	}
-	monitored, unmonitored := map[string]bool{}, map[string]bool{}
+	monitored, unmonitored, checks := map[string]bool{}, map[string]bool{}, c.checks()
 	for _, v := range status.Services {
 		if monitored[v.Name] = v.Monitored; !v.Monitored {
-			unmonitored[v.Name] = c.alive(v.Name)
+			unmonitored[v.Name] = mayRun(checks[v.Name])
 		}
 	}
 	if d.Before == nil {

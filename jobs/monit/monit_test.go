@@ -2,7 +2,6 @@ package monit
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -38,6 +37,7 @@ type fakeService struct {
 	status, monitor, pending int
 	message                  string
 	stopped                  bool // its stop program ran
+	fails                    bool // its stop program does
 	todo                     string
 	seen                     int // status reads since todo was ordered
 }
@@ -56,7 +56,10 @@ func (f *fakeMonit) cycle(s *fakeService) {
 		s.monitor, s.status = 1, 0
 	case "stop":
 		s.stopped = s.stopped || f.old || s.monitor != 0
-		s.monitor = 0
+		s.monitor, s.status, s.message = 0, 0, ""
+		if s.fails {
+			s.monitor, s.status, s.message = 1, 1, "failed to stop"
+		}
 	case "monitor":
 		s.monitor = 1
 	case "unmonitor":
@@ -180,62 +183,6 @@ func TestStartUnmonitored(t *testing.T) {
 	}
 	if got := strings.Join(f.actions, ", "); got != "start b" {
 		t.Errorf("got %s, want start b", got)
-	}
-}
-
-func TestActionsOnBothVersions(t *testing.T) {
-	for _, old := range []bool{true, false} {
-		f := services("a", "b")
-		f.old, f.busy, f.slow = old, 2, 2
-		s := Supervisor{Client: serve(t, f), Poll: time.Millisecond}
-		gone := filepath.Join(t.TempDir(), "job")
-		s.JobFiles = filepath.Join(gone, "*.monitrc")
-		if err := errors.Join(os.Mkdir(gone, 0o700), os.WriteFile(filepath.Join(gone, "0000_b.monitrc"), []byte("check process b\n  with pidfile "+gone+"/b.pid\n"), 0o600)); err != nil {
-			t.Fatal(err)
-		}
-		for _, err := range []error{s.StartAll(t.Context()), s.UnmonitorAll(t.Context()), s.StopAll(t.Context(), true)} {
-			if err != nil {
-				t.Errorf("old %v: %v", old, err)
-			}
-		}
-		// The process of b ended by itself: it is not supervised again, lest it be started.
-		want := "start a, start b, unmonitor a, unmonitor b, stop a, stop b"
-		if !old {
-			want = strings.Replace(want, "stop a", "monitor a, stop a", 1)
-		}
-		if got := strings.Join(f.actions, ", "); got != want {
-			t.Errorf("old %v: got %s, want %s", old, got, want)
-		}
-		if !f.services["a"].stopped {
-			t.Errorf("old %v: a was not stopped", old)
-		}
-		if err := s.Start(t.Context(), "nope"); err == nil || !strings.Contains(err.Error(), "404") {
-			t.Errorf("unknown service: got %v", err)
-		}
-	}
-}
-
-func TestStopAndWait(t *testing.T) {
-	f := services("a", "b")
-	s := Supervisor{Client: serve(t, f), Poll: time.Millisecond, StopBudget: time.Second}
-	f.services["a"].pending = 1
-	err := s.StopAll(t.Context(), true)
-	if err == nil || !strings.HasPrefix(err.Error(), "Timed out waiting for services 'a' to") {
-		t.Errorf("a pending action: got %v", err)
-	}
-	s.StopBudget = time.Minute
-	f.change(func() {
-		f.services["a"].pending = 0
-		f.services["b"].status, f.services["b"].message = 1, "failed to stop"
-	})
-	if err := s.StopAll(t.Context(), true); err == nil || !strings.Contains(err.Error(), "b: failed to stop") {
-		t.Errorf("a failed service: got %v", err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	f.change(func() { f.services["b"].status, f.services["a"].pending = 0, 1 })
-	cancel()
-	if err := s.StopAll(ctx, true); err == nil || strings.Contains(err.Error(), "Timed out waiting for service") {
-		t.Errorf("canceled: got %v, want something other than a timeout", err)
 	}
 }
 

@@ -2,11 +2,9 @@ package monit
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"cambium/internal/retry"
@@ -28,9 +26,6 @@ type Process struct {
 		Total float64 `json:"total"`
 	} `json:"cpu"`
 }
-
-// stopBudget is how long StopAll waits for all services together.
-const stopBudget = 5 * time.Minute
 
 // Supervisor handles all services of the group at once.
 type Supervisor struct {
@@ -92,25 +87,6 @@ func (s Supervisor) each(ctx context.Context, act func(context.Context, string) 
 	return nil
 }
 
-// stopEach asks monit to stop every service. A drain left them unmonitored; see resume.
-func (s Supervisor) stopEach(ctx context.Context) error {
-	status, err := s.statusWithRetry(ctx)
-	if err != nil {
-		return err
-	}
-	for _, service := range status.Services {
-		if !service.Monitored {
-			if err := s.resume(ctx, status, service.Name); err != nil {
-				return err
-			}
-		}
-		if err := s.Stop(ctx, service.Name); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // statusWithRetry retries Status for as long as an action may take: after a boot or a reload monit
 // does not answer at once.
 func (s Supervisor) statusWithRetry(ctx context.Context) (status Status, err error) {
@@ -121,76 +97,6 @@ func (s Supervisor) statusWithRetry(ctx context.Context) (status Status, err err
 		return err
 	})
 	return status, err
-}
-
-// StopAll stops every service. With wait it first lets pending actions end and then returns only
-// when nothing is monitored or pending any more, for at most the budget.
-func (s Supervisor) StopAll(ctx context.Context, wait bool) error {
-	if !wait {
-		return s.stopEach(ctx)
-	}
-	budget := s.StopBudget
-	if budget == 0 {
-		budget = stopBudget
-	}
-	ctx, cancel := context.WithTimeoutCause(ctx, budget, errBudget)
-	defer cancel()
-	if err := s.until(ctx, "finish their pending actions", budget, func(v Service) bool { return !v.Pending }); err != nil {
-		return err
-	}
-	if err := s.stopEach(ctx); err != nil {
-		if errors.Is(context.Cause(ctx), errBudget) {
-			//lint:ignore ST1005 the Director looks for these words
-			return fmt.Errorf("Timed out waiting for services to stop after %v: %w", budget, err)
-		}
-		return err
-	}
-	return s.until(ctx, "stop", budget, func(v Service) bool { return !v.Pending && !v.Monitored })
-}
-
-var errBudget = errors.New("the budget for stopping is used up")
-
-// until polls the services: monit has no notifications. A monit that does not answer for as long as an action may take
-// is an error, and not a timeout, which the Director takes for a stop: nobody knows what runs.
-func (s Supervisor) until(ctx context.Context, what string, budget time.Duration, done func(Service) bool) error {
-	poll := s.Poll
-	if poll == 0 {
-		poll = 500 * time.Millisecond
-	}
-	var waiting []string
-	for {
-		status, err := s.statusWithRetry(ctx)
-		if err != nil && ctx.Err() == nil {
-			return err
-		}
-		if err == nil {
-			waiting = nil
-			var faults []string
-			for _, v := range status.Services {
-				if v.Fault != "" {
-					faults = append(faults, fmt.Sprintf("%s: %s", v.Name, v.Fault))
-				}
-				if !done(v) {
-					waiting = append(waiting, v.Name)
-				}
-			}
-			if len(faults) > 0 {
-				return fmt.Errorf("stopping services failed: %s", strings.Join(faults, "; "))
-			}
-			if len(waiting) == 0 {
-				return nil
-			}
-		}
-		if ended := retry.Sleep(ctx, poll); ended != nil {
-			if !errors.Is(ended, errBudget) {
-				return ended
-			}
-			// The Director looks for the beginning of this text and then goes on.
-			//lint:ignore ST1005 the Director looks for these words
-			timeout := fmt.Errorf("Timed out waiting for services '%s' to %s after %v", strings.Join(waiting, ", "), what, budget)
-			return errors.Join(timeout, err)
-		}
-	}
 }
 
 // State is the state of all services together, without regard to the marker of a stopped

@@ -57,7 +57,7 @@ func TestHostilePidfiles(t *testing.T) {
 				}
 			}
 			answer := make(chan bool, 1)
-			go func() { answer <- c.alive("a") }()
+			go func() { answer <- mayRun(c.checks()["a"]) }()
 			select {
 			case got := <-answer:
 				if got != s.alive {
