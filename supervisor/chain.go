@@ -66,7 +66,7 @@ func (c *chain) requested(ctx context.Context) {
 		if verb := s.known().pending; verb != monitfile.Ignore && ctx.Err() == nil {
 			c.control(ctx, s, verb)
 			if ctx.Err() == nil {
-				s.update(func(v *status) { v.pending = monitfile.Ignore })
+				s.update(func(v *status) { v.pending, v.next = v.next, monitfile.Ignore })
 			}
 		}
 	}
@@ -84,7 +84,8 @@ func (c *chain) control(ctx context.Context, s *service, verb monitfile.Verb) {
 		stopped := c.stopDependants(ctx, s)
 		c.startAgain(ctx, append(stopped, s))
 	case monitfile.Stop:
-		for _, d := range c.stopDependants(ctx, s) {
+		for _, d := range c.dependants(s) {
+			c.stop(ctx, d)
 			d.reset()
 		}
 		c.stop(ctx, s)
@@ -145,11 +146,11 @@ func (c *chain) superviseWithPrerequisites(s *service) {
 	s.supervise()
 }
 
-// stopDependants stops what depends on s and is supervised, and returns those services. What is not supervised is left
-// alone.
+// stopDependants stops what depends on s and is to be started again after it, and returns those services. What is
+// neither supervised nor runs is left alone.
 func (c *chain) stopDependants(ctx context.Context, s *service) (stopped []*service) {
 	for _, d := range c.dependants(s) {
-		if d.known().monitor != Off {
+		if d.known().monitor != Off || d.runs() {
 			c.stop(ctx, d)
 			stopped = append(stopped, d)
 		}
@@ -206,8 +207,8 @@ func (c *chain) start(ctx context.Context, s *service, visited map[*service]bool
 	c.settle(ctx, s)
 }
 
-// stop runs the stop program, if there is a process to stop, and waits for its end. It reports whether nothing runs
-// now.
+// stop runs the stop program, if there is something to stop, and waits for the end of the process, or of the program
+// if the service is not a process: a start must not meet it. It reports whether nothing runs now.
 func (c *chain) stop(ctx context.Context, s *service) bool {
 	// Its end is wanted, and not an event.
 	s.watch.Close()
@@ -216,14 +217,18 @@ func (c *chain) stop(ctx context.Context, s *service) bool {
 		return ctx.Err() == nil
 	}
 	c.log(s).WithField("program", s.Stop.Args[0]).Info("stop")
-	if _, err := c.launch(s, s.Stop, "Stopped", "Stopped"); err != nil {
+	program, err := c.launch(s, s.Stop, "Stopped", "Stopped")
+	if err != nil {
 		c.executed(ctx, s, failed, "failed to stop: "+err.Error())
 		return false
 	}
-	if s.Type != monitfile.Process {
-		return true
+	stopped := false
+	if s.Type == monitfile.Process {
+		stopped = c.until(ctx, s, s.Stop.Timeout, func() bool { return s.pid(nil) == 0 })
+	} else {
+		stopped = awaitEnd(ctx, program, s.Stop.Timeout)
 	}
-	if !c.until(ctx, s, s.Stop.Timeout, func() bool { return s.pid(nil) == 0 }) {
+	if !stopped {
 		if ctx.Err() == nil {
 			c.executed(ctx, s, failed,
 				fmt.Sprintf("failed to stop: still running after %v", s.Stop.Timeout))
@@ -238,6 +243,24 @@ func (c *chain) stop(ctx context.Context, s *service) bool {
 	})
 	c.executed(ctx, s, passed, "stopped")
 	return true
+}
+
+// awaitEnd waits for the end of a program, and reports whether it has ended.
+func awaitEnd(ctx context.Context, pid int, timeout time.Duration) bool {
+	ended := make(chan struct{})
+	w, err := pidfile.Follow(pid, func() { close(ended) })
+	if err != nil {
+		return true // it has ended, or the kernel cannot tell
+	}
+	defer w.Close()
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	select {
+	case <-ended:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // executed is the event of a start or stop program that did or did not do its work.

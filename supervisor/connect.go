@@ -4,9 +4,11 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"strconv"
 	"time"
 
@@ -44,10 +46,10 @@ func where(e monitfile.Endpoint) string {
 func probe(ctx context.Context, e monitfile.Endpoint) error {
 	ctx, cancel := context.WithTimeout(ctx, e.Timeout)
 	defer cancel()
-	network, address := "tcp", net.JoinHostPort(e.Host, strconv.Itoa(e.Port))
-	if e.UDP {
-		network = "udp"
+	if e.UDP && e.Unix == "" {
+		return probeUDP(ctx, e)
 	}
+	network, address := "tcp", net.JoinHostPort(e.Host, strconv.Itoa(e.Port))
 	if e.Unix != "" {
 		network, address = "unix", e.Unix
 	}
@@ -88,6 +90,43 @@ func probe(ctx context.Context, e monitfile.Endpoint) error {
 	defer func() { _ = response.Body.Close() }()
 	if response.StatusCode >= http.StatusBadRequest {
 		return fmt.Errorf("HTTP status %d", response.StatusCode)
+	}
+	return nil
+}
+
+// udpWait is how long a UDP port is given to refuse: one that is open may have nothing to say.
+const udpWait = time.Second
+
+// probeUDP sends a byte to each address of the host, as monit does to the first one, until one does not refuse it.
+func probeUDP(ctx context.Context, e monitfile.Endpoint) error {
+	addresses, err := net.DefaultResolver.LookupHost(ctx, e.Host)
+	for _, address := range addresses {
+		if err = refusal(ctx, net.JoinHostPort(address, strconv.Itoa(e.Port))); err == nil {
+			return nil
+		}
+	}
+	return err
+}
+
+// refusal sends a byte to a UDP address and returns the error that comes back.
+func refusal(ctx context.Context, address string) error {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "udp", address)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }() // what it says does not matter
+	deadline := time.Now().Add(udpWait)
+	if latest, has := ctx.Deadline(); has && latest.Before(deadline) {
+		deadline = latest
+	}
+	if err := conn.SetDeadline(deadline); err != nil {
+		return err
+	}
+	if _, err := conn.Write([]byte{0}); err != nil {
+		return err
+	}
+	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		return err
 	}
 	return nil
 }

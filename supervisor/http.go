@@ -92,7 +92,7 @@ func (s *Supervisor) request(w http.ResponseWriter, names []string, action strin
 		case at < 0:
 			refuse(w, http.StatusNotFound, "There is no service named "+name)
 			return
-		case s.services[at].pending != monitfile.Ignore:
+		case s.services[at].pending != monitfile.Ignore && verb != monitfile.Unmonitor:
 			refuse(w, http.StatusServiceUnavailable, "Other action already in progress -- please try again later")
 			return
 		default:
@@ -100,7 +100,11 @@ func (s *Supervisor) request(w http.ResponseWriter, names []string, action strin
 		}
 	}
 	for _, v := range asked {
-		v.pending = verb
+		if v.pending == monitfile.Ignore {
+			v.pending = verb
+		} else {
+			v.next = verb // after a start that may take minutes, for which a drain does not wait
+		}
 		token(v.kick)
 	}
 }

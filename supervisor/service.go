@@ -23,6 +23,7 @@ const (
 type status struct {
 	monitor Monitor
 	pending monitfile.Verb // an action that was asked for and has not ended
+	next    monitfile.Verb // what follows it: unmonitor, if that was asked for meanwhile
 	errors  event
 	message string // of the error that came last
 	// starts and cycles count for tests of the form "3 restarts within 5 cycles".

@@ -255,7 +255,7 @@ func (s *service) goOn(before *service) {
 	if before == nil {
 		return
 	}
-	s.pending = before.pending
+	s.pending, s.next = before.pending, before.next
 	if s.Pidfile == before.Pidfile && reflect.DeepEqual(s.Start, before.Start) {
 		s.starting = before.starting
 	}
