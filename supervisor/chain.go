@@ -207,8 +207,8 @@ func (c *chain) start(ctx context.Context, s *service, visited map[*service]bool
 	c.settle(ctx, s)
 }
 
-// stop runs the stop program, if there is something to stop, and waits for the end of the process, or of the program
-// if the service is not a process: a start must not meet it. It reports whether nothing runs now.
+// stop runs the stop program, if there is something to stop, and waits for the end of the process and of the program. It
+// reports whether nothing runs now.
 func (c *chain) stop(ctx context.Context, s *service) bool {
 	// Its end is wanted, and not an event.
 	s.watch.Close()
@@ -222,11 +222,11 @@ func (c *chain) stop(ctx context.Context, s *service) bool {
 		c.executed(ctx, s, failed, "failed to stop: "+err.Error())
 		return false
 	}
-	stopped := false
-	if s.Type == monitfile.Process {
-		stopped = c.until(ctx, s, s.Stop.Timeout, func() bool { return s.pid(nil) == 0 })
-	} else {
-		stopped = awaitEnd(ctx, program, s.Stop.Timeout)
+	deadline := time.Now().Add(s.Stop.Timeout)
+	stopped := s.Type != monitfile.Process || c.until(ctx, s, s.Stop.Timeout, func() bool { return s.pid(nil) == 0 })
+	// A start must not meet the program: it may be about to remove the pid file, which would be the new one then.
+	if stopped && !awaitEnd(ctx, program, time.Until(deadline)) {
+		stopped = s.Type == monitfile.Process
 	}
 	if !stopped {
 		if ctx.Err() == nil {
