@@ -84,25 +84,44 @@ func parseStat(pid int, text []byte, booted time.Time) (process, bool) {
 func (all processes) withSums() processes {
 	sums := make(processes, len(all))
 	for pid, p := range all {
-		p.children, p.totalTicks, p.totalKB = sums[pid].children, sums[pid].totalTicks, sums[pid].totalKB
-		p.totalTicks += p.ticks
-		p.totalKB += p.kilobytes
+		p.children, p.totalTicks, p.totalKB = 0, p.ticks, p.kilobytes
 		sums[pid] = p
-		// A list that was not read at one instant may have a loop.
-		for up, depth := p.parent, 0; up > 0 && depth < len(all); depth++ {
-			ancestor, known := all[up]
-			if !known {
-				break
-			}
-			sum := sums[up]
-			sum.children++
-			sum.totalTicks += p.ticks
-			sum.totalKB += p.kilobytes
-			sums[up] = sum
-			up = ancestor.parent
+	}
+	for _, pid := range all.childrenFirst() {
+		p := sums[pid]
+		if parent, known := sums[p.parent]; known {
+			parent.children += p.children + 1
+			parent.totalTicks += p.totalTicks
+			parent.totalKB += p.totalKB
+			sums[p.parent] = parent
 		}
 	}
 	return sums
+}
+
+// childrenFirst lists each process once, after all of its children. A list that was not read at one instant may have a
+// loop, whose processes are left out.
+func (all processes) childrenFirst() []int {
+	children := make(map[int]int, len(all))
+	for _, p := range all {
+		children[p.parent]++
+	}
+	order := make([]int, 0, len(all))
+	for pid := range all {
+		if children[pid] == 0 {
+			order = append(order, pid)
+		}
+	}
+	for i := 0; i < len(order); i++ {
+		parent := all[order[i]].parent
+		if _, known := all[parent]; !known {
+			continue
+		}
+		if children[parent]--; children[parent] == 0 {
+			order = append(order, parent)
+		}
+	}
+	return order
 }
 
 // matching finds the process with the lowest pid whose command line fits.
