@@ -417,6 +417,7 @@ func (c *chain) existence(s *service) rule {
 
 // post takes in what a look found, sends an alert if the state of the test changed, and acts. key names the test.
 func (c *chain) post(ctx context.Context, s *service, key any, r rule, found outcome, text string) {
+	text = cut(text)
 	h := s.histories[key]
 	if h == nil {
 		h = &history{}

@@ -2,14 +2,17 @@ package supervisor
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"cambium/supervisor/monitfile"
@@ -83,11 +86,26 @@ func probe(ctx context.Context, e monitfile.Endpoint) error {
 		e.Request, host, Version); err != nil {
 		return err
 	}
-	response, err := http.ReadResponse(bufio.NewReaderSize(conn, 4096), nil)
+	return checkAnswer(conn)
+}
+
+// maxAnswer is how much is read of a job's answer; monit reads half a kilobyte.
+const maxAnswer = 4 << 10
+
+// checkAnswer reads the first line of an HTTP answer, which has its status.
+func checkAnswer(answer io.Reader) error {
+	line, err := bufio.NewReaderSize(answer, maxAnswer).ReadSlice('\n')
+	if errors.Is(err, bufio.ErrBufferFull) {
+		return fmt.Errorf("HTTP: the first line of the answer is longer than %d bytes", maxAnswer)
+	}
 	if err != nil {
 		return fmt.Errorf("HTTP: %w", err)
 	}
-	defer func() { _ = response.Body.Close() }()
+	alone := io.MultiReader(bytes.NewReader(line), strings.NewReader("\r\n"))
+	response, err := http.ReadResponse(bufio.NewReader(alone), nil)
+	if err != nil {
+		return fmt.Errorf("HTTP: %w", err)
+	}
 	if response.StatusCode >= http.StatusBadRequest {
 		return fmt.Errorf("HTTP status %d", response.StatusCode)
 	}

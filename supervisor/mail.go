@@ -2,9 +2,11 @@ package supervisor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/smtp"
+	"net/textproto"
 	"strings"
 	"sync"
 	"time"
@@ -17,8 +19,23 @@ import (
 // maxMails is how many alerts wait for the agent; the oldest are dropped first.
 const maxMails = 5000
 
+// permanentFailure is the lowest code of SMTP that tells not to send the same again.
+const permanentFailure = 500
+
 // mailTimeout bounds the delivery of one alert.
 const mailTimeout = 15 * time.Second
+
+// maxText is the length of a text that jobs have a part in, such as an answer or a path: it becomes part of alerts, log,
+// status and state.
+const maxText = 500
+
+// cut bounds a text where it enters.
+func cut(text string) string {
+	if len(text) <= maxText {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxText], "") + "…"
+}
 
 // mail is an alert on its way to the agent.
 type mail struct {
@@ -67,6 +84,14 @@ func index(found outcome) int { return [...]int{passed: 1, failed: 0, changed: 2
 
 func (m *mails) add(one mail, host string) {
 	one.ID = fmt.Sprintf("%d.%09d@%s", one.Date.Unix(), one.Date.Nanosecond(), host)
+	m.enqueue(one)
+}
+
+// enqueue appends an alert that has its ID.
+func (m *mails) enqueue(one mail) {
+	for _, text := range []*string{&one.ID, &one.Service, &one.Event, &one.Action, &one.Description} {
+		*text = cut(*text)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.queue = append(m.queue[max(0, len(m.queue)-maxMails+1):], one)
@@ -86,7 +111,11 @@ func (m *mails) send(ctx context.Context, interval time.Duration) {
 	for {
 		before := m.pending()
 		for _, one := range before {
-			if err := m.deliver(ctx, one); err != nil {
+			err := m.deliver(ctx, one)
+			var answer *textproto.Error
+			if errors.As(err, &answer) && answer.Code >= permanentFailure {
+				m.log.WithError(err).WithField("service", one.Service).Error("the agent refuses an alert; it is dropped")
+			} else if err != nil {
 				m.log.WithError(err).Debug("cannot deliver an alert yet")
 				break
 			}

@@ -88,7 +88,9 @@ func New(o Options) (*Supervisor, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.mails.queue = known.Mails
+	for _, one := range known.Mails {
+		s.mails.enqueue(one)
+	}
 	s.load(known)
 	return s, nil
 }
@@ -223,8 +225,8 @@ func (s *Supervisor) load(state state) {
 	before := s.rejected
 	s.rejected = map[string]*rejection{}
 	for path, err := range rejected {
-		s.rejected[path] = &rejection{error: err}
-		if known := before[path]; known == nil || known.Error() != err.Error() {
+		s.rejected[path] = &rejection{error: errors.New(cut(err.Error()))}
+		if known := before[path]; known == nil || known.Error() != s.rejected[path].Error() {
 			s.mails.add(mail{Service: jobOf(path), Event: eventNames[eventInvalid][0], Action: monitfile.Alert.String(),
 				Description: err.Error(), Date: time.Now()}, s.host)
 		}

@@ -48,6 +48,8 @@ type world struct {
 	// grace and log are what the supervisor gets.
 	grace time.Duration
 	log   io.Writer
+	// mailTo is where alerts are sent to; to the world itself if empty, which refuses mails with a certain word.
+	mailTo, refuse string
 
 	mu    sync.Mutex
 	mails []letter
@@ -124,8 +126,11 @@ func (w *world) run(cycle time.Duration) {
 	log := logrus.New()
 	log.SetOutput(w.log)
 	log.SetLevel(logrus.DebugLevel)
+	if w.mailTo == "" {
+		w.mailTo = w.listen()
+	}
 	s, err := New(Options{Patterns: []string{filepath.Join(w.dir, "*.monitrc")}, Cycle: cycle, Grace: w.grace,
-		StateFile: filepath.Join(w.dir, "state"), UserFile: filepath.Join(w.dir, "user"), MailAddress: w.listen(),
+		StateFile: filepath.Join(w.dir, "state"), UserFile: filepath.Join(w.dir, "user"), MailAddress: w.mailTo,
 		Log: logrus.NewEntry(log)})
 	if err != nil {
 		w.t.Fatal(err)
@@ -172,6 +177,11 @@ func (w *world) receive(conn net.Conn) {
 		switch {
 		case data && line == ".":
 			data = false
+			if w.refuse != "" && strings.Contains(text, w.refuse) {
+				text = ""
+				fmt.Fprint(conn, "554 refused\r\n")
+				continue
+			}
 			w.mu.Lock()
 			w.mails = append(w.mails, letter{text, time.Now()})
 			w.mu.Unlock()

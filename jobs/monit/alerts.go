@@ -227,6 +227,10 @@ func session(conn net.Conn, deliver func(string)) error {
 				return err
 			}
 			mail, err := readMail(in)
+			if errors.Is(err, errTooLong) {
+				answer = "552 " + err.Error()
+				break
+			}
 			if err != nil {
 				return err
 			}
@@ -242,10 +246,12 @@ func session(conn net.Conn, deliver func(string)) error {
 	}
 }
 
+var errTooLong = fmt.Errorf("a line is longer than %d bytes, or the mail than %d", maxMailLine, maxMail)
+
 func readLine(in *bufio.Reader) (string, error) {
 	line, err := in.ReadSlice('\n')
 	if errors.Is(err, bufio.ErrBufferFull) {
-		return "", fmt.Errorf("line is longer than %d bytes", maxMailLine)
+		return "", errTooLong
 	}
 	if err != nil {
 		return "", err
@@ -253,20 +259,29 @@ func readLine(in *bufio.Reader) (string, error) {
 	return strings.TrimRight(string(line), "\r\n"), nil
 }
 
+// readMail reads to the end of a mail also if it is too long: its sender learns that from the answer, and does not send
+// it again.
 func readMail(in *bufio.Reader) (string, error) {
 	var mail strings.Builder
-	for {
+	tooLong := false
+	for begins := true; ; {
 		line, err := readLine(in)
-		if err != nil {
+		switch {
+		case errors.Is(err, errTooLong):
+			tooLong, begins = true, false // the rest of the line follows
+			continue
+		case err != nil:
 			return "", err
-		}
-		if line == "." {
+		case line == "." && begins && tooLong:
+			return "", errTooLong
+		case line == "." && begins:
 			return mail.String(), nil
 		}
-		mail.WriteString(strings.TrimPrefix(line, "."))
-		mail.WriteByte('\n')
-		if mail.Len() > maxMail {
-			return "", fmt.Errorf("mail is longer than %d bytes", maxMail)
+		begins = true
+		if !tooLong {
+			mail.WriteString(strings.TrimPrefix(line, "."))
+			mail.WriteByte('\n')
+			tooLong = mail.Len() > maxMail
 		}
 	}
 }

@@ -116,7 +116,16 @@ func TestOtherUsersAreRefused(t *testing.T) {
 func TestIntakeIsBounded(t *testing.T) {
 	addr, alerts := listen(t, Alerts{Owner: uint32(os.Getuid())})
 	talk(t, addr, "HELO "+strings.Repeat("x", 2*maxMailLine))
-	talk(t, addr, "HELO x", "MAIL FROM: a", "RCPT TO: b", "DATA", "Service: s\r\n"+strings.Repeat(strings.Repeat("y", 1000)+"\r\n", 100)+".")
+	// Its sender learns that it need not send the mail again, and can send the next one.
+	for name, text := range map[string]string{
+		"lines": strings.Repeat(strings.Repeat("y", 1000)+"\r\n", 100), "line": strings.Repeat("y", 10*maxMailLine) + "\r\n",
+		"dot at the limit": strings.Repeat("y", maxMailLine) + ".\r\n",
+	} {
+		got := talk(t, addr, "HELO x", "MAIL FROM: a", "RCPT TO: b", "DATA", "Service: s\r\n"+text+".", "NOOP", "QUIT")
+		if want := "220 250 250 250 354 552 250 221"; strings.Join(got, " ") != want {
+			t.Errorf("%s: got %v, want %s", name, got, want)
+		}
+	}
 	if got := talk(t, addr, "NOOP", "QUIT"); strings.Join(got, " ") != "220 250 221" {
 		t.Errorf("afterwards: got %v", got)
 	}
