@@ -355,6 +355,36 @@ func TestLinkedModulesAreJustified(t *testing.T) {
 	}
 }
 
+// listens are the ways to open a port.
+var listens = regexp.MustCompile(`\b(net\.(Listen|ListenTCP|ListenConfig)|tls\.Listen|http\.ListenAndServe(TLS)?)\b`)
+
+// TestPortsAreOpenedInOnePlace: Go's listeners accept multipath TCP, and the owner of such a peer cannot be told.
+func TestPortsAreOpenedInOnePlace(t *testing.T) {
+	seen := 0
+	for _, p := range packages(t) {
+		if strings.HasPrefix(p.ImportPath, "cambium/internal/test") {
+			continue
+		}
+		for _, name := range p.GoFiles {
+			data, err := os.ReadFile(filepath.Join(p.Dir, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for line := range strings.Lines(string(data)) {
+				if !listens.MatchString(line) || strings.Contains(line, `"unix`) || strings.Contains(line, "//") {
+					continue
+				}
+				if seen++; p.ImportPath != "cambium/internal/tcp" {
+					t.Errorf("%s/%s: %s; use internal/tcp", p.ImportPath, name, strings.TrimSpace(line))
+				}
+			}
+		}
+	}
+	if seen == 0 {
+		t.Error("not even internal/tcp opens a port")
+	}
+}
+
 // byHandle names the packages that work as root below directories which jobs can write to, and the files of them
 // that do not. There, a path is resolved anew by each call, and a job can put a link into it between two of them: names
 // are opened below an os.Root or a directory's file descriptor instead. A single call on a directory that root alone can

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"cambium/internal/tcp"
 	"cambium/lab/blobstore"
 	"cambium/lab/metadata"
 	"cambium/lab/registry"
@@ -29,7 +30,7 @@ const alicloudMetadata = "100.100.100.200"
 // serve starts the services that machines ask: blobs, metadata, registry.
 func (l *Lab) serve() error {
 	if !l.o.Bare {
-		listener, err := l.Net.Listen("tcp", net.JoinHostPort(Gateway, strconv.Itoa(blobPort)))
+		listener, err := l.Net.Listen(net.JoinHostPort(Gateway, strconv.Itoa(blobPort)))
 		if err != nil {
 			return err
 		}
@@ -51,7 +52,7 @@ func (l *Lab) serve() error {
 }
 
 func (l *Lab) http(address string, handler http.Handler) error {
-	listener, err := l.Net.Listen("tcp", address)
+	listener, err := l.Net.Listen(address)
 	if err != nil {
 		return err
 	}
@@ -139,7 +140,7 @@ func (l *Lab) stopServices() {
 // Publish makes a port of a machine reachable on the host's loopback, until ctx ends. With port
 // 0 the kernel chooses. It returns the address.
 func (l *Lab) Publish(ctx context.Context, port int, target string) (string, error) {
-	listener, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+	listener, err := tcp.Listen(ctx, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 	if err != nil {
 		return "", fmt.Errorf("publish %s: %w", target, err)
 	}

@@ -31,8 +31,8 @@ func diagPeer(peer, own netip.AddrPort) (uint32, error) {
 // diagSocket asks for the other end of a connection whose own end is in this process. A connection that has not been
 // accepted yet is answered with its listener.
 func diagSocket(peer, own netip.AddrPort) (state uint8, uid uint32, err error) {
-	if state, uid, err = diag(peer, own); err == nil {
-		return state, uid, nil
+	if state, uid, err = diag(peer, own); err == nil || errors.Is(err, ErrUnknown) {
+		return state, uid, err
 	}
 	// An unknown socket and a kernel without the module are the same error. Our own end exists.
 	if _, _, err := diag(own, peer); err == nil {
@@ -58,7 +58,8 @@ func diagListener(address netip.AddrPort) (uint32, error) {
 // user, the inode.
 const stateAt, portAt, uidAt, inodeAt = 1, 4, 4 + 48 + 12, 4 + 48 + 16
 
-// diag is state and owner of the socket that is bound to local and connected to remote.
+// diag is state and owner of the socket that is bound to local and connected to remote. One that no process has open has
+// no owner, although the kernel lists one.
 func diag(local, remote netip.AddrPort) (state uint8, uid uint32, err error) {
 	request := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, 0)
 	request.AddRawData(diagRequest(local, remote))
@@ -66,8 +67,11 @@ func diag(local, remote netip.AddrPort) (state uint8, uid uint32, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	if len(answers) != 1 || len(answers[0]) < uidAt+4 {
+	if len(answers) != 1 || len(answers[0]) < inodeAt+4 {
 		return 0, 0, errNoDiag
+	}
+	if binary.NativeEndian.Uint32(answers[0][inodeAt:]) == 0 {
+		return 0, 0, ErrUnknown
 	}
 	return answers[0][stateAt], binary.NativeEndian.Uint32(answers[0][uidAt:]), nil
 }

@@ -2,6 +2,10 @@
 // connection, or the listener behind a local port. TCP has no peer credentials, but the kernel lists every
 // socket of the network namespace with its owner. The answer holds for the moment: ask while the connection is
 // open, and before a secret is sent.
+//
+// A socket that no process has open belongs to nobody, and is not listed for callers: the kernel says that it is root's.
+// It is in TIME_WAIT, waits to be accepted, or is what is left of a connection of multipath TCP, which before Linux 6.16
+// stays established for a while after its user has closed it.
 package sockowner
 
 import (
@@ -31,8 +35,7 @@ const (
 // /proc/net read.
 type Table struct{ Dir string }
 
-// Peer is the user at the other end of a connection within this machine. A socket that is no longer
-// established has no owner: the kernel lists it in TIME_WAIT as root's.
+// Peer is the user at the other end of a connection within this machine, as long as it is established.
 func (t Table) Peer(conn net.Conn) (uint32, error) {
 	peer, own, err := addresses(conn)
 	if err != nil {
@@ -55,8 +58,7 @@ func addresses(conn net.Conn) (peer, own netip.AddrPort, err error) {
 	return unmapped(remote.AddrPort()), unmapped(local.AddrPort()), nil
 }
 
-// OtherEnd is Peer for sockets in any state: one that has closed its sending half still receives. In TIME_WAIT, and
-// before it is accepted, a socket is listed as root's.
+// OtherEnd is Peer for sockets in any state: one that has closed its sending half still receives.
 func (t Table) OtherEnd(conn net.Conn) (uint32, error) {
 	peer, own, err := addresses(conn)
 	if err != nil {
@@ -91,6 +93,7 @@ type socket struct {
 	local, remote netip.AddrPort
 	state         string
 	uid           uint32
+	inode         uint64 // 0 if no process has it open
 }
 
 func (t Table) find(match func(socket) bool) (uint32, error) {
@@ -125,7 +128,7 @@ func search(table io.Reader, match func(socket) bool) (uint32, bool, error) {
 		if err != nil {
 			return 0, false, err
 		}
-		if match(s) {
+		if s.inode != 0 && match(s) {
 			return s.uid, true, nil
 		}
 	}
@@ -135,7 +138,7 @@ func search(table io.Reader, match func(socket) bool) (uint32, bool, error) {
 // parse reads a line such as "0: 0100007F:0B06 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 …".
 func parse(line string) (s socket, err error) {
 	fields := strings.Fields(line)
-	if len(fields) < 8 {
+	if len(fields) < 10 {
 		return s, fmt.Errorf("socket table: a line has %d fields", len(fields))
 	}
 	if s.local, err = parseAddress(fields[1]); err != nil {
@@ -147,6 +150,9 @@ func parse(line string) (s socket, err error) {
 	uid, err := strconv.ParseUint(fields[7], 10, 32)
 	if err != nil {
 		return s, fmt.Errorf("socket table: uid: %w", err)
+	}
+	if s.inode, err = strconv.ParseUint(fields[9], 10, 64); err != nil {
+		return s, fmt.Errorf("socket table: inode: %w", err)
 	}
 	s.state, s.uid = fields[3], uint32(uid)
 	return s, nil

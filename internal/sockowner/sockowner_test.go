@@ -143,11 +143,17 @@ func TestTimeWait(t *testing.T) {
 	if uid, err := (Table{Dir: dir}).Peer(conn); !errors.Is(err, ErrUnknown) {
 		t.Errorf("got %d, %v; want none", uid, err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "tcp"), []byte(strings.Replace(table, " 06 ", " 01 ", 1)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if uid, err := (Table{Dir: dir}).Peer(conn); err != nil || uid != 0 {
-		t.Errorf("got %d, %v; want 0", uid, err)
+	// Established, but nobody's: what is left of a connection of multipath TCP.
+	for inode, want := range map[string]error{"0": ErrUnknown, "4711": nil} {
+		line := strings.Replace(strings.Replace(table, " 06 ", " 01 ", 1), " 0 0 3 0\n", " 0 "+inode+" 3 0\n", 1)
+		if err := os.WriteFile(filepath.Join(dir, "tcp"), []byte(line), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for name, end := range map[string]func(net.Conn) (uint32, error){"peer": Table{dir}.Peer, "other end": Table{dir}.OtherEnd} {
+			if uid, err := end(conn); !errors.Is(err, want) || uid != 0 {
+				t.Errorf("inode %s: %s: got %d, %v; want 0, %v", inode, name, uid, err, want)
+			}
+		}
 	}
 }
 

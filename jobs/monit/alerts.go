@@ -14,6 +14,7 @@ import (
 
 	"cambium/internal/retry"
 	"cambium/internal/sockowner"
+	"cambium/internal/tcp"
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
@@ -79,11 +80,11 @@ func (a Alerts) Run(ctx context.Context, addr string, handle func(Alert)) error 
 
 // ListenAlerts opens the port.
 func ListenAlerts(ctx context.Context, addr string) (*net.TCPListener, error) {
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	listener, err := tcp.Listen(ctx, addr)
 	if err != nil {
 		return nil, fmt.Errorf("listen for alerts: %w", err)
 	}
-	return listener.(*net.TCPListener), nil
+	return listener, nil
 }
 
 // taken adds to the error of listen which user has the port.

@@ -78,7 +78,7 @@ func (c *Client) http() *http.Client {
 // dial connects to the daemon, and to nothing else: the port is free while monit is down, and any user can take it.
 // Before the connection the listener must not be another user's; after it, it must be the owner's, and the other end of
 // the connection must not be another user's: one could have listened, accepted, and left the port to monit in between.
-// The other end alone tells nothing: the kernel lists a connection that has not been accepted as root's.
+// The other end alone tells nothing: a connection that has not been accepted has no owner.
 func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	listener, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -101,7 +101,7 @@ func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, e
 // connection that waits to be accepted may not be yet, and belongs to the listener.
 func (c *Client) checkAccepted(conn net.Conn) error {
 	uid, err := c.Sockets.OtherEnd(conn)
-	if err == nil && uid != c.Owner && uid != 0 {
+	if err == nil && uid != c.Owner {
 		return fmt.Errorf("a process of user %d accepted the connection to %s; it was not sent the password; end it", uid, conn.RemoteAddr())
 	}
 	return nil

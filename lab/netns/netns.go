@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"cambium/internal/tcp"
 	"cambium/internal/thread"
 )
 
@@ -112,13 +113,17 @@ func (n Namespace) Do(f func() error) error {
 	})
 }
 
-// Listen opens a listening socket in the namespace. The address must be a literal one.
-func (n Namespace) Listen(network, address string) (l net.Listener, err error) {
-	err = n.Do(func() error {
-		l, err = (&net.ListenConfig{}).Listen(context.Background(), network, address)
+// Listen opens a TCP port in the namespace. The address must be a literal one.
+func (n Namespace) Listen(address string) (net.Listener, error) {
+	var listener *net.TCPListener
+	err := n.Do(func() (err error) {
+		listener, err = tcp.Listen(context.Background(), address)
 		return err
 	})
-	return l, err
+	if err != nil {
+		return nil, err
+	}
+	return listener, nil
 }
 
 // DialContext connects from inside the namespace. The address must be a literal one: names

@@ -21,6 +21,7 @@ import (
 
 	"cambium/internal/retry"
 	"cambium/internal/secret"
+	"cambium/internal/tcp"
 	"cambium/mbus"
 )
 
@@ -115,9 +116,9 @@ func New(o Options) (*Bus, error) {
 
 // Run listens and serves until ctx ends. If it cannot listen yet, it retries.
 func (b *Bus) Run(ctx context.Context) error {
-	var listener net.Listener
+	var listener *net.TCPListener
 	err := retry.Do(ctx, retry.Backoff{Min: 200 * time.Millisecond, Max: 5 * time.Second, Jitter: 0.5}, func(ctx context.Context) (err error) {
-		if listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", b.address); err != nil {
+		if listener, err = tcp.Listen(ctx, b.address); err != nil {
 			b.options.Log.WithError(err).Warn("cannot listen for https")
 			if b.options.OnFailure != nil {
 				b.options.OnFailure(err)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -19,6 +18,7 @@ import (
 	"cambium/cmd/agent/logging"
 	"cambium/internal/atomicfile"
 	"cambium/internal/retry"
+	"cambium/internal/tcp"
 	"cambium/internal/vcap"
 	"cambium/jobs/monit"
 	"cambium/supervisor"
@@ -93,7 +93,7 @@ func serve(ctx context.Context, s *supervisor.Supervisor, log *logrus.Entry) {
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() }) // the process ends
 	defer stop()
 	for said := ""; ; {
-		listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", strings.TrimPrefix(monit.DefaultURL, "http://"))
+		listener, err := tcp.Listen(ctx, strings.TrimPrefix(monit.DefaultURL, "http://"))
 		if err == nil {
 			err = server.Serve(listener)
 		}
