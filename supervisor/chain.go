@@ -398,9 +398,9 @@ func (c *chain) newPid(ctx context.Context, s *service, pid int) {
 // missing is the event of a service without its process, or without its file.
 func (c *chain) missing(ctx context.Context, s *service) {
 	s.update(func(v *status) { v.process = process{} })
-	text := "process is not running"
-	if s.Type != monitfile.Process {
-		text = s.Path + " doesn't exist"
+	text := s.Path + " doesn't exist"
+	if s.Type == monitfile.Process {
+		text = s.missing()
 	}
 	c.post(ctx, s, "existence", c.existence(s), failed, text)
 }

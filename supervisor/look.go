@@ -2,6 +2,7 @@ package supervisor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -10,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"cambium/internal/bounded"
 	"cambium/supervisor/monitfile"
 
 	"golang.org/x/sys/unix"
@@ -179,8 +181,19 @@ func (c *chain) lookForChange(ctx context.Context, s *service, t *monitfile.Test
 	}
 }
 
+// looks are those at files, which may be on a file system that does not answer.
+var looks bounded.Group
+
+// access is the rule about what cannot be looked at.
+var access = defaultRule(eventData, monitfile.Alert)
+
 func (c *chain) lookAtFile(ctx context.Context, s *service) {
-	info, err := os.Stat(s.Path)
+	info, err := bounded.Stat(&looks, s.Path)
+	if errors.Is(err, bounded.ErrHangs) {
+		c.post(ctx, s, "access", access, failed, "cannot look at "+err.Error())
+		return
+	}
+	c.post(ctx, s, "access", access, passed, "the file system answers")
 	if err != nil {
 		c.missing(ctx, s)
 		return
@@ -210,9 +223,11 @@ func (c *chain) lookAtFile(ctx context.Context, s *service) {
 }
 
 func (c *chain) lookAtFilesystem(ctx context.Context, s *service) {
-	var st unix.Statfs_t
-	access := defaultRule(eventData, monitfile.Alert)
-	if err := unix.Statfs(s.Path, &st); err != nil {
+	st, err := bounded.Call(&looks, s.Path, func() (st unix.Statfs_t, err error) {
+		err = unix.Statfs(s.Path, &st)
+		return st, err
+	})
+	if err != nil {
 		c.post(ctx, s, "access", access, failed, fmt.Sprintf("cannot read the file system of %s: %v", s.Path, err))
 		return
 	}

@@ -2,12 +2,15 @@ package supervisor
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
 	"time"
+
+	"cambium/internal/bounded"
 
 	"golang.org/x/sys/unix"
 )
@@ -124,8 +127,12 @@ func (all processes) childrenFirst() []int {
 	return order
 }
 
-// matching finds the process with the lowest pid whose command line fits.
-func (all processes) matching(pattern *regexp.Regexp) (found int) {
+// commandLines are reads that a process can hold up.
+var commandLines bounded.Group
+
+// matching finds the process with the lowest pid whose command line fits. The error is bounded.ErrHangs if one could not
+// be read in time.
+func (all processes) matching(pattern *regexp.Regexp) (found int, err error) {
 	if all == nil {
 		all = readProcesses()
 	}
@@ -133,12 +140,15 @@ func (all processes) matching(pattern *regexp.Regexp) (found int) {
 		if pid == os.Getpid() || found != 0 && pid > found {
 			continue
 		}
-		line, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
-		if err == nil && pattern.Match(bytes.ReplaceAll(bytes.TrimRight(line, "\x00"), []byte{0}, []byte{' '})) {
+		line, failed := bounded.ReadFile(&commandLines, filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
+		if errors.Is(failed, bounded.ErrHangs) {
+			err = failed
+		}
+		if failed == nil && pattern.Match(bytes.ReplaceAll(bytes.TrimRight(line, "\x00"), []byte{0}, []byte{' '})) {
 			found = pid
 		}
 	}
-	return found
+	return found, err
 }
 
 // usage is what a process had used at the last look.

@@ -1,10 +1,13 @@
 package supervisor
 
 import (
+	"errors"
+	"io/fs"
 	"slices"
 	"sync"
 	"time"
 
+	"cambium/internal/bounded"
 	"cambium/internal/pidfile"
 	"cambium/supervisor/monitfile"
 )
@@ -100,14 +103,32 @@ func (s *service) supervise() {
 
 // pid is the process of the service, or 0 if none runs.
 func (s *service) pid(processes processes) int {
+	var pid int
+	var err error
 	if s.Matching != nil {
-		return processes.matching(s.Matching)
+		pid, err = processes.matching(s.Matching)
+	} else {
+		pid, err = pidfile.Read(s.Pidfile)
 	}
-	pid, err := pidfile.Read(s.Pidfile)
-	if err != nil || !pidfile.Alive(pid) {
+	if pid == 0 && errors.Is(err, bounded.ErrHangs) {
+		pid = s.known().process.pid // as long as it lives
+	}
+	if !pidfile.Alive(pid) {
 		return 0
 	}
 	return pid
+}
+
+// missing says that no process runs, and why if there may be one.
+func (s *service) missing() string {
+	const text = "process is not running"
+	if s.Matching != nil {
+		return text
+	}
+	if _, err := pidfile.Read(s.Pidfile); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return text + ": " + err.Error()
+	}
+	return text
 }
 
 // runs is whether a process service runs; other services have no process.

@@ -7,19 +7,32 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"cambium/internal/bounded"
 )
 
 // maxSize is more than any number takes.
 const maxSize = 64
 
+// reads are those of files in directories that jobs can write to.
+var reads bounded.Group
+
+// local are the file systems that a pid file may be on: those that answer by themselves. What is in a file of others,
+// such as procfs, FUSE or NFS, another process or machine decides when it is read, and when that ends.
+var local = []int64{unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC,
+	zfsSuperMagic, unix.TMPFS_MAGIC, unix.RAMFS_MAGIC, unix.OVERLAYFS_SUPER_MAGIC}
+
+const zfsSuperMagic = 0x2fc12fc1
+
 // Read returns the pid in a file that a job wrote: its first word, or 0 if that is not a number above 0. A file that
 // does not exist is an error that matches os.ErrNotExist.
 func Read(path string) (int, error) {
-	text, err := content(path)
+	text, err := bounded.Call(&reads, path, func() (string, error) { return content(path) })
 	if err != nil {
 		return 0, err
 	}
@@ -48,6 +61,14 @@ func content(path string) (string, error) {
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return "", fmt.Errorf("%s is not a regular file", path)
+	}
+	var on unix.Statfs_t
+	if err := unix.Fstatfs(fd, &on); err != nil {
+		return "", &os.PathError{Op: "statfs", Path: path, Err: err}
+	}
+	if !slices.Contains(local, int64(on.Type)) {
+		return "", fmt.Errorf("%s is not read: a pid file must be on tmpfs or a local disk, not on a file system of type %#x", path,
+			on.Type)
 	}
 	// Through /proc, so that it is the same file even if the name was replaced. A lease of the job on it would hold an
 	// open without O_NONBLOCK up for 45 seconds.

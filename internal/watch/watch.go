@@ -12,6 +12,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"cambium/internal/bounded"
 )
 
 // names are the events after which a path may have appeared or vanished. Files written by atomicfile arrive by rename.
@@ -120,8 +122,17 @@ func (l *Listener) follow(fd int, relevant func([]byte) bool) {
 	})
 }
 
+// adds are calls on paths in which jobs have a part, such as those of their pid files.
+var adds bounded.Group
+
 // Add listens to a directory, or while it is missing to its nearest parent.
 func (l *Listener) Add(dir string) error {
+	// A call that is left behind ends with the error of a closed descriptor, or adds a watch that nobody misses.
+	_, err := bounded.Call(&adds, dir, func() (struct{}, error) { return struct{}{}, l.add(dir) })
+	return err
+}
+
+func (l *Listener) add(dir string) error {
 	for at, child := dir, ""; ; {
 		_, err := unix.InotifyAddWatch(l.inotify, at, l.mask)
 		parent := filepath.Dir(at)

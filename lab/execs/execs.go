@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"cambium/internal/bounded"
 )
 
 // Kernel constants of the process events connector.
@@ -152,8 +154,11 @@ func (w *Watch) named(pid uint32) bool {
 	return err == nil && filepath.Base(link) == w.name
 }
 
+// commandLines are reads that a process can hold up.
+var commandLines bounded.Group
+
 func arguments(pid uint32) string {
-	data, err := os.ReadFile("/proc/" + strconv.Itoa(int(pid)) + "/cmdline")
+	data, err := bounded.ReadFile(&commandLines, "/proc/"+strconv.Itoa(int(pid))+"/cmdline")
 	if err != nil {
 		return "?"
 	}

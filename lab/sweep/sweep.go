@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"cambium/internal/bounded"
 	"cambium/lab/disk"
 	"cambium/lab/machine/nspawn"
 	"cambium/lab/netns"
@@ -58,6 +59,9 @@ func (r Remains) Remove() error {
 	return failed
 }
 
+// commandLines are reads that a process can hold up.
+var commandLines bounded.Group
+
 // killAll ends what was started under the name: machines and servers are the processes in its network
 // namespaces or control groups, systemd-nspawn and the holder are recognized by an argument. The machines come
 // first: their init ends everything in them, and systemd-nspawn, when it has seen that, unmounts.
@@ -90,9 +94,9 @@ func (r Remains) processes() (inside, outside []int, err error) {
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		data, err := os.ReadFile(filepath.Join(path, "cmdline"))
+		data, err := bounded.ReadFile(&commandLines, filepath.Join(path, "cmdline"))
 		if err != nil {
-			continue // has ended
+			continue // has ended, or belongs to somebody who holds it
 		}
 		groups, _ := os.ReadFile(filepath.Join(path, "cgroup")) // none: has ended
 		switch {

@@ -164,21 +164,17 @@ func holders(m Entry, bind bool) ([]Process, error) {
 	if bind {
 		return found, nil
 	}
-	processes, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		return nil, err
-	}
+	users, err := processesUsing(func(dir string) string {
+		return usedBy(dir, uint64(m.Number), func(string) bool { return true })
+	})
 	own, _ := os.Readlink("/proc/thread-self/ns/mnt")
-	for _, dir := range processes {
-		if path := usedBy(dir, uint64(m.Number), func(string) bool { return true }); path != "" {
-			id, _ := os.Readlink(filepath.Join(dir, "ns/mnt"))
-			if id == own {
-				id = ""
-			}
-			found = append(found, process(dir, path, id))
+	for _, p := range users {
+		if id, _ := os.Readlink(filepath.Join("/proc", strconv.Itoa(p.PID), "ns/mnt")); id != own {
+			p.Namespace = id
 		}
+		found = append(found, p)
 	}
-	return found, nil
+	return found, err
 }
 
 func detachIn(ns string, targets []string) error {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/blkdev"
+	"cambium/internal/bounded"
 	"cambium/internal/oneline"
 )
 
@@ -147,7 +148,7 @@ func users(target string) ([]Process, error) {
 		return nil, fmt.Errorf("stat %s: %w", target, err)
 	}
 	return processesUsing(func(dir string) string {
-		return usedBy(dir, st.Dev, func(path string) bool { return below(path, target) })
+		return usedBy(dir, uint64(st.Dev), func(path string) bool { return below(path, target) })
 	})
 }
 
@@ -165,7 +166,14 @@ func inside(target string) (found []Process, err error) {
 	return found, err
 }
 
-// processesUsing finds the processes for which used, given their directory in /proc, returns a path.
+// looks are those at the files of processes, which are the processes' to hold up, or those of their file systems.
+var looks bounded.Group
+
+// unreadable is in place of a path of a process that holds up who looks at its files.
+const unreadable = "which hides its files"
+
+// processesUsing finds the processes for which used, given their directory in /proc, returns a path, and those of which
+// that cannot be known.
 func processesUsing(used func(dir string) string) ([]Process, error) {
 	processes, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
@@ -173,7 +181,11 @@ func processesUsing(used func(dir string) string) ([]Process, error) {
 	}
 	var users []Process
 	for _, dir := range processes {
-		if path := used(dir); path != "" {
+		path, err := bounded.Call(&looks, dir, func() (string, error) { return used(dir), nil })
+		if errors.Is(err, bounded.ErrHangs) && !errors.Is(err, bounded.ErrTooMany) {
+			path = unreadable
+		}
+		if path != "" {
 			users = append(users, process(dir, path, ""))
 		}
 	}
@@ -205,12 +217,17 @@ func anyDescriptor(dir string, matches func(link string) bool) bool {
 	}
 }
 
+// stat is what the kernel knows of a file of a process without asking its file system, which may not answer.
+func stat(link string) (st unix.Statx_t, ok bool) {
+	err := unix.Statx(unix.AT_FDCWD, link, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &st)
+	return st, err == nil
+}
+
 // usedBy returns a path that counts and that the process uses on a file system, if any. Errors are ignored: processes
 // end meanwhile.
 func usedBy(dir string, dev uint64, counts func(path string) bool) (path string) {
 	matches := func(link string) bool {
-		var st unix.Stat_t
-		if unix.Stat(link, &st) != nil || st.Dev != dev {
+		if st, ok := stat(link); !ok || unix.Mkdev(st.Dev_major, st.Dev_minor) != dev {
 			return false
 		}
 		to, err := os.Readlink(link)
@@ -308,8 +325,8 @@ func openers(device string) ([]Process, error) {
 	}
 	return processesUsing(func(dir string) string {
 		if anyDescriptor(dir, func(link string) bool {
-			var st unix.Stat_t
-			return unix.Stat(link, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev == want.Rdev
+			st, ok := stat(link)
+			return ok && st.Mode&unix.S_IFMT == unix.S_IFBLK && unix.Mkdev(st.Rdev_major, st.Rdev_minor) == uint64(want.Rdev)
 		}) {
 			return device
 		}

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/agent/task"
+	"cambium/internal/bounded"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/jobs/monit"
@@ -224,7 +225,7 @@ func JobLogs(dirs vcap.Dirs, service string) (logs []string) {
 		for ; job != ""; job = job[:max(0, strings.LastIndex(job, "_"))] {
 			found, _ := filepath.Glob(dirs.LogsOf(job))
 			for _, log := range found {
-				if info, err := os.Stat(log); err == nil && info.Mode().IsRegular() {
+				if info, err := bounded.Stat(&foreign, log); err == nil && info.Mode().IsRegular() {
 					logs, changed[log] = append(logs, log), info.ModTime()
 				}
 			}
@@ -266,6 +267,9 @@ func leftovers(dirs vcap.Dirs) (found []string) {
 	return found
 }
 
+// foreign are reads of what jobs and their processes have made.
+var foreign bounded.Group
+
 // agents are the processes that run the agent's file without a command word: agents, not commands.
 func agents(dirs vcap.Dirs) (pids []int) {
 	program := dirs.Agent()
@@ -276,8 +280,11 @@ func agents(dirs vcap.Dirs) (pids []int) {
 			continue
 		}
 		exe, err := os.Readlink(filepath.Join("/proc", e.Name(), "exe"))
-		line, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
-		if err == nil && strings.TrimSuffix(exe, " (deleted)") == program && runsAgent(strings.Split(string(line), "\x00")) {
+		if err != nil || strings.TrimSuffix(exe, " (deleted)") != program {
+			continue
+		}
+		line, err := bounded.ReadFile(&foreign, filepath.Join("/proc", e.Name(), "cmdline"))
+		if err == nil && runsAgent(strings.Split(string(line), "\x00")) {
 			pids = append(pids, pid)
 		}
 	}
