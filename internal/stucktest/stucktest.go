@@ -26,6 +26,7 @@ type FileSystem struct {
 	Dir, File string
 	node      *node
 	server    *fuse.Server
+	close     func() error
 }
 
 // node is the file. Its first reads fail: the kernel has dropped the lock of the address space for them.
@@ -86,14 +87,18 @@ func Mount(dir string) (*FileSystem, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &FileSystem{Dir: dir, File: filepath.Join(dir, "file"), node: n, server: server}, nil
+	f := &FileSystem{Dir: dir, File: filepath.Join(dir, "file"), node: n, server: server}
+	f.close = sync.OnceValue(f.end)
+	return f, nil
 }
 
 // Silence makes it answer no more.
 func (f *FileSystem) Silence() { f.node.silent.Store(true) }
 
-// Close answers all that waits, and unmounts.
-func (f *FileSystem) Close() error {
+// Close answers all that waits, and unmounts. It may be called again.
+func (f *FileSystem) Close() error { return f.close() }
+
+func (f *FileSystem) end() error {
 	f.node.silent.Store(false)
 	close(f.node.release)
 	if err := f.server.Unmount(); err != nil {
