@@ -3,10 +3,12 @@ package supervisor
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -14,7 +16,9 @@ import (
 	"time"
 
 	"cambium/internal/eventually"
+	"cambium/internal/skiptest"
 	"cambium/internal/sockowner"
+	"cambium/internal/stucktest"
 	"cambium/jobs/monit"
 	"cambium/supervisor/monitfile"
 
@@ -183,4 +187,43 @@ func keepMails(t *testing.T, w *world, mails ...mail) {
 		t.Fatal(err)
 	}
 	w.write("state", string(text), 0o600)
+}
+
+// TestStuckProcess: a process of a job that holds its address space keeps neither a dead job from being restarted, whose
+// pid file is a link to its command line, nor another one from being found by its command line.
+func TestStuckProcess(t *testing.T) {
+	skiptest.WithoutRoot(t, "to mount FUSE")
+	t.Parallel()
+	p, err := stucktest.Start(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	w := newWorld(t, 50*time.Millisecond, map[string]string{
+		"0000_a.monitrc": check("DIR", "a", ""),
+		"0001_m.monitrc": "check process m matching \"stuckbeside 1000\"\n  start program \"/bin/sh -c 'sleep 1000 & echo $!'\"\n  group vcap\n",
+	})
+	beside := exec.Command("sleep", "1000")
+	beside.Args[0] = "stuckbeside"
+	if err := beside.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = beside.Process.Kill(); _ = beside.Wait() }()
+	w.await("a", "running")
+	w.await("m", "running")
+	pidFile := filepath.Join(w.dir, "a.pid")
+	dead := w.kill("a")
+	if err := errors.Join(os.Remove(pidFile), os.Symlink(fmt.Sprintf("/proc/%d/cmdline", p.Pid), pidFile)); err != nil {
+		t.Fatal(err)
+	}
+	eventually.True(t, "an alert", func() bool { return w.count("a: Does not exist: restart") > 0 })
+	// The control script writes its pid through the link, which fails: the job is not running, and says why.
+	eventually.True(t, "the reason", func() bool {
+		text := w.get("/_status2?format=xml")
+		return strings.Contains(text, "a pid file must be on tmpfs or a local disk") || strings.Contains(text, "failed to start")
+	})
+	if err := os.Remove(pidFile); err != nil {
+		t.Fatal(err)
+	}
+	eventually.True(t, "a new process", func() bool { pid := w.pid("a"); return pid > 1 && pid != dead })
 }

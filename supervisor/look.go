@@ -80,7 +80,12 @@ func (c *chain) countRestarts(ctx context.Context, s *service) {
 }
 
 func (c *chain) lookAtProcess(ctx context.Context, s *service, all processes) {
-	pid := s.pid(all)
+	pid, err := s.find(all)
+	if err != nil {
+		c.post(ctx, s, "access", access, failed, "cannot tell whether the process runs: "+err.Error())
+		return
+	}
+	c.post(ctx, s, "access", access, passed, "it is known whether the process runs")
 	if pid == 0 {
 		c.missing(ctx, s)
 		return

@@ -103,20 +103,27 @@ func (s *service) supervise() {
 
 // pid is the process of the service, or 0 if none runs.
 func (s *service) pid(processes processes) int {
-	var pid int
-	var err error
+	pid, _ := s.find(processes)
+	return pid
+}
+
+// find is pid, with bounded.ErrHangs where that cannot be known: a process that runs is not started again.
+func (s *service) find(processes processes) (pid int, err error) {
 	if s.Matching != nil {
 		pid, err = processes.matching(s.Matching)
 	} else {
 		pid, err = pidfile.Read(s.Pidfile)
 	}
 	if pid == 0 && errors.Is(err, bounded.ErrHangs) {
-		pid = s.known().process.pid // as long as it lives
+		// As long as it lives.
+		if pid = s.known().process.pid; pid == 0 && s.Matching != nil {
+			return 0, err
+		}
 	}
 	if !pidfile.Alive(pid) {
-		return 0
+		return 0, nil
 	}
-	return pid
+	return pid, nil
 }
 
 // missing says that no process runs, and why if there may be one.

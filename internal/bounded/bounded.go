@@ -22,7 +22,7 @@ const (
 	// patience is the time for a call, which a disk under load may need.
 	patience = 5 * time.Second
 	// shortPatience is that time while calls of the group are left behind: who holds one up can hold many up.
-	shortPatience = patience / 50
+	shortPatience = patience / 10
 	// maxLeft is how many calls of a group are left behind, each with a thread.
 	maxLeft = 64
 )

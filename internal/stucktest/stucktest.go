@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -181,15 +182,20 @@ func init() {
 	fail(err)
 	fmt.Println("begun")
 	var stuck sync.WaitGroup
-	stuck.Go(func() { fmt.Println(page[0]) }) // takes the lock to read
+	waiting := make(chan struct{})
 	stuck.Go(func() {
-		for { // waits for the lock, and lets no reader pass
+		runtime.LockOSThread()
+		for n := 0; ; n++ { // waits for the lock, and lets no reader pass
 			more, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 			fail(err)
 			fail(unix.Munmap(more))
-			time.Sleep(time.Millisecond)
+			if n == 0 {
+				close(waiting)
+			}
 		}
 	})
+	<-waiting
+	stuck.Go(func() { fmt.Println(page[0]) }) // takes the lock to read
 	stuck.Wait()
 	os.Exit(0)
 }
