@@ -18,8 +18,8 @@ import (
 	"cambium/internal/eventually"
 	"cambium/internal/skiptest"
 	"cambium/internal/sockowner"
-	"cambium/internal/stucktest"
 	"cambium/jobs/monit"
+	"cambium/lab/stucktest"
 	"cambium/supervisor/monitfile"
 
 	"github.com/sirupsen/logrus"

@@ -10,7 +10,7 @@ import (
 
 	"cambium/internal/eventually"
 	"cambium/internal/skiptest"
-	"cambium/internal/stucktest"
+	"cambium/lab/stucktest"
 )
 
 // TestCallsAreLeftBehind: a call that hangs costs its caller a bounded time, and the process a bounded number of

@@ -11,7 +11,7 @@ import (
 
 	"cambium/internal/bounded"
 	"cambium/internal/skiptest"
-	"cambium/internal/stucktest"
+	"cambium/lab/stucktest"
 )
 
 // read is Read, of which the test does not wait for the end.

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"cambium/internal/stucktest"
+	"cambium/lab/stucktest"
 
 	"golang.org/x/sys/unix"
 )

@@ -14,7 +14,7 @@ import (
 
 	"cambium/internal/bounded"
 	"cambium/internal/pidfile"
-	"cambium/internal/stucktest"
+	"cambium/lab/stucktest"
 	"cambium/lab/testvm"
 
 	"golang.org/x/sys/unix"

@@ -113,7 +113,7 @@ func (f *FileSystem) end() error {
 	return nil
 }
 
-// Process holds its own address space: whoever reads its command line, its environment or its map waits.
+// Process holds its own address space: reads of its command line, its environment or its map wait.
 type Process struct {
 	Pid  int
 	cmd  *exec.Cmd
