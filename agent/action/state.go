@@ -21,7 +21,7 @@ type StateSource struct {
 	AgentID string
 	VMName  func() string
 	Jobs    Jobs
-	// Vitals measures the machine; its result is encoded as it is.
+	// Vitals measures the machine; its result is encoded as it is. It ends soon after its context.
 	Vitals func(ctx context.Context) (any, error)
 }
 
@@ -40,14 +40,16 @@ type VM struct {
 	Name string `json:"name"`
 }
 
-// supervisorTimeout is how long a supervisor may take to answer. `bosh vms` waits five seconds and
+// stateTimeout is how long the supervisor, and a measurement, may take to answer. `bosh vms` waits five seconds and
 // shows a state of "unknown", but fails without an answer.
-const supervisorTimeout = 3 * time.Second
+const stateTimeout = 3 * time.Second
 
 // unknown is the state of a job whose supervisor does not answer.
 const unknown = "unknown"
 
 func (s StateSource) state(ctx context.Context, format *string) (InstanceState, error) {
+	ctx, cancel := context.WithTimeout(ctx, stateTimeout)
+	defer cancel()
 	full := format != nil && *format == "full"
 	var vitals <-chan Outcome[any]
 	if full {
@@ -66,8 +68,7 @@ func (s StateSource) state(ctx context.Context, format *string) (InstanceState, 
 				return InstanceState{}, fmt.Errorf("vitals: %w", m.Err)
 			}
 			state.Vitals = m.Value
-		case <-ctx.Done():
-			return InstanceState{}, fmt.Errorf("vitals: %w", context.Cause(ctx))
+		case <-ctx.Done(): // the state without vitals is worth more than an error
 		}
 	}
 	return state, nil
@@ -76,7 +77,7 @@ func (s StateSource) state(ctx context.Context, format *string) (InstanceState, 
 // Observe asks the supervisor for the state of the jobs, with a short deadline: without an answer the
 // state is "unknown", and ok false.
 func Observe(ctx context.Context, j Jobs) (state string, processes []jobs.Process, ok bool) {
-	ctx, cancel := context.WithTimeout(ctx, supervisorTimeout)
+	ctx, cancel := context.WithTimeout(ctx, stateTimeout)
 	defer cancel()
 	type observed struct {
 		state     string

@@ -1,5 +1,5 @@
 // Package vitals measures CPU, memory, swap, load, disks and uptime of the machine. It reads /proc
-// and calls statfs(2), starts no program and keeps no goroutine.
+// and calls statfs(2), starts no program, and keeps at most one goroutine for each file system that does not answer.
 //
 // Format and rounding are those of cloudfoundry/bosh-agent, which the Health Monitor expects.
 package vitals
@@ -39,6 +39,8 @@ type CPU struct {
 
 // Disk is how full a file system is, in percent.
 type Disk struct {
+	// AgeSecs is set where the file system does not answer: the values are as old as this.
+	AgeSecs      uint64 `json:"age_secs,omitempty"`
 	InodePercent string `json:"inode_percent,omitempty"`
 	Percent      string `json:"percent,omitempty"`
 }
@@ -61,8 +63,8 @@ const window = 10 * time.Second
 // Gauge measures. Make it when the agent starts: processor use is counted from then on, so that
 // the first value is not the average since boot.
 type Gauge struct {
-	root   string
-	mounts map[string]string // name → path
+	root  string
+	disks map[string]*mount // by name
 
 	mu    sync.Mutex
 	now   func() time.Time
@@ -73,7 +75,11 @@ type Gauge struct {
 // New returns a gauge for the machine below root. ephemeral and persistent are the mount points
 // of its data disks.
 func New(root, ephemeral, persistent string) *Gauge {
-	g := &Gauge{root: root, now: time.Now, mounts: map[string]string{"system": "/", "ephemeral": ephemeral, "persistent": persistent}}
+	g := &Gauge{root: root, now: time.Now, disks: map[string]*mount{}}
+	for name, path := range map[string]string{"system": "/", "ephemeral": ephemeral, "persistent": persistent} {
+		path = filepath.Join(root, path)
+		g.disks[name] = &mount{measure: func() (Disk, bool, error) { return measure(path) }}
+	}
 	// If this fails the first measurement fails too, and says why.
 	if first, err := g.sample(); err == nil {
 		g.older, g.newer = first, first
@@ -89,7 +95,7 @@ func (g *Gauge) read(path string) ([]byte, error) {
 	return data, nil
 }
 
-// Measure returns the vitals of this moment.
+// Measure returns the vitals of this moment, or, of a file system that does not answer, those of the last time it did.
 func (g *Gauge) Measure(ctx context.Context) (Vitals, error) {
 	if ctx.Err() != nil {
 		return Vitals{}, context.Cause(ctx)
@@ -108,7 +114,7 @@ func (g *Gauge) Measure(ctx context.Context) (Vitals, error) {
 	if v.Uptime.Secs, err = g.uptime(); err != nil {
 		return Vitals{}, err
 	}
-	v.Disk, err = g.disks()
+	v.Disk, err = g.measureDisks(ctx)
 	return v, err
 }
 
@@ -236,13 +242,15 @@ func (g *Gauge) uptime() (uint64, error) {
 	return uint64(n), nil
 }
 
-// disks measures those that are mounted. The system's must be there; one of the others may
+// measureDisks measures those that are mounted. The system's must be there; one of the others may
 // vanish at any moment.
-func (g *Gauge) disks() (map[string]Disk, error) {
+func (g *Gauge) measureDisks(ctx context.Context) (map[string]Disk, error) {
+	for _, m := range g.disks {
+		m.begin()
+	}
 	disks := make(map[string]Disk)
-	for name, path := range g.mounts {
-		full := filepath.Join(g.root, path)
-		d, mounted, err := measure(full)
+	for name, m := range g.disks {
+		d, mounted, err := m.await(ctx)
 		if err != nil && name == "system" {
 			return nil, fmt.Errorf("vitals: %w", err)
 		}

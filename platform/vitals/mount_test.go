@@ -1,0 +1,71 @@
+package vitals
+
+import (
+	"encoding/json"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A file system that does not answer is asked once, however often its vitals are wanted; what it said last is served,
+// with its age.
+func TestFileSystemThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var asked atomic.Int32
+		hang := make(chan struct{})
+		dead := &mount{measure: func() (Disk, bool, error) {
+			if asked.Add(1) == 2 {
+				<-hang
+			}
+			return Disk{Percent: "42", InodePercent: "3"}, true, nil
+		}}
+		well := &mount{measure: func() (Disk, bool, error) { return Disk{Percent: "7"}, true, nil }}
+		g, _, _ := gauge(t, "jammy")
+		g.disks = map[string]*mount{"system": well, "persistent": dead}
+		measured := func(within time.Duration, want string) {
+			t.Helper()
+			begin := time.Now()
+			v, err := g.Measure(t.Context())
+			if got, _ := json.Marshal(v.Disk); err != nil || string(got) != want {
+				t.Errorf("got %s, %v, want %s", got, err, want)
+			}
+			if took := time.Since(begin); took > within {
+				t.Errorf("took %v, want %v", took, within)
+			}
+		}
+		fresh := `{"persistent":{"inode_percent":"3","percent":"42"},"system":{"percent":"7"}}`
+		old := `{"persistent":{"age_secs":AGE,"inode_percent":"3","percent":"42"},"system":{"percent":"7"}}`
+		measured(0, fresh)
+		time.Sleep(30 * time.Second)
+		measured(mountTimeout, strings.Replace(old, "AGE", "32", 1))
+		before := runtime.NumGoroutine()
+		for range 70 {
+			measured(0, strings.Replace(old, "AGE", "32", 1))
+		}
+		time.Sleep(time.Hour)
+		measured(0, strings.Replace(old, "AGE", "3632", 1))
+		if more := runtime.NumGoroutine() - before; more > 0 || asked.Load() != 2 {
+			t.Errorf("%d goroutines more, asked %d times, want 0 and 2", more, asked.Load())
+		}
+		close(hang)
+		synctest.Wait()
+		measured(0, fresh)
+	})
+}
+
+// A file system that has never answered is left out.
+func TestFileSystemThatHangsFromTheBeginning(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hang := make(chan struct{})
+		g, _, _ := gauge(t, "jammy")
+		g.disks = map[string]*mount{"persistent": {measure: func() (Disk, bool, error) { <-hang; return Disk{}, true, nil }}}
+		v, err := g.Measure(t.Context())
+		if err != nil || len(v.Disk) != 0 || v.CPU.User == "" {
+			t.Errorf("got %+v, %v, want all but the disk", v, err)
+		}
+		close(hang)
+	})
+}
