@@ -22,8 +22,9 @@ import (
 
 // How many calls of a lane run at a time. Immediate calls are not counted.
 const (
-	fastWidth    = 64
-	overlapWidth = 16
+	fastWidth     = 64
+	overlapWidth  = 16
+	transferWidth = 16
 )
 
 // Dispatcher is the mbus.Handler of the agent.
@@ -69,6 +70,7 @@ func NewDispatcher(ctx context.Context, log *logrus.Entry) *Dispatcher {
 		action.Fast:     {width: fastWidth, group: &d.group},
 		action.Instance: {width: 1, group: &d.group},
 		action.Overlap:  {width: overlapWidth, group: &d.group},
+		action.Transfer: {width: transferWidth, group: &d.group},
 	}
 	return d
 }
@@ -137,20 +139,20 @@ func (d *Dispatcher) serve(ctx context.Context, r mbus.Request, reply func(mbus.
 	})
 }
 
-// abandonedAfter ends a call with EndsWithCaller over NATS, where the agent cannot see that a caller has
-// disconnected. No caller over NATS waits nearly that long.
-const abandonedAfter = 10 * time.Minute
-
 var errCallerLeft = errors.New("the caller has disconnected")
 
-// callContext is the context of a synchronous call: the agent's, or with EndsWithCaller one that ends when the caller
-// disconnects.
+// callContext is the context of a synchronous call. It ends when the caller no longer waits, so that the call leaves
+// its lane to others; not in the instance lane, where half a change is worse than a late one.
 func (d *Dispatcher) callContext(q *request) (context.Context, func()) {
-	if !q.row.EndsWithCaller {
+	if q.row.Lane == action.Instance {
 		return d.ctx, func() {}
 	}
-	ctx, cancel := context.WithTimeoutCause(d.ctx, abandonedAfter, errCallerLeft)
-	if !q.KeepsWaiting {
+	deadline := q.begun.Add(q.row.Wait())
+	if q.KeepsWaiting {
+		deadline = time.Now().Add(q.row.Wait())
+	}
+	ctx, cancel := context.WithDeadlineCause(d.ctx, deadline, fmt.Errorf("it has not ended within %s", q.row.Wait()))
+	if !q.KeepsWaiting || !q.row.EndsWithCaller {
 		return ctx, cancel
 	}
 	ctx, left := context.WithCancelCause(ctx)
@@ -180,7 +182,7 @@ func (q *request) expired() bool {
 	if q.KeepsWaiting {
 		return q.arrived.Err() != nil
 	}
-	return time.Since(q.begun) > q.row.Wait()
+	return time.Since(q.begun) >= q.row.Wait()
 }
 
 var errBusy = fmt.Errorf("busy: more than %d requests are queued", queueLength)

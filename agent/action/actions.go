@@ -47,7 +47,7 @@ func Actions(d Deps) Table {
 		"update_settings": {Bind: One(d.UpdateSettings.run), Mode: Async, Lane: Instance, Sensitive: true, Cancelable: true,
 			Resume: resume(d.UpdateSettings.resume)},
 
-		"upload_blob":              {Bind: One(uploadBlob(d.SensitiveBlobs)), Mode: Async, Lane: Overlap, Sensitive: true},
+		"upload_blob":              {Bind: One(uploadBlob(d.SensitiveBlobs)), Mode: Async, Lane: Transfer, Sensitive: true},
 		"remove_file":              {Bind: One(removeFile(d.Removable)), Lane: Overlap},
 		"ssh":                      {Bind: Two(d.SSH.run), Lane: Overlap},
 		"sync_dns":                 {Bind: Three(d.DNS.sync), Lane: Overlap, ReplyTimeout: DNSReplyTimeout},
@@ -69,9 +69,10 @@ func Actions(d Deps) Table {
 		"compile_package_with_signed_url": {Bind: One(compileSigned(d)), Mode: Async, Lane: Instance,
 			Cancelable: true},
 
-		"fetch_logs":                 {Bind: Two(fetchLogs(d)), Mode: Async, Lane: Overlap, Cancelable: true},
-		"fetch_logs_with_signed_url": {Bind: One(fetchLogsSigned(d)), Mode: Async, Lane: Overlap, Cancelable: true},
-		"bundle_logs":                {Bind: One(bundleLogs(d.Logs)), Lane: Overlap, EndsWithCaller: true},
+		"fetch_logs":                 {Bind: Two(fetchLogs(d)), Mode: Async, Lane: Transfer, Cancelable: true},
+		"fetch_logs_with_signed_url": {Bind: One(fetchLogsSigned(d)), Mode: Async, Lane: Transfer, Cancelable: true},
+		"bundle_logs": {Bind: One(bundleLogs(d.Logs)), Lane: Transfer, EndsWithCaller: true,
+			ReplyTimeout: BundleReplyTimeout},
 	}
 	maps.Copy(t, diskRows(d.Disks))
 	return t

@@ -24,8 +24,10 @@ const (
 	Fast
 	// Instance calls change the instance: one at a time, in arrival order.
 	Instance
-	// Overlap calls run beside everything, a bounded number at a time.
+	// Overlap calls run beside everything, a bounded number at a time. Each ends when its caller no longer waits.
 	Overlap
+	// Transfer calls are as Overlap ones, and may take as long as there are logs and blobs to move.
+	Transfer
 )
 
 func (l Lane) String() string {
@@ -38,6 +40,8 @@ func (l Lane) String() string {
 		return "instance"
 	case Overlap:
 		return "overlap"
+	case Transfer:
+		return "transfer"
 	}
 	return fmt.Sprintf("lane %d", int(l))
 }
@@ -73,8 +77,8 @@ type Row struct {
 	Sensitive bool
 	// Cancelable tasks have their context canceled by cancel_task and return soon after.
 	Cancelable bool
-	// EndsWithCaller marks a synchronous call whose result is of use to its caller alone: it is canceled when the
-	// caller disconnects.
+	// EndsWithCaller marks a synchronous call whose result is of use to its caller alone: it is also canceled when a
+	// caller over HTTPS disconnects.
 	EndsWithCaller bool
 	// Canceled is the outcome of a task that was canceled before it began; where nil, it
 	// fails with an exception that says so.
@@ -86,15 +90,17 @@ type Row struct {
 	// to wait for, and wait, called in a goroutine of its own, returns when the answer is worth
 	// giving or ctx ends. The dispatcher bounds how long and how many.
 	Await func(arguments []json.RawMessage) (done func() bool, wait func(ctx context.Context))
-	// ReplyTimeout is how long a caller waits for the first reply; 45 seconds if zero. A request
-	// that could not be served by then is dropped: its caller no longer waits for the answer.
+	// ReplyTimeout is how long a caller waits for the first reply; 45 seconds if zero. A request that has not begun by
+	// then is dropped, and a synchronous one outside the instance lane is canceled: nobody waits for the answer.
 	ReplyTimeout time.Duration
 }
 
-// DefaultReplyTimeout is the Director's reply timeout, DNSReplyTimeout that of its DNS broadcaster.
+// DefaultReplyTimeout is the Director's reply timeout, DNSReplyTimeout that of its DNS broadcaster. No caller waits for
+// bundle_logs as long as BundleReplyTimeout.
 const (
 	DefaultReplyTimeout = 45 * time.Second
 	DNSReplyTimeout     = 10 * time.Second
+	BundleReplyTimeout  = 10 * time.Minute
 )
 
 // Wait returns how long the caller of this row waits.
