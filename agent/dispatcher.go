@@ -133,7 +133,7 @@ func (d *Dispatcher) serve(ctx context.Context, r mbus.Request, reply func(mbus.
 			ctx, stop := d.callContext(q)
 			defer stop()
 			value, err := d.execute(q, ctx)
-			d.answer(q, result(r.Method, value, err))
+			d.answer(q, d.result(r.Method, value, err))
 		},
 		refused: func() { d.answer(q, failure(r.Method, errBusy)) },
 	})
@@ -174,7 +174,7 @@ func (d *Dispatcher) serveNow(q request) {
 	}
 	q.run = run
 	value, err := d.execute(&q, d.ctx)
-	d.answer(&q, result(q.Method, value, err))
+	d.answer(&q, d.result(q.Method, value, err))
 }
 
 // expired reports that the caller no longer waits; a call that has not begun is then dropped.
@@ -273,11 +273,16 @@ func (d *Dispatcher) recovered(q *request, err *error) {
 	*err = fmt.Errorf("internal error %s, see the agent's log", defect.Report(d.log.WithField("action", q.Method), p))
 }
 
-func result(method string, value any, err error) mbus.Reply {
-	if err != nil {
-		return failure(method, err)
+// result is the reply to a call. The error of a task is as private when it is asked for as it was in the task.
+func (d *Dispatcher) result(method string, value any, err error) mbus.Reply {
+	if err == nil {
+		return mbus.Value(value)
 	}
-	return mbus.Value(value)
+	reply := failure(method, err)
+	if failed := (action.TaskFailed{}); errors.As(err, &failed) && d.table[failed.Method].Sensitive {
+		reply = reply.Private()
+	}
+	return reply
 }
 
 func failure(method string, err error) mbus.Reply {
@@ -285,6 +290,9 @@ func failure(method string, err error) mbus.Reply {
 }
 
 func (d *Dispatcher) answer(q *request, reply mbus.Reply) {
+	if q.row.Sensitive {
+		reply = reply.Private()
+	}
 	q.reply(reply)
 	level := logrus.InfoLevel
 	if q.row.Lane == action.Immediate || q.row.Lane == action.Fast {
@@ -296,9 +304,7 @@ func (d *Dispatcher) answer(q *request, reply mbus.Reply) {
 	fields := logrus.Fields{"action": q.Method, "request": requestID(q.ReplyTo), "took": time.Since(q.begun).String(), "outcome": "ok"}
 	if text, failed := reply.Failed(); failed {
 		fields["outcome"] = "exception"
-		if !q.row.Sensitive {
-			fields["error"] = text
-		}
+		fields["error"] = text
 	} else if reply.Silent() {
 		fields["outcome"] = "not answered"
 	}
@@ -310,11 +316,14 @@ func (d *Dispatcher) answer(q *request, reply mbus.Reply) {
 
 func (d *Dispatcher) logTask(q *request, took time.Duration, err error) {
 	entry := d.log.WithFields(logrus.Fields{"action": q.Method, "task": q.task.ID, "took": took.String()})
-	if err != nil {
+	switch {
+	case err == nil:
+		entry.Info("task done")
+	case q.row.Sensitive:
+		entry.Error("task failed")
+	default:
 		entry.WithError(err).Error("task failed")
-		return
 	}
-	entry.Info("task done")
 }
 
 // requestID is what a Director calls a request: the last token of its reply subject.

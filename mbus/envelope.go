@@ -99,6 +99,7 @@ type Reply struct {
 	exception string
 	failed    bool
 	silent    bool
+	private   bool
 }
 
 // Value is a successful reply; v must be what encoding/json can write.
@@ -116,14 +117,25 @@ func Exception(text string) Reply {
 	return Reply{exception: printable, failed: true}
 }
 
+// Private returns the reply for its caller alone: the text of an exception may hold a secret, and stays out of logs.
+func (r Reply) Private() Reply {
+	r.private = true
+	return r
+}
+
 // Silence means that the request is not answered: the caller times out.
 func Silence() Reply { return Reply{silent: true} }
 
 // Silent reports a reply that is not sent.
 func (r Reply) Silent() bool { return r.silent }
 
-// Failed reports an exception, and its text.
-func (r Reply) Failed() (string, bool) { return r.exception, r.failed }
+// Failed reports an exception, and its text as a log may have it.
+func (r Reply) Failed() (string, bool) {
+	if r.failed && r.private {
+		return "not logged, because it may hold a secret", true
+	}
+	return r.exception, r.failed
+}
 
 // TooLong is the exception for a value that does not fit into one message.
 const TooLong = "Response exceeded maximum allowed length"

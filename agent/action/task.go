@@ -34,7 +34,7 @@ func getTask(tasks Tasks) func(context.Context, string) (any, error) {
 		case o.Running:
 			return Running(id), nil
 		case o.Failed:
-			return nil, taskFailed{id, o.Error}
+			return nil, TaskFailed{o.Method, id, o.Error}
 		}
 		return o.Value, nil
 	}
@@ -52,10 +52,10 @@ func awaitTask(tasks Tasks) func([]json.RawMessage) (func() bool, func(context.C
 	}
 }
 
-// taskFailed has the wording by which people and tools know a failed task.
-type taskFailed struct{ id, why string }
+// TaskFailed is the error of a task of a method, in the wording by which people and tools know it.
+type TaskFailed struct{ Method, id, why string }
 
-func (e taskFailed) Error() string { return fmt.Sprintf("Task %s result: %s", e.id, e.why) }
+func (e TaskFailed) Error() string { return fmt.Sprintf("Task %s result: %s", e.id, e.why) }
 
 func cancelTask(tasks Tasks) func(context.Context, string) (string, error) {
 	return func(_ context.Context, id string) (string, error) { return "canceled", tasks.Cancel(id) }

@@ -72,6 +72,7 @@ func (t *Task) Canceled() bool { return errors.Is(context.Cause(t.ctx), ErrCance
 
 // Outcome is the state of a task and, once it has ended, its result.
 type Outcome struct {
+	Method  string
 	Running bool
 	Value   json.RawMessage // of a successful task
 	Failed  bool
@@ -224,9 +225,9 @@ func (s *Tasks) Outcome(id string) (Outcome, error) {
 		return Outcome{}, notFound{id}
 	}
 	if !t.visible {
-		return Outcome{Running: true}, nil
+		return Outcome{Method: t.Method, Running: true}, nil
 	}
-	return Outcome{Value: t.entry.Value, Failed: t.entry.Failed, Error: t.entry.Error}, nil
+	return Outcome{Method: t.Method, Value: t.entry.Value, Failed: t.entry.Failed, Error: t.entry.Error}, nil
 }
 
 // Wait blocks until the outcome of a task can be asked for, the task is canceled, the agent stops or
