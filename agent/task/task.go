@@ -46,6 +46,9 @@ type Task struct {
 	entry   entry
 	encoded []byte // the entry as it is written; nil after a change
 	visible bool   // the end is durable and may be seen
+	// kept is when the result began to be kept: at its end, or, for one of an earlier process, when this one started.
+	// Clocks of two processes do not compare: in between the clock may have been set.
+	kept time.Time
 }
 
 // Checkpoint is the last note that was made.
@@ -196,10 +199,10 @@ func (t *Task) Finish(value any, err error) {
 func (s *Tasks) keep(t *Task) {
 	s.finished = append(s.finished, t)
 	s.bytes += t.entry.weight()
-	now := s.now()
+	t.kept = s.now()
 	for len(s.finished) > 0 {
 		oldest := s.finished[0]
-		age := now.Sub(oldest.entry.Ended)
+		age := t.kept.Sub(oldest.kept)
 		crowded := len(s.finished) > maxFinished || s.bytes > maxBytes
 		if age < keepAtLeast || age < keepNormally && !crowded {
 			return

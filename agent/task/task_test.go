@@ -240,6 +240,32 @@ func TestOldResultsAreForgotten(t *testing.T) {
 	}
 }
 
+// The clock is set while the agent is restarted, as by the first synchronization of a machine: a result of a moment ago
+// is found all the same, and goes in its time.
+func TestClockIsSetBetweenTwoProcesses(t *testing.T) {
+	for name, jump := range map[string]time.Duration{"forwards": 2 * time.Hour, "backwards": -2 * 365 * 24 * time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "tasks.json")
+			s := open(t, path)
+			s.now = func() time.Time { return time.Now().Add(-jump) }
+			last := s.Begin("apply", false)
+			last.Finish("applied", nil)
+			s = open(t, path)
+			mustOutcome(t, s, last.ID)
+			now := time.Now()
+			s.now = func() time.Time { return now }
+			now = now.Add(keepAtLeast - time.Minute)
+			s.Begin("a", false).Finish(1, nil)
+			mustOutcome(t, s, last.ID)
+			now = now.Add(keepNormally)
+			s.Begin("b", false).Finish(1, nil)
+			if _, err := s.Outcome(last.ID); err == nil {
+				t.Error("the result is kept for ever")
+			}
+		})
+	}
+}
+
 func TestConcurrentTasksLoseNothing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tasks.json")
 	s := open(t, path)
