@@ -149,43 +149,50 @@ func permit(dir *os.Root, name string, owner bundle.Owner) error {
 	return errors.Join(made.Chown(owner.UID, owner.GID), made.Chmod(0o770), made.Close())
 }
 
-// Apply makes the machine carry spec: bundles installed, links switched, job directories made,
-// monit without job files until Start. The instance files and spec.json are written last, and
-// only if everything before succeeded; otherwise the links are what they were. A spec without a
-// configuration hash installs nothing and is only recorded.
+// Apply makes the machine carry spec: bundles installed, links switched, job directories made, monit without job files
+// until Start, log rotation and instance files. spec.json is written last, and only if everything before succeeded;
+// otherwise everything is what it was. A spec without a configuration hash installs nothing and is only recorded.
 func (i *Instance) Apply(ctx context.Context, spec Spec) error {
 	spec.fill()
-	if err := spec.Validate(); err != nil {
+	if err := i.check(spec); err != nil {
 		return err
 	}
-	full := spec.ConfigurationHash != ""
-	if full {
-		if err := i.install(ctx, spec); err != nil {
-			return err
-		}
-	} else if err := i.record(spec); err != nil {
+	if spec.ConfigurationHash == "" {
+		var change bundle.Switch
+		return orBack(&change, i.record(spec, &change))
+	}
+	if err := i.install(ctx, spec); err != nil {
 		return err
 	}
-	if !full {
-		return nil
-	}
-	// From here on the new spec is in force. A failure to delete obsolete bundles is only logged;
+	// From here on the new spec is in force. A failure to delete what is obsolete is only logged;
 	// the next apply retries.
 	i.forgetArchive(spec)
+	i.prune(ctx, spec)
+	i.rotation(spec).RunHook(ctx)
+	return nil
+}
+
+// check refuses a spec before anything is done for it.
+func (i *Instance) check(spec Spec) error {
+	_, _, err := i.rotation(spec).File()
+	return errors.Join(spec.Validate(), err)
+}
+
+func (i *Instance) rotation(spec Spec) logs.Rotation {
+	return logs.Rotation{Root: i.Root, LogDir: i.Dirs.SysLog(), MaxSize: spec.Properties.Logging.MaxLogFileSize,
+		Hook: i.Dirs.Program("setup-logrotate.sh"), Log: i.Log}
+}
+
+// prune deletes what spec does not need.
+func (i *Instance) prune(ctx context.Context, spec Spec) {
 	jobs, packages, err := bundles(spec)
+	if err == nil {
+		err = errors.Join(i.jobs().Prune(ctx, jobs), i.packages().Prune(ctx, packages),
+			os.RemoveAll(i.Dirs.MonitJobsWithdrawn()))
+	}
 	if err != nil {
-		return err
+		i.Log.WithError(err).Warn("could not delete all obsolete jobs and packages")
 	}
-	if err := i.jobs().Prune(ctx, jobs); err != nil {
-		i.Log.WithError(err).Warn("could not delete all obsolete jobs")
-	}
-	if err := i.packages().Prune(ctx, packages); err != nil {
-		i.Log.WithError(err).Warn("could not delete all obsolete packages")
-	}
-	return logs.ConfigureRotation(ctx, logs.Rotation{
-		Root: i.Root, LogDir: i.Dirs.SysLog(), MaxSize: spec.Properties.Logging.MaxLogFileSize,
-		Hook: i.Dirs.Program("setup-logrotate.sh"), Log: i.Log,
-	})
 }
 
 func (i *Instance) install(ctx context.Context, spec Spec) error {
@@ -210,22 +217,41 @@ func (i *Instance) install(ctx context.Context, spec Spec) error {
 		err = i.Supervisor.Reload(ctx)
 	}
 	if err == nil {
-		err = i.record(spec)
+		err = i.rotate(spec, &change)
 	}
-	if err != nil {
-		if undone := change.Rollback(); undone != nil {
-			err = fmt.Errorf("%w (restoring the previous links failed as well: %w)", err, undone)
-		}
-		return err
+	if err == nil {
+		err = i.record(spec, &change)
 	}
-	return os.RemoveAll(i.Dirs.MonitJobsWithdrawn())
+	return orBack(&change, err)
 }
 
-// record writes spec.json and the instance files.
-func (i *Instance) record(spec Spec) error {
-	if err := i.state().Write(spec); err != nil {
-		return err
+// orBack undoes a change that has failed with err.
+func orBack(change *bundle.Switch, err error) error {
+	if err == nil {
+		return nil
 	}
+	if undone := change.Rollback(); undone != nil {
+		return fmt.Errorf("%w (restoring what was in force failed as well: %w)", err, undone)
+	}
+	return err
+}
+
+func (i *Instance) rotate(spec Spec, change *bundle.Switch) error {
+	path, content, err := i.rotation(spec).File()
+	if err == nil {
+		err = os.MkdirAll(filepath.Dir(path), 0o755)
+	}
+	if err == nil {
+		err = change.Write(path, content, 0o644)
+	}
+	if err != nil {
+		return fmt.Errorf("log rotation: %w", err)
+	}
+	return nil
+}
+
+// record writes the instance files, and spec.json last: it says that everything else is in force.
+func (i *Instance) record(spec Spec, change *bundle.Switch) error {
 	if err := os.MkdirAll(i.Dirs.Instance(), 0o755); err != nil {
 		return fmt.Errorf("instance files: %w", err)
 	}
@@ -235,11 +261,11 @@ func (i *Instance) record(spec Spec) error {
 	}
 	for path, content := range map[string]string{i.Dirs.InstanceID(): spec.ID, i.Dirs.InstanceAZ(): spec.AZ,
 		i.Dirs.InstanceName(): spec.Name, i.Dirs.InstanceDeployment(): spec.Deployment} {
-		if _, err := atomicfile.WriteIfChanged(path, []byte(content), 0o644); err != nil {
+		if err := change.Write(path, []byte(content), 0o644); err != nil {
 			return err
 		}
 	}
-	return nil
+	return i.state().Write(spec, change)
 }
 
 // enable switches all links to the bundles of spec and drops those it does not have.

@@ -47,7 +47,7 @@ func (p Package) Bundle() (bundle.Bundle, error) {
 // Prepare installs the bundles of spec that are missing and enables nothing.
 func (i *Instance) Prepare(ctx context.Context, spec Spec) error {
 	spec.fill()
-	if err := spec.Validate(); err != nil {
+	if err := i.check(spec); err != nil {
 		return err
 	}
 	if err := i.fetch(ctx, spec); err != nil {

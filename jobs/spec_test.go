@@ -9,6 +9,7 @@ import (
 
 	"cambium/internal/blob"
 	"cambium/internal/vcap"
+	"cambium/jobs/bundle"
 )
 
 func decode(t *testing.T, text string) Spec {
@@ -113,7 +114,7 @@ func TestStateSurvivesCorruption(t *testing.T) {
 			t.Errorf("%q: got %v, want an error that says so", text, err)
 		}
 	}
-	if err := state.Write(decode(t, `{"id":"a"}`)); err != nil {
+	if err := state.Write(decode(t, `{"id":"a"}`), &bundle.Switch{}); err != nil {
 		t.Fatal(err)
 	}
 	if s, err := state.Spec(); err != nil || s.ID != "a" {

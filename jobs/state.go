@@ -7,8 +7,8 @@ import (
 	"io/fs"
 	"os"
 
-	"cambium/internal/atomicfile"
 	"cambium/internal/vcap"
+	"cambium/jobs/bundle"
 )
 
 // SpecFile is spec.json, the spec that was applied last.
@@ -33,12 +33,11 @@ func (s *SpecFile) Spec() (Spec, error) {
 }
 
 // Write replaces the file. It holds signed URLs and their headers, hence its mode.
-func (s *SpecFile) Write(spec Spec) error {
+func (s *SpecFile) Write(spec Spec, change *bundle.Switch) error {
 	spec.fill()
 	data, err := json.Marshal(spec)
 	if err != nil {
 		return fmt.Errorf("encode the applied spec: %w", err)
 	}
-	_, err = atomicfile.WriteIfChanged(s.Dirs.Spec(), data, 0o600)
-	return err
+	return change.Write(s.Dirs.Spec(), data, 0o600)
 }

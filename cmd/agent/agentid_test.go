@@ -16,6 +16,7 @@ import (
 	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/jobs"
+	"cambium/jobs/bundle"
 	"cambium/settings/store"
 	diskrecord "cambium/storage/record"
 	"cambium/storage/recordfile"
@@ -59,7 +60,7 @@ func TestAnotherAgentIDInheritsNothing(t *testing.T) {
 	must(marker.Set("a-1"))
 	must(starts.Record(time.Now()))
 	must(status.KeepBoot(dirs.Boots(), status.Document{BootID: "boot"}))
-	must((&jobs.SpecFile{Dirs: dirs}).Write(jobs.Spec{Deployment: "a deployment"}))
+	must((&jobs.SpecFile{Dirs: dirs}).Write(jobs.Spec{Deployment: "a deployment"}, &bundle.Switch{}))
 	must(os.MkdirAll(dirs.MonitJobs(), 0o700))
 	must(os.WriteFile(filepath.Join(dirs.MonitJobs(), "0000_web.monitrc"), nil, 0o600))
 	must(os.WriteFile(dirs.MonitStopped(), nil, 0o600))

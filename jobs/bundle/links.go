@@ -10,7 +10,7 @@ import (
 	"cambium/internal/atomicfile"
 )
 
-// Switch changes a set of links, each atomically, and can restore all of them.
+// Switch changes a set of links and files, each atomically, and can restore all of them.
 type Switch struct {
 	undo []func() error
 	dirs map[string]bool
@@ -50,6 +50,21 @@ func (s *Switch) Drop(path string) error {
 	}
 	s.changed(path, func() error { return place(old, path) })
 	return nil
+}
+
+// Write replaces a file.
+func (s *Switch) Write(path string, data []byte, mode fs.FileMode) error {
+	old, err := os.ReadFile(path)
+	switch {
+	case err == nil:
+		s.AddUndo(func() error { return atomicfile.Write(path, old, mode) })
+	case errors.Is(err, fs.ErrNotExist):
+		s.AddUndo(func() error { return atomicfile.Remove(path) })
+	default:
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	_, err = atomicfile.WriteIfChanged(path, data, mode)
+	return err
 }
 
 // AddUndo adds the undo of another change, for Rollback.

@@ -310,45 +310,43 @@ func TestBundle(t *testing.T) {
 
 func TestRotation(t *testing.T) {
 	c := collector(t)
+	r := Rotation{Root: c.Root, LogDir: "/var/vcap/data/sys/log", MaxSize: "10M", Log: c.Log}
+	const upper = "/var/vcap/data/sys/log/*.log /var/vcap/data/sys/log/.*.log " +
+		"/var/vcap/data/sys/log/*/*.log /var/vcap/data/sys/log/*/.*.log "
+	const lower = "/var/vcap/data/sys/log/*/*/*.log /var/vcap/data/sys/log/*/*/.*.log "
+	const options = "  missingok\n  rotate 7\n  compress\n  copytruncate\n  size=10M\n}\n"
+	expect := func(name, want string) {
+		t.Helper()
+		path, got, err := r.File()
+		if err != nil || string(got) != want || path != filepath.Join(c.Root, "etc/logrotate.d/vcap") {
+			t.Errorf("%s: got %s with %q, %v; want %q", name, path, got, err, want)
+		}
+	}
+	expect("no configuration", upper+"{\n  su root root\n"+options+lower+"{\n  su vcap vcap\n"+options)
+	conf := "weekly\n# use the syslog group\nsu root syslog\ninclude /etc/logrotate.d\n"
+	if err := os.MkdirAll(filepath.Join(c.Root, "etc"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(c.Root, "etc/logrotate.conf"), []byte(conf), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	expect("stock stemcell, with a user for all logs", upper+lower+"{\n"+options)
+	r.MaxSize = "1M\n}\n/etc/passwd {"
+	if _, _, err := r.File(); err == nil {
+		t.Error("an invalid size: got no error")
+	}
+}
+
+func TestRotationHook(t *testing.T) {
+	c := collector(t)
 	hook := filepath.Join(t.TempDir(), "hook")
 	ran := hook + ".ran"
 	if err := os.WriteFile(hook, []byte("#!/bin/sh\necho x >> "+ran+"\nexit 1\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	r := Rotation{Root: c.Root, LogDir: "/var/vcap/data/sys/log", MaxSize: "10M", Hook: hook, Log: c.Log}
-	if err := ConfigureRotation(t.Context(), r); err != nil {
-		t.Fatal(err)
-	}
-	got, err := os.ReadFile(filepath.Join(c.Root, "etc/logrotate.d/vcap"))
-	const upper = "/var/vcap/data/sys/log/*.log /var/vcap/data/sys/log/.*.log " +
-		"/var/vcap/data/sys/log/*/*.log /var/vcap/data/sys/log/*/.*.log "
-	const lower = "/var/vcap/data/sys/log/*/*/*.log /var/vcap/data/sys/log/*/*/.*.log "
-	const options = "  missingok\n  rotate 7\n  compress\n  copytruncate\n  size=10M\n}\n"
-	want := upper + "{\n  su root root\n" + options + lower + "{\n  su vcap vcap\n" + options
-	if err != nil || string(got) != want {
-		t.Errorf("got %q, %v; want %q", got, err, want)
-	}
-	// A stock stemcell's logrotate.conf has a user for all logs.
-	conf := "weekly\n# use the syslog group\nsu root syslog\ninclude /etc/logrotate.d\n"
-	if err := os.WriteFile(filepath.Join(c.Root, "etc/logrotate.conf"), []byte(conf), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := ConfigureRotation(t.Context(), r); err != nil {
-		t.Fatal(err)
-	}
-	got, err = os.ReadFile(filepath.Join(c.Root, "etc/logrotate.d/vcap"))
-	if want := upper + lower + "{\n" + options; err != nil || string(got) != want {
-		t.Errorf("stock stemcell: got %q, %v; want %q", got, err, want)
-	}
+	Rotation{Hook: hook, Log: c.Log}.RunHook(t.Context())
 	if _, err := os.Stat(ran); err != nil {
 		t.Error("the hook did not run")
 	}
-	r.Hook = "/nonexistent"
-	if err := ConfigureRotation(t.Context(), r); err != nil {
-		t.Error(err)
-	}
-	r.MaxSize = "1M\n}\n/etc/passwd {"
-	if err := ConfigureRotation(t.Context(), r); err == nil {
-		t.Error("an invalid size: got no error")
-	}
+	Rotation{Hook: "/nonexistent", Log: c.Log}.RunHook(t.Context())
 }

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"cambium/internal/atomicfile"
 	"cambium/internal/command"
 
 	"github.com/sirupsen/logrus"
@@ -54,35 +53,31 @@ func (r Rotation) stanzas(size string) (string, error) {
 
 var validSize = regexp.MustCompile(`^[0-9]+[kMG]?$`)
 
-// ConfigureRotation writes logrotate's file and runs the stemcell's hook. A missing or failing hook
-// is only logged.
-func ConfigureRotation(ctx context.Context, r Rotation) error {
+// File is logrotate's file for these logs.
+func (r Rotation) File() (path string, content []byte, err error) {
 	size := r.MaxSize
 	if size == "" {
 		size = defaultMaxSize
 	}
 	// The text is copied into a file that a root program interprets.
 	if !validSize.MatchString(size) {
-		return fmt.Errorf("log rotation: %q is not a valid size", size)
+		return "", nil, fmt.Errorf("log rotation: %q is not a valid size", size)
 	}
 	text, err := r.stanzas(size)
 	if err != nil {
-		return fmt.Errorf("log rotation: %w", err)
+		return "", nil, fmt.Errorf("log rotation: %w", err)
 	}
-	dir := filepath.Join(r.Root, "/etc/logrotate.d")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("log rotation: %w", err)
-	}
-	if _, err := atomicfile.WriteIfChanged(filepath.Join(dir, "vcap"), []byte(text), 0o644); err != nil {
-		return fmt.Errorf("log rotation: %w", err)
-	}
+	return filepath.Join(r.Root, "/etc/logrotate.d/vcap"), []byte(text), nil
+}
+
+// RunHook runs the stemcell's hook. A missing or failing one is only logged.
+func (r Rotation) RunHook(ctx context.Context) {
 	if r.Hook == "" {
-		return nil
+		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if _, err := command.Run(ctx, command.Cmd{Name: r.Hook}); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		r.Log.WithError(err).Warn("cannot set up log rotation")
 	}
-	return nil
 }
