@@ -3,6 +3,7 @@ package natsbus
 import (
 	"context"
 	"errors"
+	"fmt"
 	"hash/maphash"
 	"io"
 	"net/netip"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/sirupsen/logrus"
+	"github.com/sirupsen/logrus/hooks/test"
 
 	"cambium/internal/eventually"
 	"cambium/internal/retry"
@@ -117,7 +119,8 @@ func TestAReplyWaitsForItsCaller(t *testing.T) {
 // time.
 func TestReplyDuringAnOutageArrives(t *testing.T) {
 	d := testnats.Start(t, nil, agentID)
-	b := start(t, d, Options{pace: slowCallers()})
+	log, logged := test.NewNullLogger()
+	b := start(t, d, Options{pace: slowCallers(), Log: logrus.NewEntry(log)})
 	eventually.True(t, "connected", b.Connected)
 	r := d.Director()
 	subject, replies := r.Inbox(agentID)
@@ -143,6 +146,19 @@ func TestReplyDuringAnOutageArrives(t *testing.T) {
 	if got[`{"value":"stale"}`] {
 		t.Error("a message was sent whose caller has given up")
 	}
+	if got := drops(logged); len(got) != 1 || !strings.HasPrefix(got[0], other+": it has waited") {
+		t.Errorf("the log has %q dropped, want the stale one", got)
+	}
+}
+
+// drops are the messages that were given up, according to the log, and why.
+func drops(logged *test.Hook) (all []string) {
+	for _, e := range logged.AllEntries() {
+		if e.Message == "message dropped" {
+			all = append(all, fmt.Sprintf("%s: %s", e.Data["subject"], e.Data["reason"]))
+		}
+	}
+	return all
 }
 
 func TestUnconfirmedIsSentAgain(t *testing.T) {
@@ -185,12 +201,17 @@ func TestConfirmedIsForgotten(t *testing.T) {
 }
 
 func TestOutboxIsBounded(t *testing.T) {
-	var o outbox
-	for range 100 {
-		o.send(message{subject: "a", data: make([]byte, 1<<20)})
+	log, logged := test.NewNullLogger()
+	o := outbox{log: logrus.NewEntry(log)}
+	for i := range 100 {
+		o.send(message{subject: fmt.Sprint(i), data: make([]byte, 1<<20), reply: true})
 	}
 	if o.bytes > outboxBytes || len(o.waiting) != outboxBytes>>20 {
 		t.Errorf("%d messages of %d bytes wait", len(o.waiting), o.bytes)
+	}
+	got := drops(logged)
+	if len(got) != 100-outboxBytes>>20 || got[0] != "0: too much waits for a connection" {
+		t.Errorf("the log has %d messages dropped, want %d, the oldest first: %q", len(got), 100-outboxBytes>>20, got)
 	}
 }
 

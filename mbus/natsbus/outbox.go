@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/sirupsen/logrus"
 )
 
 const (
@@ -30,6 +31,7 @@ type message struct {
 // that was lost on the way; a reply that comes twice does no harm, since the caller drops the second.
 type outbox struct {
 	callersReturn time.Duration
+	log           *logrus.Entry
 
 	mu          sync.Mutex
 	nc          *nats.Conn // nil while not connected
@@ -79,13 +81,19 @@ func (o *outbox) confirmSoon() {
 // trim forgets the oldest messages beyond outboxBytes; the caller holds mu.
 func (o *outbox) trim() {
 	for o.bytes > outboxBytes && len(o.unconfirmed)+len(o.waiting) > 1 {
-		oldest := &o.unconfirmed
+		oldest, reason := &o.unconfirmed, "too much is not confirmed by the server yet"
 		if len(*oldest) == 0 {
-			oldest = &o.waiting
+			oldest, reason = &o.waiting, "too much waits for a connection"
 		}
+		o.dropped((*oldest)[0], reason)
 		o.bytes -= len((*oldest)[0].data)
 		*oldest = (*oldest)[1:]
 	}
+}
+
+// dropped logs that a message was given up: its caller waits in vain, and nothing else says why.
+func (o *outbox) dropped(m message, reason string) {
+	o.log.WithFields(logrus.Fields{"subject": m.subject, "bytes": len(m.data), "reason": reason}).Warn("message dropped")
 }
 
 // confirm flushes (PING, PONG) what was sent so far, and repeats that while there is more.
@@ -125,9 +133,11 @@ func (o *outbox) attach(nc *nats.Conn) {
 	}
 	o.mu.Unlock()
 	for _, m := range waiting {
-		if time.Since(m.at) < outboxAge {
-			o.send(m)
+		if time.Since(m.at) >= outboxAge {
+			o.dropped(m, "it has waited longer than its caller")
+			continue
 		}
+		o.send(m)
 	}
 }
 
