@@ -81,7 +81,13 @@ func (k *Kernel) apply(ctx context.Context, h *netlink.Handle, c Change) error {
 		replacement := netlinkAddress(c.Address, c.Label)
 		// The address was ours a moment ago: there is no duplicate to detect.
 		replacement.Flags = unix.IFA_F_NODAD
-		return h.AddrReplace(link, replacement)
+		err := h.AddrReplace(link, replacement)
+		if err != nil {
+			was := netlinkAddress(c.Was, "")
+			was.Flags = unix.IFA_F_NODAD
+			err = errors.Join(err, h.AddrReplace(link, was))
+		}
+		return err
 	case OpRemoveAddress:
 		err := h.AddrDel(link, netlinkAddress(c.Address, c.Label))
 		if errors.Is(err, unix.EADDRNOTAVAIL) {

@@ -139,7 +139,7 @@ func Split(changes []Change) (now, later []Change) {
 }
 
 // Invert lists the changes that take others back, in the order to apply them. Files get the content
-// that they had.
+// that they had, and networkd reads them again, also where it has not been told of the others yet.
 func Invert(changes []Change, have State) (back []Change) {
 	for _, c := range changes {
 		switch c.Op {
@@ -168,6 +168,9 @@ func Invert(changes []Change, have State) (back []Change) {
 			continue // a link that is up, or IPv6 that is on, does no harm
 		}
 		back = append(back, c)
+	}
+	if slices.ContainsFunc(back, func(c Change) bool { return c.Reload }) && !slices.ContainsFunc(back, Change.Runs) {
+		back = append(back, Change{Op: OpReload})
 	}
 	sort.SliceStable(back, func(i, j int) bool { return slices.Index(order, back[i].Op) < slices.Index(order, back[j].Op) })
 	return back

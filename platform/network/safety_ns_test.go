@@ -3,6 +3,8 @@
 package network_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -602,5 +604,98 @@ func TestNSConfirmedChanges(t *testing.T) {
 			t.Error("went back to an address that the settings no longer name")
 		}
 		expect(t, "addresses", addresses(t, "eth0"), "10.0.0.7/24")
+	})
+}
+
+// cutting is a change of the working network of a machine that cuts it off: the new gateway does not exist.
+func cutting(t *testing.T) (k *network.Kernel, have network.State, want network.Desired, changes []network.Change) {
+	t.Helper()
+	gateway(t)
+	k = newKernel(t)
+	apply(t, k, nets{"a": static("10.0.0.5")})
+	n := static("10.0.0.5")
+	n.Gateway = "10.0.0.66"
+	have, want = wanted(t, k, nets{"a": n, "b": extra("10.0.0.6")})
+	changes, err := network.Diff(have, want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect(t, "routes", routes(t), "0.0.0.0/0 via 10.0.0.1 dev eth0")
+	return k, have, want, changes
+}
+
+// restored expects the network as cutting has made it first.
+func restored(t *testing.T, k *network.Kernel, before string) {
+	t.Helper()
+	expect(t, "routes", routes(t), "0.0.0.0/0 via 10.0.0.1 dev eth0")
+	expect(t, "addresses", addresses(t, "eth0"), "10.0.0.5/24")
+	if got := file(t, k, "etc/systemd/network/10_eth0.network"); got != before {
+		t.Errorf("file after the change was taken back:\n%s\nwant\n%s", got, before)
+	}
+}
+
+// A change that cuts the machine off is taken back also where a part of it failed, be it of another link: the next
+// attempt would see nothing to change, and not ask. The reason has both.
+func TestNSPartOfACuttingChangeFails(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		k, have, want, changes := cutting(t)
+		before := file(t, k, "etc/systemd/network/10_eth0.network")
+		refused := network.Route{Link: "lo", To: netip.MustParsePrefix("198.51.100.0/24"),
+			Gateway: netip.MustParseAddr("172.16.0.1"), Origin: network.OriginStatic}
+		changes = append([]network.Change{{Op: network.OpAddRoute, Link: "lo", Network: "c", Route: &refused}}, changes...)
+		o, err := confirm.Apply(t.Context(), k, have, want, changes,
+			confirm.Options{SameAgent: true, Limit: 700 * time.Millisecond})
+		if err != nil || !o.RolledBack || !strings.Contains(o.Reason, "10.0.0.66 on eth0 did not answer") ||
+			!strings.Contains(o.Reason, "lo: add route 198.51.100.0/24") {
+			t.Errorf("got %+v, %v; want it taken back, with the gateway and the route that failed", o, err)
+		}
+		restored(t, k, before)
+	})
+}
+
+// A part that fails is an error, and nothing is taken back, where the gateway answers.
+func TestNSPartOfAGoodChangeFails(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		gateway(t)
+		k := newKernel(t)
+		apply(t, k, nets{"a": static("10.0.0.5")})
+		have, want := wanted(t, k, nets{"a": static("10.0.0.5"), "b": extra("10.0.0.6")})
+		changes, err := network.Diff(have, want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		changes = append(changes, network.Change{Op: network.OpLinkUp, Link: "eth9"})
+		o, err := confirm.Apply(t.Context(), k, have, want, changes, confirm.Options{SameAgent: true, Limit: time.Minute})
+		if err == nil || o.RolledBack {
+			t.Errorf("got %+v, %v; want an error, and the rest kept", o, err)
+		}
+		expect(t, "addresses", addresses(t, "eth0"), "10.0.0.5/24", "10.0.0.6/24")
+	})
+}
+
+// What is not confirmed when the agent is stopped is taken back, whether the changes were made by then or not.
+func TestNSStoppedBeforeTheConfirmation(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		k, have, want, changes := cutting(t)
+		before := file(t, k, "etc/systemd/network/10_eth0.network")
+		stop := errors.New("the agent stops")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		updates, done := make(chan netlink.RouteUpdate, 1024), make(chan struct{})
+		if err := netlink.RouteSubscribe(updates, done); err != nil {
+			t.Fatal(err)
+		}
+		defer close(done)
+		go func() {
+			for u := range updates { // the change is being made
+				if u.Gw.Equal(net.IPv4(10, 0, 0, 66)) {
+					cancel(stop)
+				}
+			}
+		}()
+		o, err := confirm.Apply(ctx, k, have, want, changes, confirm.Options{SameAgent: true, Limit: time.Hour})
+		if !errors.Is(err, stop) || !o.RolledBack {
+			t.Errorf("got %+v, %v; want it taken back because the agent stops", o, err)
+		}
+		restored(t, k, before)
 	})
 }

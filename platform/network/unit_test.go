@@ -266,4 +266,9 @@ func TestInvert(t *testing.T) {
 	if got := platformtest.Texts(back); !slices.Equal(got, want) || back[3].Content != "old" {
 		t.Errorf("got %q, want %q with the old content", got, want)
 	}
+	// Where networkd was not told of a file any more, it may have read it all the same.
+	stopped := Invert([]Change{{Op: OpWriteFile, Path: have.Files[0].Path, Content: "new", Reload: true}}, have)
+	if got := platformtest.Texts(stopped); !slices.Equal(got, []string{want[3], want[5]}) {
+		t.Errorf("stopped before the reload: got %q", got)
+	}
 }

@@ -34,65 +34,79 @@ type Outcome struct {
 // within a millisecond.
 const askBefore = time.Second
 
-// gatewayLimit is how long a gateway may take to answer on the new configuration.
-const gatewayLimit = 10 * time.Second
+// gatewayLimit is how long a gateway may take to answer on the new configuration, rollBackLimit how long rolling back may
+// take: systemd gives an agent that it stops 20 seconds.
+const (
+	gatewayLimit  = 10 * time.Second
+	rollBackLimit = 10 * time.Second
+)
 
-// Apply applies changes to a machine that is configured already, and takes them back if they cut
-// it off: when a gateway answered before, and a wanted one of the same address family does not
-// afterwards. Only gateways count; the bus may be down for its own reasons. A change is final, and
-// applied without asking, where taking it back could restore what is no longer the machine's: an
-// address that is not wanted, or another agent's configuration. So is the first configuration.
+// Apply applies changes to a machine that is configured already, and takes back those it has made if they cut it off:
+// when a gateway answered before, and a wanted one of the same address family does not afterwards, also where a part of
+// the changes failed. What is not confirmed when ctx ends is taken back, too: the next start would see nothing to
+// change, and not ask. Only gateways count; the bus may be down for its own reasons. A change is final, and applied
+// without asking, where taking it back could restore what is no longer the machine's: an address that is not wanted, or
+// another agent's configuration. So is the first configuration.
 func Apply(ctx context.Context, k *network.Kernel, have network.State, want network.Desired, changes []network.Change, options Options) (Outcome, error) {
-	back := network.Invert(changes, have)
-	if !options.SameAgent || len(back) == 0 || !have.Configured() || losesAddress(changes, want) {
+	if !options.SameAgent || len(network.Invert(changes, have)) == 0 || !have.Configured() || losesAddress(changes, want) {
 		made, err := k.Apply(ctx, changes)
 		return Outcome{Made: made}, err
 	}
 	limited, cancel := context.WithTimeout(ctx, askBefore)
 	answered := neighbor.Answering(limited, have, neighbor.PresentGateways(have, want))
 	cancel()
-	made, err := k.Apply(ctx, changes)
+	made, failed := k.Apply(ctx, changes)
 	o := Outcome{Made: made}
-	if err != nil || len(answered) == 0 {
-		return o, err
+	back := network.Invert(made, have)
+	if len(answered) == 0 || len(back) == 0 {
+		return o, failed
 	}
-	limit := cmp.Or(options.Limit, gatewayLimit)
-	silent, err := silentAfterwards(ctx, k, want, answered, limit)
-	if err != nil || silent == nil {
-		return o, err
+	o.Reason = doubt(ctx, k, want, answered, cmp.Or(options.Limit, gatewayLimit))
+	if o.Reason == "" {
+		return o, failed
 	}
-	o.RolledBack, o.Reason = true, fmt.Sprintf("network %q: gateway %s on %s did not answer within %s; %s did before the change",
-		silent.Network, silent.IP, silent.Link, limit, answered[0].IP)
+	if failed != nil {
+		o.Reason += "; " + failed.Error()
+	}
+	o.RolledBack = true
 	k.Log.WithField("reason", o.Reason).Warn("rolling back a network change")
-	made, err = k.Apply(ctx, back)
+	undoing, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollBackLimit)
+	defer cancel()
+	made, err := k.Apply(undoing, back)
 	o.Made = append(o.Made, made...)
 	if err != nil {
 		return o, fmt.Errorf("roll back a network change: %w", err)
 	}
-	return o, nil
+	return o, context.Cause(ctx)
 }
 
-// silentAfterwards returns a wanted gateway that does not answer although one of its family did
-// before, if there is one.
-func silentAfterwards(ctx context.Context, k *network.Kernel, want network.Desired, before []neighbor.Gateway, limit time.Duration) (*neighbor.Gateway, error) {
+// doubt says why a change is not confirmed, or "": a wanted gateway does not answer although one of its family did
+// before.
+func doubt(ctx context.Context, k *network.Kernel, want network.Desired, before []neighbor.Gateway,
+	limit time.Duration) string {
 	wanted := slices.DeleteFunc(neighbor.WantedGateways(want), func(g neighbor.Gateway) bool {
 		return !slices.ContainsFunc(before, func(b neighbor.Gateway) bool { return b.IP.Is4() == g.IP.Is4() })
 	})
 	if len(wanted) == 0 {
-		return nil, nil
+		return ""
 	}
 	now, err := k.ObserveLinks()
 	if err != nil {
-		return nil, err
+		return "whether the gateways answer is not known: " + err.Error()
 	}
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	answered := neighbor.Answering(limited, now, wanted)
 	silent := slices.IndexFunc(wanted, func(g neighbor.Gateway) bool { return !slices.Contains(answered, g) })
-	if ctx.Err() != nil || silent < 0 {
-		return nil, nil
+	if silent < 0 {
+		return ""
 	}
-	return &wanted[silent], nil
+	g, within := wanted[silent], "within "+limit.String()
+	if ctx.Err() != nil {
+		within = "before the check was stopped"
+	}
+	return fmt.Sprintf("network %q: gateway %s on %s did not answer %s; %s did before the change",
+		g.Network, g.IP, g.Link, within, before[0].IP)
 }
 
 // losesAddress reports whether an address is removed that the machine may no longer use.
