@@ -21,7 +21,6 @@ import (
 	"cambium/internal/thread"
 	"cambium/internal/vcap"
 
-	"github.com/bmatcuk/doublestar/v4"
 	"github.com/klauspost/compress/gzip"
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
@@ -93,26 +92,6 @@ func (c Collector) Check(s Selection) error {
 	return err
 }
 
-// patterns turns filters into globs. One that names a directory means everything below it.
-func patterns(filters []string) ([]string, error) {
-	var globs []string
-	for _, f := range filters {
-		f = path.Clean(strings.TrimPrefix(strings.TrimSpace(f), "./"))
-		if f == "." || strings.HasPrefix(f, "/") || f == ".." || strings.HasPrefix(f, "../") || !doublestar.ValidatePattern(f) {
-			return nil, fmt.Errorf("log filter %q: the pattern must stay in the log directory", f)
-		}
-		globs = append(globs, f, f+"/**")
-	}
-	if len(globs) == 0 {
-		globs = []string{"**"}
-	}
-	return globs, nil
-}
-
-func matches(globs []string, rel string) bool {
-	return slices.ContainsFunc(globs, func(g string) bool { return doublestar.MatchUnvalidated(g, rel) })
-}
-
 // Collect writes a gzip tar of the selected logs to w. Files are taken as they are at the moment
 // they are read; what vanishes is left out, what grows is cut at the size it had, what shrinks is
 // filled with zeros. Of a file with large holes only the data is read and stored. Links are followed only inside
@@ -134,7 +113,9 @@ func (c Collector) Collect(ctx context.Context, s Selection, w io.Writer) error 
 
 func (c Collector) pack(ctx context.Context, sources []source, globs []string, w io.Writer) error {
 	compressed := gzip.NewWriter(w)
-	p := &packing{c: c, ctx: ctx, compressed: compressed, tar: tar.NewWriter(compressed), globs: globs, buffer: make([]byte, 256<<10), progress: newReporter(c)}
+	p := &packing{c: c, ctx: ctx, out: destination{w: compressed}, globs: globs, buffer: make([]byte, 256<<10),
+		progress: newReporter(c)}
+	p.tar = tar.NewWriter(&p.out)
 	defer p.progress.end()
 	if err := p.tar.WriteHeader(directoryHeader("./", time.Now())); err != nil {
 		return fmt.Errorf("collect logs: %w", err)
@@ -157,10 +138,10 @@ func (c Collector) pack(ctx context.Context, sources []source, globs []string, w
 type packing struct {
 	c   Collector
 	ctx context.Context
-	// compressed is what tar writes to.
-	compressed io.Writer
-	tar        *tar.Writer
-	globs      []string
+	// out is what tar writes to.
+	out   destination
+	tar   *tar.Writer
+	globs []string
 	// listed is the directory that was last listed in the archive; those above it are in it, too. Each directory
 	// is walked once, so that none of the others has to be remembered.
 	listed   string
@@ -168,6 +149,20 @@ type packing struct {
 	progress *reporter
 	// skipped is how many files are left out with a warning.
 	skipped int
+}
+
+// destination remembers that the archive cannot be written.
+type destination struct {
+	w   io.Writer
+	err error
+}
+
+func (d *destination) Write(b []byte) (int, error) {
+	n, err := d.w.Write(b)
+	if err != nil {
+		d.err = err
+	}
+	return n, err
 }
 
 func (p *packing) source(s source) error {
@@ -180,19 +175,19 @@ func (p *packing) source(s source) error {
 // directories packs what is in the source's directory.
 func (p *packing) directories(s source) error {
 	root, linkRoot, err := s.open()
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
 	if err != nil {
-		return err
+		return p.skip(s.dir, err)
 	}
 	defer closeRoots(root, linkRoot)
 	return rootdir.Walk(p.ctx, root, func(dir *os.Root, rel string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return p.skip(rel, err)
 		}
-		if entry.IsDir() || !matches(p.globs, rel) {
+		if entry.IsDir() {
 			return nil
+		}
+		if wanted, err := matches(p.ctx, p.globs, rel); err != nil || !wanted {
+			return err
 		}
 		file, err := s.openFile(root, linkRoot, dir, rel, entry)
 		if err != nil {
@@ -262,8 +257,15 @@ func openLinkTarget(root *os.Root, s source, link string, linkRoot *os.Root) (*o
 	return open(linkRoot, rel)
 }
 
-// skip leaves something out. A file that was removed meanwhile is not logged.
+// skip leaves something out, and names it in the log, unless it is a file that was removed meanwhile. Only the end of
+// the context, and an archive that cannot be written, end a collection.
 func (p *packing) skip(rel string, err error) error {
+	if p.ctx.Err() != nil {
+		return context.Cause(p.ctx)
+	}
+	if p.out.err != nil {
+		return p.out.err
+	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNoFile) {
 		return nil
 	}
@@ -276,10 +278,19 @@ func (p *packing) skip(rel string, err error) error {
 // maxWarnings is how many of the files that are left out are named: a job can make any number of them.
 const maxWarnings = 20
 
+// file packs a file, or leaves it out.
 func (p *packing) file(file *os.File, name string) error {
+	if err := p.entry(file, name); err != nil {
+		return p.skip(name, err)
+	}
+	p.progress.file()
+	return nil
+}
+
+func (p *packing) entry(file *os.File, name string) error {
 	info, err := file.Stat()
 	if err != nil {
-		return p.skip(name, err)
+		return err
 	}
 	if err := p.directory(path.Dir(name), info.ModTime()); err != nil {
 		return err
@@ -294,22 +305,16 @@ func (p *packing) file(file *os.File, name string) error {
 	header.ModTime = header.ModTime.Truncate(time.Second) // rounded up, it would be in the future
 	data, cut, err := extents(file, header.Size)
 	if err != nil {
-		return p.skip(name, err)
+		return err
 	}
 	if cut {
 		p.c.Log.WithField("path", name).Warn("a log with too many holes is truncated in the archive")
 		header.Size = data[len(data)-1].offset + data[len(data)-1].length
 	}
 	if header.Size-total(data) >= minHoles {
-		err = p.sparse(file, header, data)
-	} else {
-		err = p.dense(file, header)
+		return p.sparse(file, header, data)
 	}
-	if err != nil {
-		return err
-	}
-	p.progress.file()
-	return nil
+	return p.dense(file, header)
 }
 
 // dense packs a file with all its zeros.

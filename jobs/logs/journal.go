@@ -81,15 +81,22 @@ var errFound = errors.New("found")
 // journal packs the agent's entries of the journal if its log directory holds nothing of this boot: the stemcell has no
 // log daemon, or that one has not started yet. It needs the size before the content, hence a file.
 func (p *packing) journal(s source) error {
-	if p.c.Journal == nil || !matches(p.globs, journalName) {
+	if p.c.Journal == nil {
 		return nil
+	}
+	if wanted, err := matches(p.ctx, p.globs, journalName); err != nil || !wanted {
+		return err
 	}
 	booted, err := bootTime()
 	if err != nil {
 		return p.skip(journalName, err)
 	}
-	if written, err := s.writtenSince(p.ctx, booted); err != nil || written {
-		return err
+	written, err := s.writtenSince(p.ctx, booted)
+	if err != nil {
+		return p.skip(journalName, err)
+	}
+	if written {
+		return nil
 	}
 	file, err := tempfile.Unnamed(p.c.Dirs.Tmp())
 	if err != nil {
@@ -100,14 +107,15 @@ func (p *packing) journal(s source) error {
 	if err == nil {
 		err = p.c.Journal(p.ctx, bounded)
 	}
-	if p.ctx.Err() != nil {
-		return context.Cause(p.ctx)
+	size := int64(0)
+	if err == nil {
+		size, err = file.Seek(0, io.SeekCurrent)
 	}
 	if err != nil {
 		return p.skip(journalName, err)
 	}
-	if size, err := file.Seek(0, io.SeekCurrent); err != nil || size == 0 {
-		return err
+	if size == 0 {
+		return nil
 	}
 	return p.file(file, journalName)
 }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,6 +21,7 @@ import (
 	"cambium/internal/vcap"
 
 	"github.com/sirupsen/logrus"
+	"github.com/sirupsen/logrus/hooks/test"
 	"golang.org/x/sys/unix"
 )
 
@@ -349,4 +351,59 @@ func TestRotationHook(t *testing.T) {
 		t.Error("the hook did not run")
 	}
 	Rotation{Hook: "/nonexistent", Log: c.Log}.RunHook(t.Context())
+}
+
+// What cannot be packed is left out and named in the log, be it a file or a whole source; the others are packed.
+func TestWhatCannotBePackedIsNamed(t *testing.T) {
+	c := collector(t)
+	log, logged := test.NewNullLogger()
+	c.Log = logrus.NewEntry(log)
+	write(t, filepath.Join(c.Dirs.SysLog(), "a.log"), "a")
+	if err := errors.Join(os.Remove(c.Dirs.BoshLog()), os.WriteFile(c.Dirs.BoshLog(), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	c.Journal = func(_ context.Context, w io.Writer) error {
+		_, err := io.WriteString(w, "from the journal")
+		return err
+	}
+	write(t, filepath.Join(c.Root, "var/log/z.log"), "z")
+	got := collect(t, c, Selection{Types: "job,agent,system"})
+	if names(got) != "a.log var/log/z.log" {
+		t.Errorf("got %s", names(got))
+	}
+	var named []string
+	for _, e := range logged.AllEntries() {
+		if e.Message == "not added to the log archive" {
+			named = append(named, fmt.Sprint(e.Data["path"]))
+		}
+	}
+	if want := []string{c.Dirs.BoshLog(), journalName}; !slices.Equal(named, want) {
+		t.Errorf("the log names %q, want %q", named, want)
+	}
+}
+
+// brokenPipe ends an archive in the middle of a file.
+type brokenPipe struct{ left int }
+
+func (b *brokenPipe) Write(p []byte) (int, error) {
+	if b.left -= len(p); b.left < 0 {
+		return 0, io.ErrClosedPipe
+	}
+	return len(p), nil
+}
+
+// An archive that cannot be written is an error: no file is blamed for it.
+func TestAnArchiveThatCannotBeWritten(t *testing.T) {
+	c := collector(t)
+	for i := range 5 {
+		noise := make([]byte, 1<<20)
+		for n := range noise {
+			noise[n] = byte(rand.N(256))
+		}
+		write(t, filepath.Join(c.Dirs.SysLog(), fmt.Sprint(i, ".log")), string(noise))
+	}
+	err := c.Collect(t.Context(), Selection{Types: "job"}, &brokenPipe{left: 2 << 20})
+	if !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("got %v", err)
+	}
 }

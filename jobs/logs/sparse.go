@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -86,7 +87,8 @@ func padding(n int64) int64 { return (blockSize - n%blockSize) % blockSize }
 func sparseHeader(file *tar.Header, stored int64) ([]byte, error) {
 	var records strings.Builder
 	for _, r := range [][2]string{
-		{"size", strconv.FormatInt(stored, 10)}, {"uid", strconv.Itoa(file.Uid)}, {"gid", strconv.Itoa(file.Gid)},
+		{"size", strconv.FormatInt(stored, 10)}, {"mtime", strconv.FormatInt(file.ModTime.Unix(), 10)},
+		{"uid", strconv.Itoa(file.Uid)}, {"gid", strconv.Itoa(file.Gid)},
 		{"GNU.sparse.major", "1"}, {"GNU.sparse.minor", "0"}, {"GNU.sparse.name", file.Name}, {"GNU.sparse.realsize", strconv.FormatInt(file.Size, 10)},
 	} {
 		records.WriteString(record(r[0], r[1]))
@@ -104,10 +106,14 @@ func sparseHeader(file *tar.Header, stored int64) ([]byte, error) {
 	return slices.Concat(extended, filled, ordinary), nil
 }
 
+// maxTime is the latest that an ordinary header holds, in 2242; it holds none before 1970.
+const maxTime = 1<<33 - 1
+
 // block is the header of a regular file.
 func block(h tar.Header) ([]byte, error) {
 	var b bytes.Buffer
 	h.Typeflag, h.Format = tar.TypeReg, tar.FormatUSTAR
+	h.ModTime = time.Unix(min(max(h.ModTime.Unix(), 0), maxTime), 0)
 	if err := tar.NewWriter(&b).WriteHeader(&h); err != nil {
 		return nil, err
 	}
@@ -149,13 +155,13 @@ func (p *packing) sparse(file *os.File, header *tar.Header, data []extent) error
 	if err != nil {
 		return err
 	}
-	if _, err := p.compressed.Write(append(headers, table...)); err != nil {
+	if _, err := p.out.Write(append(headers, table...)); err != nil {
 		return err
 	}
 	for _, e := range data {
-		if err := p.copy(p.compressed, io.NewSectionReader(file, e.offset, e.length), e.length); err != nil {
+		if err := p.copy(&p.out, io.NewSectionReader(file, e.offset, e.length), e.length); err != nil {
 			return err
 		}
 	}
-	return p.pad(p.compressed, padding(stored))
+	return p.pad(&p.out, padding(stored))
 }

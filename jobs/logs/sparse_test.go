@@ -10,9 +10,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // sparseFile makes a file with a word at each offset and a size that may be beyond.
@@ -183,5 +186,56 @@ func TestSweep(t *testing.T) {
 	left, err := os.ReadDir(c.Dirs.Tmp())
 	if err != nil || len(left) != 1 || left[0].Name() != "other" {
 		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// Times that an ordinary header cannot hold, before 1970 and after 2242, are those of the file in the archive, be it
+// sparse or not.
+func TestTimesBeyondAnOrdinaryHeader(t *testing.T) {
+	c := collector(t)
+	for _, year := range []int{1960, 1970, 2242, 2300} {
+		dir := filepath.Join(c.Dirs.SysLog(), strconv.Itoa(year))
+		write(t, filepath.Join(dir, "dense.log"), "word")
+		sparseFile(t, filepath.Join(dir, "sparse.log"), 4<<20, map[int64]string{0: "word"})
+		for _, name := range []string{"dense.log", "sparse.log", "."} {
+			// os.Chtimes counts in nanoseconds, which end in 2262.
+			at := unix.Timespec{Sec: time.Date(year, 1, 2, 3, 4, 5, 0, time.UTC).Unix()}
+			if err := unix.UtimesNanoAt(unix.AT_FDCWD, filepath.Join(dir, name), []unix.Timespec{at, at}, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	var archive bytes.Buffer
+	if err := c.Collect(t.Context(), Selection{Types: "job"}, &archive); err != nil {
+		t.Fatal(err)
+	}
+	z, err := gzip.NewReader(bytes.NewReader(archive.Bytes()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for r := tar.NewReader(z); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasSuffix(h.Name, ".log") {
+			continue
+		}
+		found++
+		if year := strconv.Itoa(h.ModTime.UTC().Year()); !strings.Contains(h.Name, "/"+year+"/") {
+			t.Errorf("%s is of %s", h.Name, h.ModTime.UTC())
+		}
+	}
+	if found != 8 {
+		t.Errorf("%d logs in the archive, want 8", found)
+	}
+	list := exec.Command("tar", "--list", "--gzip", "--verbose", "--utc")
+	list.Stdin = &archive
+	if out, err := list.CombinedOutput(); err != nil || strings.Count(string(out), ".log") != 8 {
+		t.Errorf("tar lists %v\n%s", err, out)
 	}
 }
