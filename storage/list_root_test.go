@@ -31,7 +31,7 @@ func TestRootListWaitsForNothing(t *testing.T) {
 	stop := func() {
 		b.Persistent.Resolver = hanging{}
 		b.Reload = func(context.Context) error { select {} }
-		b.Machine.Lock() // as a mount_disk that waits
+		b.ok(b.Machine.Lock(ctx)) // as a mount_disk that waits
 	}
 	resume := func() {
 		b.Machine.Unlock()

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -318,7 +319,9 @@ func TestRootSettingsAreAskedForWithoutTheLock(t *testing.T) {
 	asked := 0
 	b.Reload = func(context.Context) error {
 		asked++
-		if !b.TryLock() {
+		soon, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		if err := b.Machine.Lock(soon); err != nil {
 			t.Errorf("call %d asks with the lock", asked)
 			return nil
 		}

@@ -69,7 +69,9 @@ func (w wanted) named() bool { return w.hint != nil && !w.hint.Empty() }
 // Setup makes swap and data ready on the ephemeral disk and mounts the data. hint is
 // nil or empty when the CPI named no disk; swapMiB is env.bosh.swap_size.
 func (d *Disks) Setup(ctx context.Context, hint *settings.DiskHint, swapMiB *uint64, agentID string) ([]decide.Change, error) {
-	d.Machine.Lock()
+	if err := d.Machine.Lock(ctx); err != nil {
+		return nil, err
+	}
 	defer d.Machine.Unlock()
 	if err := machine.EnsureDir(d.Machine.Dirs.Data(), 0o750); err != nil {
 		return nil, fmt.Errorf("ephemeral disk: %w", err)
@@ -94,7 +96,9 @@ func (d *Disks) Setup(ctx context.Context, hint *settings.DiskHint, swapMiB *uin
 
 // Plan says what Setup would change, without waiting and without writing.
 func (d *Disks) Plan(ctx context.Context, hint *settings.DiskHint, swapMiB *uint64, agentID string) ([]decide.Change, error) {
-	d.Machine.Lock()
+	if err := d.Machine.Lock(ctx); err != nil {
+		return nil, err
+	}
 	defer d.Machine.Unlock()
 	plan, _, err := d.plan(ctx, wanted{hint, swapMiB, agentID}, false)
 	return plan.Changes, err
@@ -344,7 +348,9 @@ func (d *Disks) raw(ctx context.Context, hints []settings.DiskHint, acting bool)
 	if d.SkipSetup || len(hints) == 0 {
 		return nil, nil
 	}
-	d.Machine.Lock()
+	if err := d.Machine.Lock(ctx); err != nil {
+		return nil, err
+	}
 	defer d.Machine.Unlock()
 	devices, missing, err := d.rawDevices(ctx, hints, acting)
 	if err != nil {
@@ -457,7 +463,9 @@ func (d *Disks) answered(key string, asked bool) error {
 // by the word ephemeral or its path, or a raw one, by its path. Other disks are an error.
 func (d *Disks) Describe(ctx context.Context, which string, ephemeral *settings.DiskHint,
 	raw []settings.DiskHint) (key, text string, err error) {
-	d.Machine.Lock()
+	if err := d.Machine.Lock(ctx); err != nil {
+		return "", "", err
+	}
 	defer d.Machine.Unlock()
 	path, key, err := d.named(ctx, which, ephemeral, raw)
 	if err != nil {
@@ -514,7 +522,9 @@ func (d *Disks) named(ctx context.Context, which string, ephemeral *settings.Dis
 // nothing in a container, where the disk belongs to the host, and nothing where the space is
 // meant for the ephemeral data: ephemeral is the CPI's hint for that disk.
 func (d *Disks) GrowRoot(ctx context.Context, ephemeral *settings.DiskHint) ([]decide.Change, error) {
-	d.Machine.Lock()
+	if err := d.Machine.Lock(ctx); err != nil {
+		return nil, err
+	}
 	defer d.Machine.Unlock()
 	plan, err := d.planGrowRoot(ctx, ephemeral)
 	if err != nil {
@@ -529,7 +539,9 @@ func (d *Disks) GrowRoot(ctx context.Context, ephemeral *settings.DiskHint) ([]d
 
 // PlanGrowRoot says what GrowRoot would change, without writing.
 func (d *Disks) PlanGrowRoot(ctx context.Context, ephemeral *settings.DiskHint) ([]decide.Change, error) {
-	d.Machine.Lock()
+	if err := d.Machine.Lock(ctx); err != nil {
+		return nil, err
+	}
 	defer d.Machine.Unlock()
 	plan, err := d.planGrowRoot(ctx, ephemeral)
 	return plan.Changes, err

@@ -38,7 +38,9 @@ type Migration struct {
 // old store where it was, writable; after a crash at any moment it is called again.
 // A caller that names the disks gets an error where others are mounted; empty names are any.
 func (m *Migration) Migrate(ctx context.Context, from, to string) error {
-	m.Machine.Lock()
+	if err := m.Machine.Lock(ctx); err != nil {
+		return err
+	}
 	defer m.Machine.Unlock()
 	if m.Progress != nil {
 		defer m.Progress(Progress{})

@@ -48,7 +48,9 @@ func (d *Disks) WatchSizes(ctx context.Context) error {
 			return false, nil
 		}
 		lastPath, lastSize = path, size
-		d.Machine.Lock()
+		if err := d.Machine.Lock(ctx); err != nil {
+			return false, err
+		}
 		defer d.Machine.Unlock()
 		if now, _ := d.storeDevice(); now == path {
 			d.growStore(ctx, path)

@@ -20,7 +20,9 @@ func (d *Disks) AddDynamic(ctx context.Context, cid string, hint settings.DiskHi
 	if err := d.Reload(ctx); err != nil {
 		return err
 	}
-	d.Machine.Lock()
+	if err := d.Machine.Lock(ctx); err != nil {
+		return err
+	}
 	defer d.Machine.Unlock()
 	link, err := linkIn(d.Machine.Dirs.DynamicDisks(), cid)
 	if err != nil {
@@ -37,8 +39,10 @@ func (d *Disks) AddDynamic(ctx context.Context, cid string, hint settings.DiskHi
 }
 
 // RemoveDynamic takes the link away; one that is not there is fine.
-func (d *Disks) RemoveDynamic(_ context.Context, cid string) error {
-	d.Machine.Lock()
+func (d *Disks) RemoveDynamic(ctx context.Context, cid string) error {
+	if err := d.Machine.Lock(ctx); err != nil {
+		return err
+	}
 	defer d.Machine.Unlock()
 	link, err := linkIn(d.Machine.Dirs.DynamicDisks(), cid)
 	if err != nil {
@@ -69,7 +73,9 @@ func (d *Disks) CheckKnown(associations []settings.DiskAssociation) error {
 
 // Associate links persistent disks under the names that jobs know them by.
 func (d *Disks) Associate(ctx context.Context, associations []settings.DiskAssociation) (made []decide.Change, err error) {
-	d.Machine.Lock()
+	if err := d.Machine.Lock(ctx); err != nil {
+		return nil, err
+	}
 	defer d.Machine.Unlock()
 	for _, a := range associations {
 		changes, err := d.planLink(a, func(h device.Hint) (device.Device, error) { return d.Resolver.Resolve(ctx, h) })
@@ -90,8 +96,11 @@ func (d *Disks) Associate(ctx context.Context, associations []settings.DiskAssoc
 }
 
 // PlanAssociate says which links Associate would make, without waiting and without writing.
-func (d *Disks) PlanAssociate(_ context.Context, associations []settings.DiskAssociation) (planned []decide.Change, err error) {
-	d.Machine.Lock()
+func (d *Disks) PlanAssociate(ctx context.Context, associations []settings.DiskAssociation) (planned []decide.Change,
+	err error) {
+	if err := d.Machine.Lock(ctx); err != nil {
+		return nil, err
+	}
 	defer d.Machine.Unlock()
 	for _, a := range associations {
 		changes, err := d.planLink(a, d.Resolver.Look)

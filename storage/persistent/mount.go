@@ -25,7 +25,9 @@ func (d *Disks) Mount(ctx context.Context, cid string) error {
 	if err := d.Reload(ctx); err != nil {
 		return err
 	}
-	d.Machine.Lock()
+	if err := d.Machine.Lock(ctx); err != nil {
+		return err
+	}
 	defer d.Machine.Unlock()
 	if err := d.applyReleases(); err != nil {
 		return err
@@ -58,7 +60,9 @@ func mountError(cid string, err error) error {
 // MountLast brings the persistent disk back after a reboot. A known disk that is missing is an error, and so is one
 // that holds no store.
 func (d *Disks) MountLast(ctx context.Context) (made []decide.Change, warning string, err error) {
-	d.Machine.Lock()
+	if err := d.Machine.Lock(ctx); err != nil {
+		return nil, "", err
+	}
 	defer d.Machine.Unlock()
 	if err := d.applyReleases(); err != nil {
 		return nil, "", err

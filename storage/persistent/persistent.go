@@ -66,7 +66,9 @@ func (d *Disks) Add(ctx context.Context, cid string, hint settings.DiskHint) err
 	if err := d.Reload(ctx); err != nil {
 		return err
 	}
-	d.Machine.Lock()
+	if err := d.Machine.Lock(ctx); err != nil {
+		return err
+	}
 	defer d.Machine.Unlock()
 	return d.Records.PutHint(cid, hint)
 }
@@ -76,7 +78,9 @@ func (d *Disks) Remove(ctx context.Context, cid string) error {
 	if err := d.Reload(ctx); err != nil {
 		return err
 	}
-	d.Machine.Lock()
+	if err := d.Machine.Lock(ctx); err != nil {
+		return err
+	}
 	defer d.Machine.Unlock()
 	known := d.Records.Disks()
 	delete(known, cid)

@@ -12,7 +12,9 @@ import (
 
 // PlanMountLast says what MountLast would change, without waiting and without writing.
 func (d *Disks) PlanMountLast(ctx context.Context) (changes []decide.Change, warning string, err error) {
-	d.Machine.Lock()
+	if err := d.Machine.Lock(ctx); err != nil {
+		return nil, "", err
+	}
 	defer d.Machine.Unlock()
 	v, err := d.usable()
 	if err != nil {
@@ -29,7 +31,9 @@ func (d *Disks) PlanMountLast(ctx context.Context) (changes []decide.Change, war
 // PlanMount says what mount_disk would do with each disk that is known and that boot does not mount, without waiting and
 // without writing.
 func (d *Disks) PlanMount(ctx context.Context) (all []decide.Change, err error) {
-	d.Machine.Lock()
+	if err := d.Machine.Lock(ctx); err != nil {
+		return nil, err
+	}
 	defer d.Machine.Unlock()
 	v, err := d.usable()
 	if err != nil {

@@ -19,7 +19,9 @@ import (
 // Unmount takes a persistent disk off the store, or the migration target, and says what it did in the words the Director
 // knows. The IaaS takes the disk away next, so it also waits until nothing holds it, in any mount namespace.
 func (d *Disks) Unmount(ctx context.Context, cid string) (string, error) {
-	d.Machine.Lock()
+	if err := d.Machine.Lock(ctx); err != nil {
+		return "", err
+	}
 	defer d.Machine.Unlock()
 	v, err := d.around()
 	if err != nil {

@@ -31,7 +31,7 @@ import (
 
 // Machine is shared by all disks of one agent.
 type Machine struct {
-	sync.Mutex // one disk operation at a time
+	lock chan struct{} // full during a disk operation: one at a time
 
 	Dirs vcap.Dirs
 	// Record is what is known about disks.
@@ -54,10 +54,24 @@ type Machine struct {
 
 // New returns the machine that the agent runs on.
 func New(dirs vcap.Dirs, log *logrus.Entry) *Machine {
-	return &Machine{Dirs: dirs, Record: recordfile.In(dirs), Log: log,
+	return &Machine{lock: make(chan struct{}, 1), Dirs: dirs, Record: recordfile.In(dirs), Log: log,
 		RootMount:   func() (mount.Entry, bool, error) { return mount.At("/") },
 		InContainer: inContainer, Memory: memTotal, crashPoints: newCrashPoints()}
 }
+
+// Lock waits until no other disk operation is under way, which may take as long as the check of a file system, or until
+// ctx ends.
+func (m *Machine) Lock(ctx context.Context) error {
+	select {
+	case m.lock <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for another disk operation: %w", context.Cause(ctx))
+	}
+}
+
+// Unlock ends a disk operation.
+func (m *Machine) Unlock() { <-m.lock }
 
 const (
 	// nodeLimit bounds the wait for the node of a partition that was announced to the kernel.
