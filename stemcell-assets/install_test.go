@@ -101,8 +101,8 @@ func TestRootInstall(t *testing.T) {
 		"etc/cron.allow":                                                0o600,
 		"etc/at.allow":                                                  0o600,
 		"etc/environment":                                               0o644,
-		"etc/profile.d/cambium.sh":                                      0o644,
 		"usr/local/bin/agent":                                           0o777 | fs.ModeSymlink,
+		"usr/local/bin/monit":                                           0o777 | fs.ModeSymlink,
 		"var/vcap/bosh/bin/agent":                                       0o777 | fs.ModeSymlink,
 		"usr/share/bash-completion/completions/agent":                   0o644,
 		"usr/share/zsh/vendor-completions/_agent":                       0o644,
@@ -283,12 +283,83 @@ func TestRootInstallLog(t *testing.T) {
 	}
 }
 
+// TestRootInstallSupervisor: the agent's own supervisor runs the jobs, unless the stemcell's monit is the one that jobs
+// are written for, or systemd does not run it.
+func TestRootInstallSupervisor(t *testing.T) {
+	const own, monit = " -M systemd", ""
+	files := map[string]map[string]string{
+		"none":    {},
+		"current": {"usr/bin/monit": "This is Monit version 5.33.0\n"},
+		"old":     {"var/vcap/bosh/bin/monit": "\x00monit 5.2.5 daemon\x00"},
+		"wrapped": {"var/vcap/bosh/bin/monit": "#!/bin/sh\n", "var/vcap/bosh/bin/monit-actual": "\x005.2.5\x00"},
+		"runit":   {"etc/sv/monit/run": "#!/bin/sh\n", "usr/bin/monit": "5.33.0"},
+	}
+	for _, c := range []struct {
+		name string
+		has  string
+		runs [][]string // options of one run after the other
+		want string
+	}{
+		{"no monit", "none", [][]string{{}}, own},
+		{"current monit", "current", [][]string{{}}, own},
+		{"monit 5.2", "old", [][]string{{}}, monit},
+		{"monit 5.2 in a wrapper", "wrapped", [][]string{{}}, monit},
+		{"runit", "runit", [][]string{{}}, monit},
+		{"own asked for", "old", [][]string{{"--supervisor", "systemd"}}, own},
+		{"monit asked for", "current", [][]string{{"--supervisor", "monit"}}, monit},
+		{"own kept", "old", [][]string{{"--supervisor", "systemd"}, {}}, own},
+		{"monit kept", "current", [][]string{{"--supervisor", "monit"}, {}}, monit},
+		{"changed", "current", [][]string{{}, {"--supervisor", "monit"}}, monit},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			root := emptyRoot(t)
+			for path, content := range files[c.has] {
+				path = filepath.Join(root, path)
+				if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o755)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, options := range c.runs {
+				if out, err := install(t, root, append([]string{"--agent", "/bin/true"}, options...)...); err != nil {
+					t.Fatalf("%v: %s", err, out)
+				}
+			}
+			unit, err := os.ReadFile(filepath.Join(root, "etc/systemd/system/bosh-agent.service"))
+			want := "\nExecStart=/var/vcap/bosh/bin/bosh-agent -P ubuntu -C /var/vcap/bosh/agent.json" + c.want + "\n"
+			if err != nil || !strings.Contains(string(unit), want) {
+				t.Errorf("the unit is %q (%v), want %q in it", unit, err, want)
+			}
+			// The stemcell's program stays; where it has none, it is the agent.
+			link, _ := os.Readlink(filepath.Join(root, "var/vcap/bosh/bin/monit"))
+			if wantLink := map[bool]string{true: "", false: "bosh-agent"}[c.has == "old" || c.has == "wrapped"]; link != wantLink {
+				t.Errorf("monit leads to %q, want %q", link, wantLink)
+			}
+			if link, _ := os.Readlink(filepath.Join(root, "usr/local/bin/monit")); link != "/var/vcap/bosh/bin/monit" {
+				t.Errorf("the command monit leads to %q", link)
+			}
+		})
+	}
+	root := emptyRoot(t)
+	if err := errors.Join(os.MkdirAll(filepath.Join(root, "etc/sv/monit"), 0o755),
+		os.WriteFile(filepath.Join(root, "etc/sv/monit/run"), nil, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	before := snapshot(t, root)
+	if out, err := install(t, root, "--agent", "/bin/true", "--supervisor", "systemd"); err == nil || !strings.Contains(out, "runit runs monit here") {
+		t.Errorf("with runit: got %v, %s", err, out)
+	}
+	if snapshot(t, root) != before {
+		t.Error("a refused run changed something")
+	}
+}
+
 func TestRootInstallRefuses(t *testing.T) {
 	root := emptyRoot(t)
 	before := snapshot(t, root)
 	for name, args := range map[string][]string{
 		"no agent": {}, "a text as agent": {"--agent", "../README.md"}, "missing agent": {"--agent", "/nonexistent"}, "unknown iaas": {"--agent", "/bin/true", "--iaas", "mainframe"},
-		"unknown option": {"--agent", "/bin/true", "--fast"}, "unknown log": {"--agent", "/bin/true", "--log", "paper"}, "nothing to remove": {"--remove"},
+		"unknown option": {"--agent", "/bin/true", "--fast"}, "unknown log": {"--agent", "/bin/true", "--log", "paper"},
+		"unknown supervisor": {"--agent", "/bin/true", "--supervisor", "runit"}, "nothing to remove": {"--remove"},
 	} {
 		if out, err := install(t, root, args...); err == nil {
 			t.Errorf("%s: accepted: %s", name, out)

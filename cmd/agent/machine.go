@@ -405,7 +405,7 @@ func chooseSupervisor(m *bootstrap.Machine, o machineOptions, manager services) 
 	starter.Program = monit.DropIn{Path: vcap.RunDir.MonitDropIn(), Link: vcap.RunDir.MonitProgram(),
 		Agent: o.dirs.Agent(), Reload: systemd.ReloadUnits}
 	if o.ownSupervisor {
-		starter.Program.Content = monit.SupervisorUnit(o.dirs.Agent())
+		starter.Program.Content = monit.SupervisorUnit(vcap.RunDir.MonitProgram())
 		starter.Program.Before = func(monitored map[string]bool) error {
 			return supervisor.WriteState(o.dirs.SupervisorState(), monitored)
 		}

@@ -66,7 +66,15 @@ func commands() cli.Table {
 // programs are the names under which the same binary is another program.
 var programs = map[string]cli.RunFunc{
 	monitaccess.Name: monitaccess.Run,
-	monitcli.Name:    monitcli.Run,
+	monitcli.Name:    runMonit,
+}
+
+// runMonit is the program monit. monit.service runs the supervisor by it, so that the process has monit's name.
+func runMonit(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	if len(args) > 0 && args[0] == "supervise" {
+		return supervise.Run(ctx, args[1:], stdout, stderr)
+	}
+	return monitcli.Run(ctx, args, stdout, stderr)
 }
 
 func main() {

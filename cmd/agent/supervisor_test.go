@@ -23,7 +23,7 @@ func TestChooseSupervisor(t *testing.T) {
 		"monit under runit":   {manager: &unit.Runit{}},
 		"monit under systemd": {manager: &unit.Systemd{}, path: true},
 		"own under systemd": {manager: &unit.Systemd{}, own: true, path: true,
-			content: "ExecStart=\nExecStart=/base/bosh/bin/bosh-agent supervise\n"},
+			content: "ExecStart=\nExecStart=/run/cambium/bin/monit supervise\n"},
 		"own under runit": {manager: &unit.Runit{}, own: true, err: "runit runs monit here: use -M monit"},
 	} {
 		m := &bootstrap.Machine{Supervisor: monit.Starter{}}

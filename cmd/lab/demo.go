@@ -159,8 +159,6 @@ func (s *show) perform(ctx context.Context, begin time.Time) error {
 		{"pre-start, start, until running", (*show).start},
 		{"get_state, and the web server answers", (*show).state},
 		{"kill the job: the alert arrives, the job is back", (*show).kill},
-		{"the agent's own supervisor takes monit's place", (*show).supervise},
-		{"kill the job again: by event, not at monit's next cycle", (*show).kill},
 		{"fetch_logs", (*show).logs},
 		{"delay until the Director learns of a task's end", (*show).answers},
 		{"stop; a bigger disk: migrate_disk moves the data", (*show).migrate},
@@ -317,28 +315,6 @@ func (s *show) web(ctx context.Context) error {
 func (s *show) output(ctx context.Context, args ...string) (string, error) {
 	out, err := s.i.Output(ctx, args...)
 	return strings.Join(strings.Fields(out), " "), err
-}
-
-// supervise puts the agent's own supervisor in place of monit, until the machine boots; the job keeps running.
-func (s *show) supervise(ctx context.Context) (string, error) {
-	if _, err := s.i.Output(ctx, "sh", "-c", `d=/run/systemd/system/bosh-agent.service.d; mkdir -p $d
-printf '[Service]\nExecStart=\nExecStart=/var/vcap/bosh/bin/bosh-agent -P ubuntu -C /var/vcap/bosh/agent.json -M systemd\n' >$d/demo.conf
-systemctl daemon-reload && systemctl restart bosh-agent`); err != nil {
-		return "", err
-	}
-	within, cancel := context.WithTimeout(ctx, stepTimeout)
-	defer cancel()
-	if err := s.i.Ready(within); err != nil {
-		return "", err
-	}
-	if err := s.i.Agent.WaitRunning(ctx, stepTimeout); err != nil {
-		return "", err
-	}
-	pid, err := s.output(ctx, "cat", "/var/vcap/sys/run/web/web.pid")
-	if err == nil && pid != s.pid {
-		err = fmt.Errorf("the job is process %s, want %s to run on", pid, s.pid)
-	}
-	return "process " + pid + " runs on", err
 }
 
 func (s *show) kill(ctx context.Context) (string, error) {

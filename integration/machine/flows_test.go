@@ -75,7 +75,7 @@ func (f *flows) keep(text string) {
 // persistent disk, on one machine after the other.
 func TestMachineDirectorFlows(t *testing.T) {
 	t.Parallel()
-	directorFlows(t, "monit")
+	directorFlows(t, "systemd")
 }
 
 func directorFlows(t *testing.T, supervisor string) {

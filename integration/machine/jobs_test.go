@@ -141,7 +141,7 @@ func content(t *testing.T, i *lab.Instance, path string) string {
 // update with changed and removed jobs and packages, failing scripts, errand, logs, compilation.
 func TestMachineJobs(t *testing.T) {
 	t.Parallel()
-	jobLife(t, "monit")
+	jobLife(t, "systemd")
 }
 
 func jobLife(t *testing.T, supervisor string) {

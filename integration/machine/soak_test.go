@@ -391,7 +391,7 @@ func (s *soak) watch(ctx context.Context) {
 }
 
 // TestMachineSoakKilledInTasks kills the agent 252 times in tasks.
-func TestMachineSoakKilledInTasks(t *testing.T) { killInTasks(t, "monit", 42) }
+func TestMachineSoakKilledInTasks(t *testing.T) { killInTasks(t, "systemd", 42) }
 
 // TestMachineSoakKilledAtStepBoundaries kills it at the beginning and at the end of each step of a first boot.
 func TestMachineSoakKilledAtStepBoundaries(t *testing.T) { killAtStepBoundaries(t) }

@@ -32,7 +32,7 @@ exit $code
 // blank, under a long check, and missing. They serve, no job is started, and they say why, until the disk is mounted.
 func TestMachineEmptyStore(t *testing.T) {
 	t.Parallel() // it mostly waits
-	emptyStores(t, "monit")
+	emptyStores(t, "systemd")
 }
 
 func emptyStores(t *testing.T, supervisor string) {

@@ -4,8 +4,8 @@ package machine
 
 import "testing"
 
-// TestNightlyJobs runs the machine tests of jobs with both supervisors. Each change runs them with monit, and
-// TestMachineSupervisor with the agent's own.
+// TestNightlyJobs runs the machine tests of jobs with both supervisors. Each change runs them with the
+// agent's own, and TestMachineSupervisor with both.
 func TestNightlyJobs(t *testing.T) {
 	for _, test := range []struct {
 		name string

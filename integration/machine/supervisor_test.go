@@ -14,14 +14,15 @@ import (
 	"cambium/lab/release"
 )
 
-// choice is a drop-in for the agent's unit that names its supervisor.
+// choice is a drop-in for the agent's unit that names its supervisor: systemd, the agent's own, which the stemcell
+// chooses, or monit.
 const choice = "[Service]\nExecStart=\n" +
 	"ExecStart=/var/vcap/bosh/bin/bosh-agent -P ubuntu -C /var/vcap/bosh/agent.json -M %s\n"
 
 // supervisedLab makes a lab whose machines run jobs with a supervisor, monit or systemd, and have these files.
 func supervisedLab(t *testing.T, supervisor string, files ...machine.File) *lab.Lab {
 	t.Helper()
-	if supervisor != "monit" { // the default
+	if supervisor != "systemd" {
 		files = append(files, machine.File{Path: "/etc/systemd/system/bosh-agent.service.d/choice.conf", Mode: 0o644,
 			Data: fmt.Appendf(nil, choice, supervisor)})
 	}
@@ -32,7 +33,7 @@ func supervisedLab(t *testing.T, supervisor string, files ...machine.File) *lab.
 func choose(t *testing.T, i *lab.Instance, supervisor string) {
 	t.Helper()
 	run(t, i, "sh", "-c", `d=/run/systemd/system/bosh-agent.service.d; mkdir -p $d && printf '`+
-		fmt.Sprintf(choice, supervisor)+`' >$d/choice.conf && systemctl daemon-reload && systemctl restart bosh-agent.service`)
+		fmt.Sprintf(choice, supervisor)+`' >$d/choose.conf && systemctl daemon-reload && systemctl restart bosh-agent.service`)
 	ready(t, i)
 	eventually.True(t, "the jobs under "+supervisor, func() bool { return stateOf(t, i).JobState == "running" })
 }
@@ -75,7 +76,7 @@ stop) [ ! -e $pid ] || kill -9 "$(cat $pid)"; rm -f $pid ;;
 esac
 `,
 		"bin/witness": `#!/bin/bash
-trap '{ for p in "monit -I|bosh-agent supervise" "bosh-agent -P"; do pgrep -f "$p" >/dev/null && echo lives || echo ended; done
+trap '{ for p in "monit -I|monit supervise" "bosh-agent -P"; do pgrep -f "$p" >/dev/null && echo lives || echo ended; done
 	cat /proc/1/comm; } >/var/vcap/witnessed; sync; exit' TERM
 while :; do sleep 3600 & wait; done
 `}}
@@ -92,33 +93,33 @@ func witnessed(t *testing.T, i *lab.Instance) string {
 	return content(t, i, "/var/vcap/witnessed")
 }
 
-// stemcells calls the stemcell's own monit program, which people and jobs call by this path.
-func stemcells(t *testing.T, i *lab.Instance, words ...string) string {
+// debians calls the monit program of Debian's package, as programs of stemcells that have a monit of their own.
+func debians(t *testing.T, i *lab.Instance, words ...string) string {
 	t.Helper()
-	return run(t, i, append([]string{"/var/vcap/bosh/bin/monit", "-c", "/var/vcap/bosh/etc/monitrc"}, words...)...)
+	return run(t, i, append([]string{"/usr/bin/monit", "-c", "/var/vcap/bosh/etc/monitrc"}, words...)...)
 }
 
-// monitPrograms: the stemcell's monit program talks to the supervisor, and so does the agent's, which a shell finds first
-// and which does not mind a bad file.
+// monitPrograms: the monit program of a package talks to the supervisor, and so does the agent's, which a shell finds
+// first and which does not mind a bad file.
 func monitPrograms(t *testing.T, i *lab.Instance) {
 	t.Helper()
-	if got := stemcells(t, i, "summary"); !strings.Contains(got, "'forker'                    running\n") {
+	if got := debians(t, i, "summary"); !strings.Contains(got, "'forker'                    running\n") {
 		t.Errorf("monit summary: got %q", got)
 	}
-	stemcells(t, i, "reload", "forker")
+	debians(t, i, "reload", "forker")
 	shell := func(command string) string {
 		t.Helper()
 		return run(t, i, "su", "-", "-c", command)
 	}
 	if got := shell("command -v monit && monit -V"); !strings.HasPrefix(got,
-		"/run/cambium/bin/monit\nThis is Monit version 5.2.5\n") {
+		"/usr/local/bin/monit\nThis is Monit version 5.2.5\n") {
 		t.Errorf("in a login shell: got %q", got)
 	}
 	if got := shell("monit -I -V"); !strings.Contains(got, "This is Monit version 5.33") {
 		t.Errorf("with -I: got %q", got)
 	}
 	run(t, i, "sh", "-c", "echo check nonsense >/var/vcap/monit/bad.monitrc")
-	shell("monit reload whatever && ! monit -t && ! /var/vcap/bosh/bin/monit -c /var/vcap/bosh/etc/monitrc summary")
+	shell("monit reload whatever && ! monit -t && ! /usr/bin/monit -c /var/vcap/bosh/etc/monitrc summary")
 	eventually.True(t, "the bad file", func() bool {
 		got := shell("monit summary")
 		return strings.Contains(got, "'bad'                       Invalid type\n") &&
@@ -150,7 +151,7 @@ func dump(t *testing.T, i *lab.Instance) string {
 // through its life with it, and goes back.
 func TestMachineSupervisor(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := supervisedLab(t, "monit")
 	i := mustDeploy(t, l, manifest([]release.Job{forker(), execer(), dumper(), witness(), cycle("")}, tool("one")))
 	pids := func() string {
 		return run(t, i, "sh", "-c", "cat /var/vcap/data/sys/run/*/*.pid")
@@ -160,13 +161,13 @@ func TestMachineSupervisor(t *testing.T) {
 	order := witnessed(t, i)
 	underMonit := dump(t, i)
 	before := pids()
-	stemcells(t, i, "unmonitor", "extra")
+	debians(t, i, "unmonitor", "extra")
 	eventually.True(t, "extra is not monitored", func() bool { return unmonitored(t, i) })
 	choose(t, i, "systemd")
 	if !unmonitored(t, i) {
 		t.Error("the switch has extra monitored")
 	}
-	if got := inUnit(t, i); !strings.Contains(got, "bosh-agent supervise") {
+	if got := inUnit(t, i); !strings.Contains(got, "/run/cambium/bin/monit supervise") {
 		t.Fatalf("in monit.service runs %q", got)
 	}
 	if got := pids(); got != before {
@@ -212,11 +213,11 @@ func TestMachineSupervisor(t *testing.T) {
 	}
 
 	before = pids()
-	stemcells(t, i, "monitor", "extra")
+	debians(t, i, "monitor", "extra")
 	choose(t, i, "monit")
-	stemcells(t, i, "monitor", "extra") // as its own state file says
+	debians(t, i, "monitor", "extra") // as its own state file says
 	choose(t, i, "systemd")
-	stemcells(t, i, "unmonitor", "extra")
+	debians(t, i, "unmonitor", "extra")
 	choose(t, i, "monit")
 	eventually.True(t, "extra is not monitored", func() bool { return unmonitored(t, i) })
 	if got := inUnit(t, i); strings.Contains(got, "supervise") {
@@ -238,7 +239,7 @@ func TestMachineSupervisor(t *testing.T) {
 // unmonitored reports whether the service extra is not monitored, with either supervisor.
 func unmonitored(t *testing.T, i *lab.Instance) bool {
 	t.Helper()
-	_, rest, _ := strings.Cut(stemcells(t, i, "summary"), "extra")
+	_, rest, _ := strings.Cut(debians(t, i, "summary"), "extra")
 	line, _, _ := strings.Cut(rest, "\n")
 	return strings.Contains(strings.ToLower(line), "not monitored")
 }

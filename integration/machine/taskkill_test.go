@@ -25,7 +25,7 @@ import (
 // TestMachineKilledInTasks kills the agent while it works on each kind of task.
 func TestMachineKilledInTasks(t *testing.T) {
 	t.Parallel()
-	killInTasks(t, "monit", 1)
+	killInTasks(t, "systemd", 1)
 }
 
 // busy is an instance whose Director always asks for something, and what it should look like.

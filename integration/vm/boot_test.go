@@ -345,5 +345,5 @@ grep '^xfs ' /proc/modules
 	if _, err := l.Monitor.Wait(within, since, func(e director.Event) bool { return e.Kind == "heartbeat" && e.Agent == i.AgentID }); err != nil {
 		t.Errorf("no heartbeat after the Director is back: %v", err)
 	}
-	sameUnderOwnSupervisor(t, i)
+	sameUnderMonit(t, i)
 }

@@ -18,24 +18,24 @@ func inherited(t *testing.T, i *lab.Instance) string {
 		grep -E '^(Umask|Uid|Gid|Groups|SigBlk|Cap[A-Za-z]*|NoNewPrivs|Seccomp):' $p/status`)
 }
 
-// sameUnderOwnSupervisor puts the agent's own supervisor in place of monit, and compares what a job inherits.
-func sameUnderOwnSupervisor(t *testing.T, i *lab.Instance) {
+// sameUnderMonit puts monit in place of the agent's own supervisor, and compares what a job inherits.
+func sameUnderMonit(t *testing.T, i *lab.Instance) {
 	t.Helper()
 	want := inherited(t, i)
 	run(t, i, "sh", "-c", `d=/run/systemd/system/bosh-agent.service.d; mkdir -p $d
-		printf '[Service]\nExecStart=\nExecStart=/var/vcap/bosh/bin/bosh-agent -P ubuntu -C /var/vcap/bosh/agent.json -M systemd\n' >$d/own.conf
+		printf '[Service]\nExecStart=\nExecStart=/var/vcap/bosh/bin/bosh-agent -P ubuntu -C /var/vcap/bosh/agent.json -M monit\n' >$d/monit.conf
 		systemctl daemon-reload && systemctl restart bosh-agent.service`)
 	ready(t, i)
 	const pidFile = "/var/vcap/sys/run/web/web.pid"
 	old := strings.TrimSpace(run(t, i, "cat", pidFile))
-	eventually.True(t, "the supervisor", func() bool {
-		return strings.Contains(run(t, i, "sh", "-c", "/var/vcap/bosh/bin/bosh-agent jobs --json || true"), `"restarts": 0`)
+	eventually.True(t, "monit", func() bool {
+		return strings.Contains(run(t, i, "sh", "-c", "/var/vcap/bosh/bin/bosh-agent jobs --json || true"), `"state": "running"`)
 	})
 	run(t, i, "kill", "-9", old)
 	eventually.True(t, "a new process", func() bool {
 		return run(t, i, "sh", "-c", "p=$(cat "+pidFile+"); [ $p != "+old+" ] && kill -0 $p && echo new || true") == "new\n"
 	})
 	if got := inherited(t, i); got != want {
-		t.Errorf("a job inherits\n%s\nand under monit\n%s", got, want)
+		t.Errorf("under monit a job inherits\n%s\nand under the agent's supervisor\n%s", got, want)
 	}
 }

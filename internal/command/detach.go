@@ -25,6 +25,14 @@ type Detached struct {
 	UID, GID int
 }
 
+// openFiles is the limit of open files that the runtime has set for this process.
+var openFiles = currentOpenFiles()
+
+func currentOpenFiles() (limit syscall.Rlimit) {
+	_ = syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) // fails for an unknown resource alone
+	return limit
+}
+
 // Detach starts a program as daemons do: in a session that it does not lead, as a child of init, with /dev/null as
 // input and output. In between is this program once more, which leads the session, starts the program and exits: a
 // process of Go cannot fork without executing something. It returns the pid of the program.
@@ -35,6 +43,13 @@ func Detach(d Detached) (pid int, err error) {
 			err = fmt.Errorf("%s: %w", name, err)
 		}
 	}()
+	if limit := currentOpenFiles(); limit != openFiles {
+		// Another process has set it, by prlimit. The runtime gives programs the limit that this process was started
+		// with, until the process itself sets one.
+		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+			return 0, fmt.Errorf("keep the limit of open files: %w", err)
+		}
+	}
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return 0, err

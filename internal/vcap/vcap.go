@@ -177,7 +177,7 @@ func (r Run) Ended() string { return filepath.Join(string(r), "ended") }
 // HookSucceeded exists from a hook's success until the next boot.
 func (r Run) HookSucceeded(name string) string { return filepath.Join(string(r), "hooks", name) }
 
-// MonitProgram is the agent under the name of monit's program, while its own supervisor runs.
+// MonitProgram is the agent under the name of monit's program: its own supervisor runs under it.
 func (r Run) MonitProgram() string { return filepath.Join(string(r), "bin", "monit") }
 
 // MonitPid is where monit's own program looks for a running monit.

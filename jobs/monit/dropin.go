@@ -20,8 +20,7 @@ type DropIn struct {
 	Path string
 	// Content is empty where monit is to run.
 	Content []byte
-	// Link is the program monit where the agent's supervisor runs: a link to Agent, in a directory that shells search
-	// first.
+	// Link is the program that the unit starts: a link to Agent. Releases look for a process with the name monit.
 	Link, Agent string
 	// Reload has the service manager read its units again.
 	Reload func(ctx context.Context) error
@@ -30,8 +29,8 @@ type DropIn struct {
 	Before func(monitored map[string]bool) error
 }
 
-// SupervisorUnit is the drop-in for the agent's own supervisor.
-func SupervisorUnit(agent string) []byte {
+// SupervisorUnit is the drop-in for the agent's own supervisor, which link starts.
+func SupervisorUnit(link string) []byte {
 	return fmt.Appendf(nil, `# The agent runs with -M systemd: its supervisor takes the place of monit until the next boot.
 [Service]
 ExecStart=
@@ -39,7 +38,7 @@ ExecStart=%s supervise
 KillMode=process
 TasksMax=infinity
 OOMPolicy=continue
-`, agent)
+`, link)
 }
 
 // differs reports whether the drop-in is not as wanted.

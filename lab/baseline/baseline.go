@@ -65,7 +65,8 @@ mkdir -p /sys/fs/cgroup/net_cls`,
 // Files make a virtual machine that both agents can boot.
 func Files() []machine.File {
 	files := scripts(stemcell)
-	files = append(files, dropIn("bosh-agent", "baseline", "[Service]\nExecStartPre="+programs+"make-group\n"))
+	files = append(files, dropIn("bosh-agent", "baseline", "[Service]\nExecStartPre="+programs+"make-group\nExecStart=\n"+
+		"ExecStart="+programs+"bosh-agent -P ubuntu -C /var/vcap/bosh/agent.json\n"))
 	// The baseline restarts them more often than systemd's start limit allows.
 	for _, unit := range []string{"systemd-networkd", "systemd-resolved"} {
 		files = append(files, dropIn(unit, "baseline", "[Unit]\nStartLimitIntervalSec=0\n"))
