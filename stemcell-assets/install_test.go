@@ -372,3 +372,34 @@ func TestRootInstallRefuses(t *testing.T) {
 		t.Error("a refused run changed something")
 	}
 }
+
+// TestRootMonitrc: every monit understands the file that install writes, 5.2.5 of 2011 and current ones. MONIT names
+// further programs.
+func TestRootMonitrc(t *testing.T) {
+	programs := filepath.SplitList(os.Getenv("MONIT"))
+	if program, err := exec.LookPath("monit"); err == nil {
+		programs = append(programs, program)
+	}
+	if len(programs) == 0 {
+		t.Skip("there is no monit on this machine: apt-get install monit")
+	}
+	root := t.TempDir()
+	text, err := os.ReadFile("etc/monitrc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(text), "\nset log ") {
+		t.Error("monit 5.2.5 knows no statement set log")
+	}
+	text = []byte(strings.ReplaceAll(string(text), "/var/vcap", root))
+	rc, account := filepath.Join(root, "monitrc"), filepath.Join(root, "monit/monit.user")
+	if err := errors.Join(os.MkdirAll(filepath.Join(root, "monit/job"), 0o700), os.WriteFile(rc, text, 0o600),
+		os.WriteFile(account, []byte("vcap:x"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, program := range programs {
+		if out, err := exec.Command(program, "-t", "-c", rc).CombinedOutput(); err != nil {
+			t.Errorf("%s: %v: %s", program, err, out)
+		}
+	}
+}
