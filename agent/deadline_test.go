@@ -43,7 +43,7 @@ func sshTable(t *testing.T) action.Table {
 	return action.Actions(action.Deps{
 		DNS:  &action.DNS{Blobs: hanging{}, Hosts: m, Records: filepath.Join(t.TempDir(), "records.json")},
 		Logs: hanging{},
-		SSH: &action.SSH{Users: users{m}, HostKey: func() (string, error) { return "ssh-rsa x", nil },
+		SSH: &action.SSH{Users: users{m}, HostKey: func(context.Context) (string, error) { return "ssh-rsa x", nil },
 			Networks: func() map[string]settings.Network { return nil }},
 	})
 }

@@ -91,25 +91,54 @@ func FuzzArguments(f *testing.F) {
 
 func TestSSHWithoutKeyOrAddressCreatesNobody(t *testing.T) {
 	root := t.TempDir()
-	s := &SSH{Users: noUsers{t}, HostKey: func() (string, error) { return HostKeyBelow(root) }, Networks: func() map[string]settings.Network { return nil }}
+	s := &SSH{Users: noUsers{t}, HostKey: func(ctx context.Context) (string, error) { return HostKeyBelow(ctx, root) },
+		Networks: func() map[string]settings.Network { return nil }}
 	params := sshParams{User: "bosh_a", PublicKey: "ssh-rsa K"}
-	if _, err := s.run(t.Context(), "setup", params); err == nil || !strings.Contains(err.Error(), "no ssh host key") {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := s.run(ended, "setup", params); err == nil || !strings.Contains(err.Error(), "no ssh host key") {
 		t.Errorf("got %v", err)
 	}
-	if err := os.MkdirAll(filepath.Join(root, "etc/ssh"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(root, "etc/ssh/ssh_host_ed25519_key.pub"), []byte("ssh-ed25519 A\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if key, err := s.HostKey(); key != "ssh-ed25519 A" || err != nil {
-		t.Errorf("got %q, %v", key, err)
-	}
+	writeHostKey(t, root, "ed25519")
 	if _, err := s.run(t.Context(), "setup", params); err == nil || !strings.Contains(err.Error(), "no address") {
 		t.Errorf("got %v", err)
 	}
 	if _, err := s.run(t.Context(), "cleanup", sshParams{}); err == nil {
 		t.Error("a cleanup without a pattern was accepted")
+	}
+}
+
+// writeHostKey makes a host key as ssh-keygen -A does, under another name first.
+func writeHostKey(t *testing.T, root, kind string) {
+	t.Helper()
+	path := filepath.Join(root, "etc/ssh/ssh_host_"+kind+"_key.pub")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path+".new", []byte("ssh-"+kind+" A\n"), 0o644),
+		os.Rename(path+".new", path)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestSSHWaitsForTheFirstHostKey: the machine makes its keys while it boots, first one that takes no time.
+func TestSSHWaitsForTheFirstHostKey(t *testing.T) {
+	root := t.TempDir()
+	type answer struct {
+		key string
+		err error
+	}
+	asked, answers := make(chan struct{}), make(chan answer, 1)
+	go func() {
+		close(asked)
+		key, err := HostKeyBelow(t.Context(), root)
+		answers <- answer{key, err}
+	}()
+	<-asked
+	writeHostKey(t, root, "ed25519")
+	if got := <-answers; got.key != "ssh-ed25519 A" || got.err != nil {
+		t.Errorf("got %q, %v", got.key, got.err)
+	}
+	writeHostKey(t, root, "rsa")
+	if key, err := HostKeyBelow(t.Context(), root); key != "ssh-rsa A" || err != nil {
+		t.Errorf("with an RSA key: got %q, %v", key, err)
 	}
 }
 

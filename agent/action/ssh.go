@@ -12,7 +12,9 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
+	"cambium/internal/watch"
 	"cambium/settings"
 )
 
@@ -29,7 +31,7 @@ type SSHUsers interface {
 type SSH struct {
 	Users SSHUsers
 	// HostKey is what the caller puts into its known hosts; see HostKeyBelow.
-	HostKey  func() (string, error)
+	HostKey  func(ctx context.Context) (string, error)
 	Networks Networks
 
 	mu sync.Mutex // one change of the user database at a time
@@ -69,7 +71,7 @@ func (s *SSH) setup(ctx context.Context, p sshParams) (sshResult, error) {
 		return sshResult{}, errors.New("ssh setup: the public key must be a single line")
 	}
 	// Before the account is created: without these the caller cannot log in.
-	hostKey, err := s.HostKey()
+	hostKey, err := s.HostKey(ctx)
 	if err != nil {
 		return sshResult{}, err
 	}
@@ -104,20 +106,37 @@ func (s *SSH) cleanup(ctx context.Context, p sshParams) (sshResult, error) {
 	return sshResult{Command: "cleanup", Status: "success"}, nil
 }
 
-// HostKeyBelow reads the public key of the sshd below a system root: the RSA key where there is one, since
-// older clients do not support others.
-func HostKeyBelow(root string) (string, error) {
-	for _, kind := range []string{"rsa", "ed25519", "ecdsa"} {
-		data, err := os.ReadFile(filepath.Join(root, "/etc/ssh/ssh_host_"+kind+"_key.pub"))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return "", fmt.Errorf("ssh setup: host key: %w", err)
-		}
-		return strings.TrimSpace(string(data)), nil
+// hostKeyWait is how long a machine may take for its first host key, within the time that callers wait for an answer.
+const hostKeyWait = 30 * time.Second
+
+// HostKeyBelow returns the public key of the sshd below a system root: the RSA key where there is one, since
+// older clients do not support others. A machine makes its keys while it boots, so it waits for the first one.
+func HostKeyBelow(ctx context.Context, root string) (key string, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, hostKeyWait, fmt.Errorf("none after %v", hostKeyWait))
+	defer cancel()
+	dir := filepath.Join(root, "etc/ssh")
+	err = watch.Until(ctx, filepath.Join(dir, "key"), func() (found bool, err error) {
+		key, err = readHostKey(dir)
+		return key != "", err
+	})
+	if err != nil {
+		return "", fmt.Errorf("ssh setup: the machine has no ssh host key: %w", err)
 	}
-	return "", errors.New("ssh setup: the machine has no ssh host key")
+	return key, nil
+}
+
+// readHostKey returns nothing if there is no key yet.
+func readHostKey(dir string) (string, error) {
+	for _, kind := range []string{"rsa", "ed25519", "ecdsa"} {
+		data, err := os.ReadFile(filepath.Join(dir, "ssh_host_"+kind+"_key.pub"))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return "", err
+		}
+		if key := strings.TrimSpace(string(data)); key != "" {
+			return key, nil
+		}
+	}
+	return "", nil
 }
 
 // address is where the caller connects to: a network that is the default for something, else any

@@ -107,7 +107,7 @@ type machine struct {
 	certificates action.TrustedCertificates
 	neighbors    action.Neighbors
 	power        action.Power
-	hostKey      func() (string, error)
+	hostKey      func(ctx context.Context) (string, error)
 	networks     func() map[string]settings.Network
 	monit        jobs.Supervisor
 	monitClient  *monit.Client
@@ -156,7 +156,7 @@ func newMachine(o machineOptions) (*machine, error) {
 		certificates{b.Host},
 		neighbors{},
 		manager,
-		func() (string, error) { return action.HostKeyBelow("/") },
+		func(ctx context.Context) (string, error) { return action.HostKeyBelow(ctx, "/") },
 		b.Networks,
 		monitSupervisor(b, client, monitManager),
 		client,
@@ -193,7 +193,7 @@ func newDummyMachine(o machineOptions) (*machine, error) {
 		none,
 		none,
 		none,
-		func() (string, error) { return dummy.HostKey, nil },
+		func(context.Context) (string, error) { return dummy.HostKey, nil },
 		func() map[string]settings.Network {
 			found, err := dummy.Networks(o.dirs, b.Networks())
 			if err != nil {

@@ -121,7 +121,7 @@ func (b builder) fillStemcell(ctx context.Context, root string) error {
 	if err := run(ctx, "systemctl", append([]string{"--root=" + root, "--quiet", "mask"}, masked...)...); err != nil {
 		return err
 	}
-	if err := run(ctx, "systemctl", "--root="+root, "--quiet", "enable", "ssh.service", "bosh-var-log.service"); err != nil {
+	if err := run(ctx, "systemctl", "--root="+root, "--quiet", "enable", "ssh.service", "ssh-more-host-keys.service", "bosh-var-log.service"); err != nil {
 		return err
 	}
 	if err := markUpdated(dir); err != nil {
