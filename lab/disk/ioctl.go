@@ -2,16 +2,10 @@ package disk
 
 import (
 	"os"
-	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
-
-func swapoff(path *byte) syscall.Errno {
-	_, _, errno := unix.Syscall(unix.SYS_SWAPOFF, uintptr(unsafe.Pointer(path)), 0, 0)
-	return errno
-}
 
 // deletePartition makes the kernel forget a partition; the table on the disk stays.
 func deletePartition(device *os.File, number int) error {

@@ -1,5 +1,5 @@
 // Package disk makes the lab's disks: sparse image files behind loop devices. A loop device belongs
-// to one machine; its kernel state (swap, partitions) is removed before it is detached, since it
+// to one machine; its kernel state (its partitions) is removed before it is detached, since it
 // would outlive the machine otherwise.
 package disk
 
@@ -119,12 +119,12 @@ func (l Loop) ioctl(request uint) error {
 	return nil
 }
 
-// Detach detaches the device, after ending swap on it and removing its partitions.
+// Detach detaches the device, after removing its partitions.
 func (l Loop) Detach() error {
 	if !l.attached() {
 		return nil
 	}
-	if err := errors.Join(l.SwapOff(), l.forgetPartitions()); err != nil {
+	if err := l.forgetPartitions(); err != nil {
 		return err
 	}
 	return l.ioctl(unix.LOOP_CLR_FD)
@@ -134,23 +134,6 @@ func (l Loop) Detach() error {
 func (l Loop) attached() bool {
 	file, err := os.ReadFile("/sys/block/" + l.Name + "/loop/backing_file")
 	return err == nil && strings.TrimSuffix(strings.TrimSpace(string(file)), " (deleted)") == l.Image
-}
-
-// SwapOff stops swapping to the disk and its partitions. Swap survives the machine that enabled it,
-// and /proc/swaps has the name it had in there, so swapoff(2) is tried on each.
-func (l Loop) SwapOff() error {
-	var failed error
-	for _, name := range append([]string{l.Name}, l.Partitions()...) {
-		path, err := unix.BytePtrFromString("/dev/" + name)
-		if err != nil {
-			return err
-		}
-		// EINVAL says that there is none on it.
-		if errno := swapoff(path); errno != 0 && errno != unix.EINVAL && errno != unix.ENOENT {
-			failed = errors.Join(failed, fmt.Errorf("swap on %s: %w", name, errno))
-		}
-	}
-	return failed
 }
 
 // Partitions returns the kernel's names of the partitions it knows.

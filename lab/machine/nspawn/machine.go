@@ -142,12 +142,12 @@ func (m *Machine) plug() error {
 // make.
 const dropped = "CAP_MKNOD,CAP_SYS_MODULE,CAP_SYS_RAWIO,CAP_SYS_TIME,CAP_SYSLOG"
 
-// argv is the command line of systemd-nspawn. It runs in control groups of its own, made by the
+// argv is the command line of systemd-nspawn, which lets no container swap: the kernel has one swap, the host's. It runs in control groups of its own, made by the
 // host's systemd where there is one.
 func (m *Machine) argv() ([]string, error) {
 	nspawn := []string{"systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--machine=" + m.Spec.Name,
 		"--directory=" + m.layer().Root(), "--boot", "--network-namespace-path=" + m.netns().Path(),
-		"--capability=all", "--drop-capability=" + dropped, "--system-call-filter=@swap", "--console=read-only",
+		"--capability=all", "--drop-capability=" + dropped, "--console=read-only",
 		"--resolv-conf=off", "--timezone=off", "--link-journal=no"}
 	if _, err := os.Stat("/run/systemd/system"); err == nil {
 		argv := []string{"systemd-run", "--quiet", "--scope", "--collect", "--unit=" + m.Spec.Name, "--property=Delegate=yes"}
@@ -209,8 +209,7 @@ func (m *Machine) consoleTail() string {
 	return strings.Join(lines[max(0, len(lines)-3):], "; ")
 }
 
-// wait waits for the end of the machine, removes its swap from the kernel, and starts it again if
-// it asked for a reboot.
+// wait waits for the end of the machine, and starts it again if it asked for a reboot.
 func (m *Machine) wait(b *boot) {
 	err := b.nspawn.Wait()
 	close(b.exited)
@@ -221,9 +220,6 @@ func (m *Machine) wait(b *boot) {
 	defer close(b.ended)
 	if m.Current == b {
 		m.Current = nil
-	}
-	for _, a := range m.disks {
-		_ = a.loop.SwapOff() // switched off with the machine, as the memory is
 	}
 	m.removeCgroups()
 	_ = os.Remove(filepath.Join("/run/systemd/nspawn/propagate", m.Spec.Name))

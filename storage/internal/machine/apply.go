@@ -111,7 +111,12 @@ func (m *Machine) apply(ctx context.Context, key string, c decide.Change, onReco
 	case decide.NamePartition:
 		return disk.Rename(ctx, c.Device, c.Partition, c.Name)
 	case decide.UseSwap:
-		return filesystem.SwapOn(c.Device)
+		err := filesystem.SwapOn(c.Device)
+		if errors.Is(err, unix.EPERM) { // as in most containers: the kernel's swap is their host's
+			log.WithError(err).Warn("swap is not permitted here; going on without")
+			return nil
+		}
+		return err
 	case decide.CheckFileSystem:
 		log.Warn("file system has recorded errors; checking it")
 		return m.work(key, c.Device, "is being checked", func(percent func(int)) error {

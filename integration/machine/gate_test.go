@@ -1,0 +1,220 @@
+//go:build machine
+
+package machine
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"cambium/internal/eventually"
+	"cambium/lab"
+	"cambium/lab/release"
+)
+
+// TestMachineGate looks into a machine with a job as the acceptance tests of the field and the releases that run on
+// every machine do: by the names of processes, through sudo, and by the path of monit's program.
+func TestMachineGate(t *testing.T) {
+	for _, supervisor := range []string{"systemd", "monit"} {
+		t.Run(supervisor, func(t *testing.T) {
+			t.Parallel()
+			g := gate{t, nil}
+			g.i = mustDeploy(t, supervisedLab(t, supervisor), manifest([]release.Job{limited(supervisor)}, tool("one")))
+			g.sh("groupadd -f bosh_sudoers; useradd -m -s /bin/bash -G vcap,bosh_sudoers bosh_op")
+			g.names()
+			g.monitProgram()
+			g.closedPort()
+			g.deaths()
+			g.restart()
+			g.boot()
+			if supervisor == "systemd" {
+				g.limit()
+			}
+		})
+	}
+}
+
+// limited is a job that shows which limit of open files it was started with. Under the agent's own supervisor it is
+// one that writes its own number and becomes the daemon, which current versions of monit kill.
+func limited(supervisor string) release.Job {
+	job := execer()
+	if supervisor == "systemd" {
+		job.Files["monit"] = monitFile("execer")
+	}
+	return job
+}
+
+// gate is a machine that is looked into.
+type gate struct {
+	t *testing.T
+	i *lab.Instance
+}
+
+func (g gate) sh(script string) string {
+	g.t.Helper()
+	return strings.TrimSpace(run(g.t, g.i, "sh", "-c", script))
+}
+
+// operator runs a command as one who came by bosh ssh.
+func (g gate) operator(command string) string {
+	g.t.Helper()
+	return g.sh("su bosh_op -c '" + command + "' 2>&1")
+}
+
+// one waits until exactly one process has a name, other than one of before, and returns its number.
+func (g gate) one(pattern, before string) (pid string) {
+	g.t.Helper()
+	eventually.True(g.t, "one process "+pattern, func() bool {
+		pid = g.sh("pgrep " + pattern + " || true")
+		return pid != "" && pid != before && !strings.Contains(pid, "\n")
+	})
+	return pid
+}
+
+func (g gate) job() string {
+	g.t.Helper()
+	return g.sh("cat /var/vcap/data/sys/run/execer/execer.pid")
+}
+
+// running waits until the job runs as another process than before.
+func (g gate) running(before string) (pid string) {
+	g.t.Helper()
+	eventually.True(g.t, "the job to run", func() bool {
+		pid = g.sh("cat /var/vcap/data/sys/run/execer/execer.pid 2>/dev/null || true")
+		return pid != "" && pid != before && g.sh("kill -0 "+pid+" 2>/dev/null && echo lives || true") == "lives"
+	})
+	return pid
+}
+
+// names: each of both programs is one process, whether or not the pattern is anchored.
+func (g gate) names() {
+	for _, name := range []string{"monit", "bosh-agent"} {
+		if all, exact := g.one(name, ""), g.one("'^"+name+"$'", ""); all != exact {
+			g.t.Errorf("pgrep %s: process %s, and %s by the exact name", name, all, exact)
+		}
+	}
+	// netstat takes a program's name from its arguments.
+	if got := g.sh(`tr '\0' '\n' </proc/$(pgrep '^monit$')/cmdline | head -1`); !strings.HasSuffix(got, "/monit") {
+		g.t.Errorf("the supervisor's first argument is %q", got)
+	}
+	if got := g.sh("hostname"); got != g.i.AgentID {
+		g.t.Errorf("the host name is %q, want the agent's id %q", got, g.i.AgentID)
+	}
+	if got := g.sh("mount | grep -c ' on /var/vcap/data/sys/run '; su vcap -c 'touch /var/vcap/data/sys/run/of-vcap' && echo made"); got != "1\nmade" {
+		g.t.Errorf("mounts of sys/run, and a file of vcap there: %q", got)
+	}
+}
+
+// monitProgram is found by everyone who may use it, and talks to what runs the jobs, with a package's monit and without.
+func (g gate) monitProgram() {
+	g.t.Helper()
+	look := func(when string) {
+		g.t.Helper()
+		calls := []string{"sudo monit", "sudo PATH=$PATH:/var/vcap/bosh/bin monit", "sudo /var/vcap/bosh/bin/monit"}
+		for _, call := range calls {
+			for _, command := range []string{"summary", "status"} {
+				if got := g.operator(call + " " + command); !strings.Contains(got, "execer") {
+					g.t.Errorf("%s: %s %s: %s", when, call, command, got)
+				}
+			}
+		}
+		calls = []string{"monit summary", "/var/vcap/bosh/bin/monit summary", "su - -c 'monit summary'"}
+		for _, call := range calls {
+			if got := g.sh(call + " 2>&1 || true"); !strings.Contains(got, "execer") {
+				g.t.Errorf("%s: root's %s: %s", when, call, got)
+			}
+		}
+	}
+	look("with the package")
+	if got, want := g.operator(`sudo monit status | grep "^ *pid " | sed "s/[^0-9]//g"`), g.job(); got != want {
+		g.t.Errorf("monit status names process %q, want %q", got, want)
+	}
+	if supervisor := g.sh("systemctl show -P ExecStart monit"); !strings.Contains(supervisor, "supervise") {
+		return
+	}
+	g.sh("mv /usr/bin/monit /root/debians")
+	look("without the package")
+	g.sh("mv /root/debians /usr/bin/monit")
+}
+
+// closedPort: a connection of one who may not reach monit gets no answer, rather than a refusal.
+func (g gate) closedPort() {
+	for _, user := range []string{"bosh_op", "vcap"} {
+		if got := g.sh("su " + user + ` -c 'timeout 2 bash -c "exec 3<>/dev/tcp/127.0.0.1/2822"; echo $?' 2>&1`); got != "124" {
+			g.t.Errorf("%s connects to monit's port: %q, want a timeout", user, got)
+		}
+	}
+}
+
+// deaths: whoever is killed comes back, and takes nobody with it.
+func (g gate) deaths() {
+	agent, monit, job := g.one("'^bosh-agent$'", ""), g.one("'^monit$'", ""), g.running("")
+	g.sh("pkill -9 agent")
+	agent = g.one("'^bosh-agent$'", agent)
+	ready(g.t, g.i)
+	if now := g.one("'^monit$'", ""); now != monit {
+		g.t.Errorf("the death of the agent replaced monit %s by %s", monit, now)
+	}
+	for _, signal := range []string{"-TERM", "-KILL"} {
+		g.sh("pkill " + signal + " monit")
+		monit = g.one("'^monit$'", monit)
+	}
+	if now := g.one("'^bosh-agent$'", ""); now != agent {
+		g.t.Errorf("the death of monit replaced the agent %s by %s", agent, now)
+	}
+	if now := g.running(""); now != job {
+		g.t.Errorf("the job %s became %s", job, now)
+	}
+	g.sh("pkill sleeper")
+	g.running(job)
+}
+
+// restart: stopping and starting the agent changes nothing that it does not own.
+func (g gate) restart() {
+	state := func() string {
+		return fmt.Sprint(g.one("'^monit$'", ""), " ", g.running(""), "\n",
+			g.sh("cat /proc/self/mountinfo | grep ' /var/vcap/data/sys/run '; ls /var/vcap/data/sys/run"))
+	}
+	before := state()
+	for _, unit := range []string{"agent", "bosh-agent"} {
+		g.sh("systemctl stop " + unit)
+		if got := g.sh("pgrep '^bosh-agent$' || true"); got != "" {
+			g.t.Errorf("after systemctl stop %s: agent %s", unit, got)
+		}
+		g.sh("systemctl start " + unit)
+		ready(g.t, g.i)
+	}
+	if after := state(); after != before {
+		g.t.Errorf("a restart of the agent changed\n%s\nto\n%s", before, after)
+	}
+}
+
+// boot: files of before are gone, and all three know the same process.
+func (g gate) boot() {
+	g.sh("touch /var/vcap/data/sys/run/stale.pid")
+	if err := g.i.Reboot(g.t.Context()); err != nil {
+		g.t.Fatal(err)
+	}
+	ready(g.t, g.i)
+	g.one("'^monit$'", "")
+	pid := g.running("")
+	if got := g.sh("ls /var/vcap/data/sys/run"); strings.Contains(got, "stale") {
+		g.t.Errorf("after a boot: %q", got)
+	}
+	eventually.True(g.t, "monit to name the job's process", func() bool {
+		return g.operator(`sudo monit status | grep "^ *pid " | sed "s/[^0-9]//g"`) == pid
+	})
+	if got := g.sh("pgrep sleeper"); got != pid {
+		g.t.Errorf("the job is process %s, and its file says %s", got, pid)
+	}
+}
+
+// limit: a limit of open files that a job sets for the supervisor, by its name, is for what it starts from then on.
+func (g gate) limit() {
+	before := g.running("")
+	g.sh("prlimit --pid $(pgrep monit) --nofile=3000:4000 && kill -9 " + before)
+	pid := g.running(before)
+	if got := g.sh("prlimit --pid " + pid + " --nofile --output SOFT,HARD --noheadings | xargs"); got != "3000 4000" {
+		g.t.Errorf("the job may open %s files, want 3000 4000", got)
+	}
+}
