@@ -112,6 +112,27 @@ func TestShape(t *testing.T) {
 			t.Errorf("%s becomes %+v, %v; want %+v", empty, s, err, want)
 		}
 	}
+	var none, again Shape
+	if err := json.Unmarshal([]byte(`{"ephemeral_disk":0,"raw_instance_storage":true}`), &none); err != nil || none.EphemeralDisk != 0 {
+		t.Errorf("no ephemeral disk becomes one of %d MiB, %v", none.EphemeralDisk, err)
+	}
+	// As the record keeps it.
+	data, err := json.Marshal(none)
+	if err == nil {
+		err = json.Unmarshal(data, &again)
+	}
+	if err != nil || again != none {
+		t.Errorf("read again it is %+v, %v; want %+v", again, err, none)
+	}
+	vm := VM{Base: Base{CID: newCID(VMs)}, Shape: again}
+	disks := vm.disks(nil)
+	raw, err := json.Marshal(disks["raw_ephemeral"])
+	if want := `[{"path":"/dev/disk/by-id/virtio-r-` + vm.CID.digits() + `"}]`; err != nil || string(raw) != want {
+		t.Errorf("the raw disk is %s, %v; want %s", raw, err, want)
+	}
+	if _, has := disks["ephemeral"]; has || len(vm.local()) != 1 {
+		t.Errorf("got disks %v and local ones %+v, want a raw one alone", disks, vm.local())
+	}
 	for _, given := range []string{`{"cpu":-1}`, `{"ram":1073741824}`, `{"ephemeral_disk":-1}`,
 		`{"root_disk":67108865}`, `{"engine":"xen"}`, `{"disk_bus":"ide"}`, `{"disk_bus":"nvme"}`,
 		`{"firmware":"coreboot"}`,
@@ -134,7 +155,7 @@ func TestHintsFollowTheBus(t *testing.T) {
 
 // An agent for vSphere looks for links that end with the id, without its dashes, and others for the path.
 func TestHintsBehindASCSIController(t *testing.T) {
-	vm := VM{Base: Base{CID: newCID(VMs)}, Shape: Shape{DiskBus: machine.SCSI}}
+	vm := VM{Base: Base{CID: newCID(VMs)}, Shape: Shape{DiskBus: machine.SCSI, EphemeralDisk: 1}}
 	cid := newCID(Disks)
 	all := vm.disks([]CID{cid})
 	persistent := all["persistent"].(map[string]any)[cid.String()]

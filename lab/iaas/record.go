@@ -76,12 +76,14 @@ type Shape struct {
 	Engine        string `json:"engine,omitempty"`          // "qemu" or "container"
 	CPU           int    `json:"cpu,omitempty"`             // processors
 	RAM           int    `json:"ram,omitempty"`             // MiB
-	EphemeralDisk int    `json:"ephemeral_disk,omitempty"`  // MiB
+	EphemeralDisk int    `json:"ephemeral_disk"`            // MiB, 0 for none
 	RootDisk      int    `json:"root_disk,omitempty"`       // MiB
 	Source        string `json:"settings_source,omitempty"` // "configdrive", "cdrom" or "http"
 	// DiskBus is what all disks are connected with, machine.Virtio or machine.SCSI.
 	DiskBus  machine.Bus `json:"disk_bus,omitempty"`
 	Firmware string      `json:"firmware,omitempty"` // "bios" or "uefi"
+	// RawStorage is whether there is a further disk that jobs use without a file system.
+	RawStorage bool `json:"raw_instance_storage,omitempty"`
 }
 
 // store keeps the records: a directory for each object with everything of it.

@@ -54,7 +54,14 @@ func (vm VM) disks(attached []CID) map[string]any {
 	if vm.Shape.DiskBus == machine.SCSI {
 		system = "/dev/sda"
 	}
-	return map[string]any{"system": system, "ephemeral": vm.Shape.hint(ephemeralID(vm.CID)), "persistent": persistent}
+	disks := map[string]any{"system": system, "persistent": persistent}
+	if vm.Shape.EphemeralDisk > 0 {
+		disks["ephemeral"] = vm.Shape.hint(ephemeralID(vm.CID))
+	}
+	if vm.Shape.RawStorage {
+		disks["raw_ephemeral"] = []map[string]string{{"path": vm.Shape.path(rawID(vm.CID))}}
+	}
+	return disks
 }
 
 // serve starts the services that VMs ask: metadata and registry.

@@ -38,8 +38,8 @@ const (
 // UnmarshalJSON parses a VM type: each value is one of those that are known, or in its bounds, and what is not given
 // gets its default.
 func (s *Shape) UnmarshalJSON(data []byte) error {
-	type shape Shape // without this method
-	var given shape
+	type shape Shape                                // without this method
+	given := shape{EphemeralDisk: defaultEphemeral} // 0 is a value of its own: none
 	if err := json.Unmarshal(data, &given); err != nil {
 		return fmt.Errorf("VM type: %w", err)
 	}
@@ -55,8 +55,7 @@ func (s Shape) complete() (Shape, error) {
 		fallback int
 		most     int
 	}{
-		{"cpu", &s.CPU, defaultCPU, 256}, {"ram", &s.RAM, defaultRAM, 4 << 20},
-		{"ephemeral_disk", &s.EphemeralDisk, defaultEphemeral, maxDisk}, {"root_disk", &s.RootDisk, defaultRoot, maxDisk},
+		{"cpu", &s.CPU, defaultCPU, 256}, {"ram", &s.RAM, defaultRAM, 4 << 20}, {"root_disk", &s.RootDisk, defaultRoot, maxDisk},
 	} {
 		if *f.value == 0 {
 			*f.value = f.fallback
@@ -64,6 +63,9 @@ func (s Shape) complete() (Shape, error) {
 		if *f.value < 1 || *f.value > f.most {
 			return Shape{}, Failf(CloudError, "%s %d of the VM type: want 1 to %d", f.name, *f.value, f.most)
 		}
+	}
+	if s.EphemeralDisk < 0 || s.EphemeralDisk > maxDisk {
+		return Shape{}, Failf(CloudError, "ephemeral_disk %d of the VM type: want 0, for none, to %d", s.EphemeralDisk, maxDisk)
 	}
 	bus := string(s.DiskBus)
 	for _, f := range []struct {
@@ -201,20 +203,41 @@ func (i *IaaS) claim(vm *VM, stemcell CID) error {
 
 // build makes what a VM consists of and starts it.
 func (i *IaaS) build(ctx context.Context, vm VM) error {
-	if err := disk.Create(i.store.path(vm.CID, ephemeralName), Size(vm.Shape.EphemeralDisk).bytes()); err != nil {
-		return err
+	for _, d := range vm.local() {
+		if err := disk.Create(i.store.path(vm.CID, d.file), Size(d.size).bytes()); err != nil {
+			return err
+		}
 	}
 	return i.power(ctx, vm)
 }
 
-const (
-	ephemeralName = "ephemeral"
-	machineDir    = "machine"
-)
+const machineDir = "machine"
 
-// ephemeralID is the serial number of the ephemeral disk. It is as long as those of persistent
-// disks, so that none of them can be taken for it.
+// localDisk is a disk that a VM has of its own.
+type localDisk struct {
+	id   string
+	file string // of its image
+	size int    // MiB
+}
+
+// rawSize is the size of the disk without a file system.
+const rawSize = 1024
+
+// local are the disks of a VM that come and go with it.
+func (vm VM) local() (all []localDisk) {
+	if vm.Shape.EphemeralDisk > 0 {
+		all = append(all, localDisk{ephemeralID(vm.CID), "ephemeral", vm.Shape.EphemeralDisk})
+	}
+	if vm.Shape.RawStorage {
+		all = append(all, localDisk{rawID(vm.CID), "raw", rawSize})
+	}
+	return all
+}
+
+// ephemeralID is the serial number of the ephemeral disk, and rawID that of the raw one. They are as long as those of
+// persistent disks, so that none of them can be taken for another.
 func ephemeralID(vm CID) string { return "e-" + vm.digits() }
+func rawID(vm CID) string       { return "r-" + vm.digits() }
 
 // power makes the machine of a VM in this holder, if it has none yet, and switches it on.
 func (i *IaaS) power(ctx context.Context, vm VM) error {
@@ -284,9 +307,10 @@ func needsDHCP(vm VM, c fabric.Card) bool {
 
 // attachAndDeliver attaches the disks of a new machine and delivers its settings.
 func (i *IaaS) attachAndDeliver(ctx context.Context, vm VM, m machine.Machine) error {
-	own := ephemeralID(vm.CID)
-	if _, err := m.Attach(ctx, vm.Shape.disk(own, i.store.path(vm.CID, ephemeralName))); err != nil {
-		return err
+	for _, d := range vm.local() {
+		if _, err := m.Attach(ctx, vm.Shape.disk(d.id, i.store.path(vm.CID, d.file))); err != nil {
+			return err
+		}
 	}
 	for _, cid := range i.attached(vm.CID) {
 		if _, err := m.Attach(ctx, i.attachment(vm, cid)); err != nil {

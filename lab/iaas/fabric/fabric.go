@@ -40,7 +40,7 @@ type bridge struct {
 type plug struct {
 	vm        string
 	mac       net.HardwareAddr
-	addresses []netip.Addr // that it may use
+	addresses []netip.Prefix // that it may use, most of them single ones
 	gateways  []netip.Prefix
 	leases    []lease // if the card needs DHCP
 }
@@ -80,11 +80,11 @@ func (f *Fabric) Plug(vm string, c Card, nets Networks, needsDHCP bool) (string,
 	p := plug{vm: vm, mac: c.MAC}
 	for _, name := range c.Networks {
 		n := nets[name]
-		for _, a := range append([]value.Addr{n.IP}, n.Properties.Allowed...) {
-			if a != (value.Addr{}) {
-				p.addresses = append(p.addresses, a.IP())
-			}
+		own, err := n.own()
+		if err != nil {
+			return "", err
 		}
+		p.addresses = append(p.addresses, own...)
 		if n.Gateway == (value.Addr{}) {
 			continue
 		}

@@ -2,6 +2,7 @@ package fabric
 
 import (
 	"fmt"
+	"math/big"
 	"net"
 	"net/netip"
 	"strings"
@@ -54,14 +55,15 @@ func chain(mac net.HardwareAddr) string { return fmt.Sprintf("card_%x", []byte(m
 // rules pass what a card may send; what none of them accepts is dropped.
 func (p plug) rules() string {
 	var four, six, targets []string
-	for _, a := range append([]netip.Addr{linkLocal(p.mac)}, p.addresses...) {
-		if a.Is4() {
+	for _, a := range append([]netip.Prefix{netip.PrefixFrom(linkLocal(p.mac), 128)}, p.addresses...) {
+		if a.Addr().Is4() {
 			four = append(four, a.String())
 			continue
 		}
 		six = append(six, a.String())
-		// The target of solicitations and advertisements. This nft has no name for it.
-		targets = append(targets, fmt.Sprintf("@th,64,128 0x%x", a.AsSlice()))
+		// The target of solicitations and advertisements, as far as the prefix goes. This nft has no name for it.
+		number := new(big.Int).SetBytes(a.Masked().Addr().AsSlice())
+		targets = append(targets, fmt.Sprintf("@th,64,%d 0x%x", a.Bits(), number.Rsh(number, uint(128-a.Bits()))))
 	}
 	rules := fmt.Sprintf("\t\tether saddr != %s drop\n", p.mac)
 	if len(four) > 0 {

@@ -72,6 +72,32 @@ func TestNSPortsPassTheirOwnAddressesOnly(t *testing.T) {
 	}
 }
 
+// TestNSPortsPassTheirDelegatedPrefix: a VM uses any address of the prefix that it was given, and none beside it.
+func TestNSPortsPassTheirDelegatedPrefix(t *testing.T) {
+	s := newSegments(t, "p")
+	card := `{"a":{"type":"manual","ip":"10.88.57.5","prefix":"32","netmask":"255.255.255.0","gateway":"10.88.57.1","nic_group":1},` +
+		`"b":{"type":"manual","ip":"fd88:57::8:0:0:0","prefix":"80","netmask":"ffff:ffff:ffff:ffff::","gateway":"fd88:57::1","nic_group":1}}`
+	vm, _ := s.connect("vm", card, false)
+	heard := s.hear()
+	for _, address := range []string{"fd88:57::8:0:0:20/128", "fd88:57::9:0:0:20/128"} {
+		if err := vm.AddAddress("eth0", address); err != nil {
+			t.Fatal(err)
+		}
+	}
+	say(t, vm, "fd88:57::8:0:0:20", "inside") // also: the gateway answers, which takes a solicitation
+	if got := <-heard; got != "fd88:57::8:0:0:20 inside" {
+		t.Fatalf("the gateway hears %q", got)
+	}
+	if mac := s.Net.Neighbor("fd88:57::8:0:0:20"); mac == nil {
+		t.Error("the gateway does not know where an address of the prefix is")
+	}
+	say(t, vm, "fd88:57::9:0:0:20", "beside")
+	say(t, vm, "10.88.57.5", "last")
+	if got := <-heard; got != "10.88.57.5 last" {
+		t.Errorf("the gateway hears %q", got)
+	}
+}
+
 const guardPort = 9999
 
 // hear has the gateway listen. A new hardware address of a neighbor counts at once.

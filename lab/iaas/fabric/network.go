@@ -134,10 +134,30 @@ func (n Network) check() error {
 	if _, err := n.bits(); err != nil {
 		return err
 	}
+	if _, err := n.Prefix.Of(n.IP); err != nil {
+		return err
+	}
 	if n.Gateway == n.IP {
 		return fmt.Errorf("ip %s is also the gateway", n.IP)
 	}
 	return nil
+}
+
+// own are the addresses that the card may use: the network's, or the prefix that is delegated to it, and further ones.
+func (n Network) own() (all []netip.Prefix, err error) {
+	if n.IP != (value.Addr{}) {
+		p, err := n.Prefix.Of(n.IP)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, p)
+	}
+	for _, a := range n.Properties.Allowed {
+		if a != (value.Addr{}) {
+			all = append(all, netip.PrefixFrom(a.IP(), a.IP().BitLen()))
+		}
+	}
+	return all, nil
 }
 
 // bits is the length of the network's prefix, from its netmask.
@@ -167,8 +187,19 @@ func (n Network) Conflict(other Network) error {
 		return fmt.Errorf("card %s is in use", n.MAC)
 	}
 	if n.Segment() == other.Segment() {
-		if n.IP != (value.Addr{}) && n.IP == other.IP {
-			return fmt.Errorf("address %s is in use", n.IP)
+		if n.IP == (value.Addr{}) || other.IP == (value.Addr{}) {
+			return nil
+		}
+		mine, err1 := n.Prefix.Of(n.IP)
+		theirs, err2 := other.Prefix.Of(other.IP)
+		if err := errors.Join(err1, err2); err != nil {
+			return err
+		}
+		if mine.Overlaps(theirs) {
+			if mine.IsSingleIP() && theirs.IsSingleIP() {
+				return fmt.Errorf("address %s is in use", n.IP)
+			}
+			return fmt.Errorf("prefix %s overlaps %s, which is in use", mine, theirs)
 		}
 		return nil
 	}

@@ -103,6 +103,19 @@ func (b *Bits) UnmarshalText(text []byte) error {
 	return nil
 }
 
+// Of is the prefix of that length which begins with an address; the address alone if there is no length.
+func (b Bits) Of(a Addr) (netip.Prefix, error) {
+	bits := a.ip.BitLen()
+	if b.text != "" {
+		bits, _ = strconv.Atoi(b.text) // as parsed
+	}
+	p, err := a.ip.Prefix(bits)
+	if err != nil {
+		return netip.Prefix{}, fmt.Errorf("prefix %s of address %s: %w", b.text, a, err)
+	}
+	return p, nil
+}
+
 // MarshalText is the length in decimal.
 func (b Bits) MarshalText() ([]byte, error) { return []byte(b.text), nil }
 
