@@ -15,8 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// journalName is the member that stands in for the agent's log file.
-const journalName = "journal.log"
+// currentName is the agent's log file, which people look for. The journal stands in for it under this name, or under
+// journalName beside a file of an earlier boot.
+const (
+	currentName = "current"
+	journalName = "journal.log"
+)
 
 // journalTimeout bounds the reading of a journal, which is at most some 100 MB.
 const journalTimeout = 2 * time.Minute
@@ -45,14 +49,14 @@ func bootTime() (time.Time, error) {
 }
 
 // writtenSince reports whether a source has a file that is not empty and was written to since a time, whatever the
-// filters of the selection are.
-func (s source) writtenSince(ctx context.Context, since time.Time) (bool, error) {
+// filters of the selection are; if not, whether it has the agent's log file, which may be a link to nothing.
+func (s source) writtenSince(ctx context.Context, since time.Time) (written, current bool, _ error) {
 	root, linkRoot, err := s.open()
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
+		return false, current, nil
 	}
 	if err != nil {
-		return false, err
+		return false, current, err
 	}
 	defer closeRoots(root, linkRoot)
 	err = rootdir.Walk(ctx, root, func(dir *os.Root, rel string, entry fs.DirEntry, err error) error {
@@ -64,15 +68,16 @@ func (s source) writtenSince(ctx context.Context, since time.Time) (bool, error)
 			return nil
 		}
 		defer file.Close()
+		current = current || rel == currentName
 		if info, err := file.Stat(); err == nil && info.Size() > 0 && !info.ModTime().Before(since) {
 			return errFound
 		}
 		return nil
 	})
 	if errors.Is(err, errFound) {
-		return true, nil
+		return true, current, nil
 	}
-	return false, err
+	return false, current, err
 }
 
 // errFound ends a walk.
@@ -91,16 +96,23 @@ func (p *packing) journal(s source) error {
 	if err != nil {
 		return p.skip(journalName, err)
 	}
-	written, err := s.writtenSince(p.ctx, booted)
+	written, current, err := s.writtenSince(p.ctx, booted)
 	if err != nil {
-		return p.skip(journalName, err)
+		return p.skip(currentName, err)
 	}
 	if written {
 		return nil
 	}
+	name := currentName
+	if current {
+		name = journalName
+	}
+	if matched, err := matches(p.ctx, p.globs, name); err != nil || !matched {
+		return err
+	}
 	file, err := tempfile.Unnamed(p.c.Dirs.Tmp())
 	if err != nil {
-		return p.skip(journalName, err)
+		return p.skip(name, err)
 	}
 	defer file.Close()
 	bounded, err := tempfile.NewWriter(file)
@@ -112,12 +124,12 @@ func (p *packing) journal(s source) error {
 		size, err = file.Seek(0, io.SeekCurrent)
 	}
 	if err != nil {
-		return p.skip(journalName, err)
+		return p.skip(name, err)
 	}
 	if size == 0 {
 		return nil
 	}
-	return p.file(file, journalName)
+	return p.file(file, name)
 }
 
 func closeRoots(roots ...*os.Root) {

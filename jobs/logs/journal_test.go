@@ -28,8 +28,8 @@ func TestJournal(t *testing.T) {
 		filters []string
 		want    string
 	}{
-		"no log":       {journal: entries, types: "agent", want: "journal.log"},
-		"no directory": {journal: entries, types: "agent", want: "journal.log", prepare: func(t *testing.T, c Collector) { remove(t, c.Dirs.BoshLog()) }},
+		"no log":       {journal: entries, types: "agent", want: "current"},
+		"no directory": {journal: entries, types: "agent", want: "current", prepare: func(t *testing.T, c Collector) { remove(t, c.Dirs.BoshLog()) }},
 		"a log":        {journal: entries, types: "agent", want: "current", prepare: func(t *testing.T, c Collector) { write(t, current(c), "log") }},
 		"an empty log": {journal: entries, types: "agent", want: "current journal.log", prepare: func(t *testing.T, c Collector) { write(t, current(c), "") }},
 		"a log of an earlier boot": {journal: entries, types: "agent", want: "current journal.log", prepare: func(t *testing.T, c Collector) {
@@ -46,10 +46,11 @@ func TestJournal(t *testing.T) {
 			write(t, filepath.Join(c.Root, "var/log/bosh-agent.log"), "log")
 			link(t, filepath.Join(c.Root, "var/log/bosh-agent.log"), current(c))
 		}},
-		"a link to a log that is not there yet": {journal: entries, types: "agent", want: "journal.log", prepare: func(t *testing.T, c Collector) {
+		"a link to a log that is not there yet": {journal: entries, types: "agent", want: "current", prepare: func(t *testing.T, c Collector) {
 			link(t, filepath.Join(c.Root, "var/log/bosh-agent.log"), current(c))
 		}},
-		"a filter for something else":                {journal: entries, types: "agent", filters: []string{"current"}},
+		"a filter for the log":                       {journal: entries, types: "agent", filters: []string{"current"}, want: "current"},
+		"a filter for something else":                {journal: entries, types: "agent", filters: []string{"journal.log"}},
 		"a filter does not hide that a log is there": {journal: entries, types: "agent", filters: []string{"journal.log"}, prepare: func(t *testing.T, c Collector) { write(t, current(c), "log") }},
 		"other logs":                    {journal: entries, types: "job,system"},
 		"an empty journal":              {journal: says("", nil), types: "agent"},
@@ -66,8 +67,10 @@ func TestJournal(t *testing.T) {
 			if names(got) != row.want {
 				t.Errorf("got %q, want %q", names(got), row.want)
 			}
-			if content, found := got["./journal.log"]; found && content != "entries" {
-				t.Errorf("journal.log holds %q", content)
+			for _, name := range []string{"./journal.log", "./current"} {
+				if content, found := got[name]; found && content != "entries" && (name == "./journal.log" || row.prepare == nil) {
+					t.Errorf("%s holds %q", name, content)
+				}
 			}
 		})
 	}
