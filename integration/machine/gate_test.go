@@ -94,7 +94,7 @@ func (g gate) names() {
 		}
 	}
 	// netstat takes a program's name from its arguments.
-	if got := g.sh(`tr '\0' '\n' </proc/$(pgrep '^monit$')/cmdline | head -1`); !strings.HasSuffix(got, "/monit") {
+	if got := g.sh(`tr '\0' '\n' </proc/$(pgrep '^monit$')/cmdline | head -1`); !strings.HasSuffix(got, "monit") {
 		g.t.Errorf("the supervisor's first argument is %q", got)
 	}
 	if got := g.sh("hostname"); got != g.i.AgentID {

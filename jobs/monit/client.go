@@ -17,6 +17,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"regexp"
 	"os"
 	"strings"
 	"time"
@@ -162,8 +163,11 @@ func (c *Client) Text(ctx context.Context, summary bool) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("monit status: %w", err)
 	}
-	return string(body), nil
+	return colors.ReplaceAllString(string(body), ""), nil
 }
+
+// colors are those of a terminal, which current versions of monit always write.
+var colors = regexp.MustCompile("\x1b\\[[0-9;]*m")
 
 // Start asks monit to start a service, and what it depends on. It does not wait for it.
 func (c *Client) Start(ctx context.Context, service string) error {

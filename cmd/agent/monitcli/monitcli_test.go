@@ -43,7 +43,7 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.String() == "/_status?format=text&level=summary":
 		fmt.Fprint(w, summaryText)
 	case r.URL.String() == "/_status?format=text":
-		fmt.Fprint(w, "all details\n")
+		fmt.Fprint(w, "all \x1b[0;92mdetails\x1b[0m\n")
 	case r.URL.String() == "/_status2?format=xml":
 		fmt.Fprint(w, `<?xml version="1.0" encoding="ISO-8859-1"?><monit incarnation="1" version="5.2.5"><services>
 <service name="a"><type>3</type></service><service name="busy"><type>3</type></service>
