@@ -175,8 +175,8 @@ func checkAlias(alias string) error {
 	return nil
 }
 
-// static reports whether the document gives the address; an alias always does.
-func static(net settings.Network) bool { return net.Alias != "" || !net.DHCP() }
+// static reports whether the document gives the address; an alias does, unless the document asks for DHCP.
+func static(net settings.Network) bool { return net.Alias != "" && !net.UseDHCP || !net.DHCP() }
 
 // chooseGateways picks the network whose gateway is the default route, one for each family.
 func (n *networks) chooseGateways() {

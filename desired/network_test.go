@@ -193,6 +193,13 @@ func TestNetwork(t *testing.T) {
 			want: "eth0: 10.0.0.6/24;eth1: dhcp;",
 		},
 		{
+			name: "alias with use_dhcp, and both families of a NIC", nics: 2,
+			nets: map[string]settings.Network{
+				"a": with(manual("10.0.0.6", ""), func(n *settings.Network) { n.Alias, n.UseDHCP = "eth1", true }),
+				"b": {UseDHCP: true, IP: "fd00::9", Prefix: "128", Alias: "eth1"}},
+			want: "eth0: dhcp;eth1: dhcp ra;",
+		},
+		{
 			name: "bad aliases", nics: 2,
 			nets: map[string]settings.Network{
 				"a": with(manual("10.0.0.6", ""), func(n *settings.Network) { n.Alias = "../x" }),

@@ -28,7 +28,7 @@ func Diff(have State, want Desired) ([]Change, error) {
 	d := differ{have: have, want: want, records: map[string]record{}}
 	for _, f := range have.Files {
 		if link, ours := f.OurLink(); ours {
-			d.records[link] = readRecord(f.Content)
+			d.records[link] = readRecord(f)
 		}
 	}
 	for _, l := range want.Links {
@@ -231,6 +231,10 @@ func (d *differ) files() (changes []Change) {
 		wanted[networkd.FilePath(l.Name)], links[networkd.FilePath(l.Name)] = render(l, d.have.Networkd), l.Name
 	}
 	for _, f := range d.have.Files {
+		if _, ours := links[f.Path]; ours {
+			_, appended := f.Split()
+			wanted[f.Path] += appended
+		}
 		link, inTheWay := d.takesPrecedence(f)
 		switch {
 		case !inTheWay:

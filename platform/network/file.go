@@ -83,6 +83,7 @@ func render(l WantLink, daemon networkd.Status) string {
 		}
 		section("Route", lines...)
 	}
+	b.WriteString("\n" + networkd.End + "\n")
 	return b.String()
 }
 
@@ -105,9 +106,10 @@ type record struct {
 	routes    []WantRoute
 }
 
-func readRecord(content string) record {
+func readRecord(f networkd.File) record {
 	var r record
-	for _, s := range networkd.Parse(content) {
+	generated, _ := f.Split()
+	for _, s := range networkd.Parse(generated) {
 		var route WantRoute
 		for _, k := range s.Settings {
 			switch s.Name + "." + k.Key {

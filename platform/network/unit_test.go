@@ -92,6 +92,8 @@ GatewayOnLink=yes
 [Route]
 Destination=198.51.100.0/24
 Gateway=10.0.0.2
+
+# What is appended below this line stays.
 `
 
 func TestRender(t *testing.T) {
@@ -107,7 +109,7 @@ func TestRender(t *testing.T) {
 // What is written is what the next run finds as its own record.
 func TestRecordOfARenderedFile(t *testing.T) {
 	l := full()
-	got := readRecord(render(l, networkd.Status{Version: 252}))
+	got := readRecord(networkd.File{Content: render(l, networkd.Status{Version: 252})})
 	for _, a := range l.Addresses {
 		if !slices.Contains(got.addresses, a.Prefix) {
 			t.Errorf("address %s is not in the record %v", a.Prefix, got.addresses)
@@ -120,12 +122,38 @@ func TestRecordOfARenderedFile(t *testing.T) {
 	}
 }
 
+// What others append to our file stays, also when the settings change, and is not taken for ours.
+func TestAppendedLinesStay(t *testing.T) {
+	const appended = "[Address]\nAddress=fd00::20/80\n"
+	l := full()
+	path := networkd.FilePath(l.Name)
+	file := networkd.File{Path: path, Content: render(l, networkd.Status{Version: 252}) + appended}
+	if got := readRecord(file); slices.Contains(got.addresses, netip.MustParsePrefix("fd00::20/80")) {
+		t.Error("the appended address is in the record")
+	}
+	have := State{Networkd: networkd.Status{Version: 252}, Files: []networkd.File{file}}
+	for _, dns := range []netip.Addr{{}, netip.MustParseAddr("10.0.0.9")} {
+		if dns.IsValid() {
+			l.DNS = append(l.DNS, dns)
+		}
+		d := &differ{have: have, want: Desired{Links: []WantLink{l}}}
+		changes := d.files()
+		switch {
+		case !dns.IsValid() && len(changes) > 0:
+			t.Errorf("the appended lines are taken for a change: %+v", changes)
+		case dns.IsValid() && (len(changes) != 1 || changes[0].Path != path ||
+			changes[0].Content != render(l, networkd.Status{Version: 252})+appended):
+			t.Errorf("with other settings: got %+v", changes)
+		}
+	}
+}
+
 func FuzzFile(f *testing.F) {
 	f.Add(rendered)
 	f.Add("[Match]\nName=!eth* \\\n en*\n;x\n[Address]\nAddress = 10.0.0.5/24\n[Route]\nGateway=x\nDestination=::/0\n")
 	f.Add("]\n=\n[\n[]\nName=[\n\\")
 	f.Fuzz(func(t *testing.T, content string) {
-		for _, a := range readRecord(content).addresses {
+		for _, a := range readRecord(networkd.File{Content: content}).addresses {
 			if !a.IsValid() {
 				t.Errorf("recorded %v", a)
 			}
