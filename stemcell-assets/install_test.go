@@ -381,7 +381,7 @@ func TestRootMonitrc(t *testing.T) {
 		programs = append(programs, program)
 	}
 	if len(programs) == 0 {
-		t.Skip("there is no monit on this machine: apt-get install monit")
+		skiptest.Skip(t, "there is no monit on this machine: apt-get install monit")
 	}
 	root := t.TempDir()
 	text, err := os.ReadFile("etc/monitrc")
@@ -389,7 +389,7 @@ func TestRootMonitrc(t *testing.T) {
 		t.Fatal(err)
 	}
 	if strings.Contains(string(text), "\nset log ") {
-		t.Error("monit 5.2.5 knows no statement set log")
+		t.Error("monit 5.2.5 does not have the statement set log")
 	}
 	text = []byte(strings.ReplaceAll(string(text), "/var/vcap", root))
 	rc, account := filepath.Join(root, "monitrc"), filepath.Join(root, "monit/monit.user")

@@ -76,7 +76,7 @@ func (g gate) job() string {
 	return g.sh("cat /var/vcap/data/sys/run/execer/execer.pid")
 }
 
-// running waits until the job runs as another process than before.
+// running waits until the job runs as a process other than before.
 func (g gate) running(before string) (pid string) {
 	g.t.Helper()
 	eventually.True(g.t, "the job to run", func() bool {
@@ -146,7 +146,7 @@ func (g gate) closedPort() {
 	}
 }
 
-// deaths: whoever is killed comes back, and takes nobody with it.
+// deaths: a process that is killed comes back, and takes no other with it.
 func (g gate) deaths() {
 	agent, monit, job := g.one("'^bosh-agent$'", ""), g.one("'^monit$'", ""), g.running("")
 	g.sh("pkill -9 agent")

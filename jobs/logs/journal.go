@@ -89,9 +89,6 @@ func (p *packing) journal(s source) error {
 	if p.c.Journal == nil {
 		return nil
 	}
-	if wanted, err := matches(p.ctx, p.globs, journalName); err != nil || !wanted {
-		return err
-	}
 	booted, err := bootTime()
 	if err != nil {
 		return p.skip(journalName, err)
