@@ -138,9 +138,19 @@ func TestMachineDisks(t *testing.T) {
 	if size := strings.TrimSpace(run(t, i, "blockdev", "--getsize64", a.Path)); size != fmt.Sprint(2*lab.GiB) {
 		t.Errorf("after growing the disk has %s bytes, want %d", size, 2*lab.GiB)
 	}
-	// Swap of a container would be the host's.
-	if got := run(t, i, "sh", "-c", "mkswap -q "+a.Path+"p1 && ! swapon "+a.Path+"p1 2>&1"); !strings.Contains(got, "not permitted") {
-		t.Errorf("swapon: got %q", got)
+	// Swap of a container would be the host's. A process of the container itself is not permitted to use it.
+	run(t, i, "mkswap", "-q", a.Path+"p1")
+	if err := i.WriteFile(machine.File{Path: "/etc/systemd/system/swap-on.service", Mode: 0o644, Data: []byte(
+		"[Unit]\nDefaultDependencies=no\n[Service]\nType=oneshot\nStandardError=file:/run/swap-on\nExecStart=swapon " + a.Path + "p1\n")}); err != nil {
+		t.Fatal(err)
+	}
+	var said string
+	eventually.True(t, "an answer to swapon", func() bool {
+		said = run(t, i, "sh", "-c", "{ systemctl daemon-reload && systemctl start swap-on; } >/dev/null 2>&1; cat /run/swap-on || true")
+		return said != ""
+	})
+	if !strings.Contains(said, "not permitted") {
+		t.Errorf("swapon: got %q", said)
 	}
 	if swaps, _ := os.ReadFile("/proc/swaps"); bytes.Contains(swaps, []byte(filepath.Base(a.Path))) {
 		t.Errorf("the host swaps to a machine's disk:\n%s", swaps)
@@ -163,6 +173,24 @@ func TestMachineDisks(t *testing.T) {
 }
 
 // TestMachineDisksOutliveMachines moves a disk with data from a machine that is deleted to the next, which gets the
+// TestMachineMayNotSwap: an agent that is not permitted to swap goes on without, and the host has no swap of a machine's.
+func TestMachineMayNotSwap(t *testing.T) {
+	t.Parallel()
+	i := start(t, newLab(t), lab.VM{Ephemeral: 2 * lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.swap_size", 256) }})
+	ready(t, i)
+	if got := run(t, i, "journalctl", "--no-pager", "--unit=bosh-agent"); !strings.Contains(got, "swap is not permitted here") {
+		t.Errorf("the agent does not say that it has no swap: %s", got)
+	}
+	swaps, err := os.ReadFile("/proc/swaps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	disk := i.Disks()[0]
+	if bytes.Contains(swaps, []byte(filepath.Base(disk.Path)+"p")) {
+		t.Errorf("the host swaps to %s:\n%s", disk.Path, swaps)
+	}
+}
+
 // address of the first; meanwhile others use `ip netns`.
 func TestMachineDisksOutliveMachines(t *testing.T) {
 	t.Parallel()
