@@ -4,22 +4,34 @@ package machine
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 
 	"cambium/internal/eventually"
 	"cambium/lab"
+	"cambium/lab/machine"
 	"cambium/lab/release"
 )
 
 // TestMachineGate looks into a machine with a job as the acceptance tests of the field and the releases that run on
-// every machine do: by the names of processes, through sudo, and by the path of monit's program.
+// every machine do: by the names of processes, through sudo, and by the path of monit's program. MONIT names the monit of
+// another stemcell, such as 5.2.5.
 func TestMachineGate(t *testing.T) {
-	for _, supervisor := range []string{"systemd", "monit"} {
-		t.Run(supervisor, func(t *testing.T) {
+	stemcells := map[string][]machine.File{"systemd": nil, "monit": nil}
+	if path := os.Getenv("MONIT"); path != "" {
+		program, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		stemcells["monit of a stemcell"] = []machine.File{{Path: "/var/vcap/bosh/bin/monit", Mode: 0o755, Data: program}}
+	}
+	for name, files := range stemcells {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			supervisor, _, _ := strings.Cut(name, " ")
 			g := gate{t, nil}
-			g.i = mustDeploy(t, supervisedLab(t, supervisor), manifest([]release.Job{limited(supervisor)}, tool("one")))
+			g.i = mustDeploy(t, supervisedLab(t, supervisor, files...), manifest([]release.Job{limited(name)}, tool("one")))
 			g.sh("groupadd -f bosh_sudoers; useradd -m -s /bin/bash -G vcap,bosh_sudoers bosh_op")
 			g.names()
 			g.monitProgram()
@@ -34,11 +46,11 @@ func TestMachineGate(t *testing.T) {
 	}
 }
 
-// limited is a job that shows which limit of open files it was started with. Under the agent's own supervisor it is
-// one that writes its own number and becomes the daemon, which current versions of monit kill.
-func limited(supervisor string) release.Job {
+// limited is a job that writes its own number and becomes the daemon, which current versions of monit kill unless it is
+// in the background.
+func limited(stemcell string) release.Job {
 	job := execer()
-	if supervisor == "systemd" {
+	if stemcell != "monit" {
 		job.Files["monit"] = monitFile("execer")
 	}
 	return job
@@ -126,7 +138,7 @@ func (g gate) monitProgram() {
 		}
 	}
 	look("with the package")
-	if got, want := g.operator(`sudo monit status | grep "^ *pid " | sed "s/[^0-9]//g"`), g.job(); got != want {
+	if got, want := g.operator(`sudo monit status 2>/dev/null | grep "^ *pid " | sed "s/[^0-9]//g"`), g.job(); got != want {
 		g.t.Errorf("monit status names process %q, want %q", got, want)
 	}
 	if supervisor := g.sh("systemctl show -P ExecStart monit"); !strings.Contains(supervisor, "supervise") {
@@ -211,7 +223,7 @@ func (g gate) boot() {
 		g.t.Errorf("after a boot: %q", got)
 	}
 	eventually.True(g.t, "monit to name the job's process", func() bool {
-		return g.operator(`sudo monit status | grep "^ *pid " | sed "s/[^0-9]//g"`) == pid
+		return g.operator(`sudo monit status 2>/dev/null | grep "^ *pid " | sed "s/[^0-9]//g"`) == pid
 	})
 	if got := g.sh("pgrep sleeper"); got != pid {
 		g.t.Errorf("the job is process %s, and its file says %s", got, pid)
