@@ -376,6 +376,21 @@ func TestABrokenStartConfigurationIsWaitedFor(t *testing.T) {
 	}
 }
 
+// A stop is not a failure, whatever the agent was doing.
+func TestASignalEndsTheAgentCleanly(t *testing.T) {
+	for name, cause := range map[string]error{"booting": context.Canceled, "serving": nil} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				a, _ := agentWithStep(t, ctx, true, nil)
+				if code := a.run(ctx, cancel, func(context.Context) error { cancel(); return cause }); code != cli.ExitOK {
+					t.Errorf("exit code %d, want %d", code, cli.ExitOK)
+				}
+			})
+		})
+	}
+}
+
 // A boot that cannot be begun ends the agent, with everything that was begun beside it.
 func TestAnAgentThatCannotBootEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

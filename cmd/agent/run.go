@@ -71,6 +71,9 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	b, err := newBooting(ctx, o, log, notifier, kept)
 	if err != nil {
 		cannotStart(ctx, o, log, notifier, err)
+		if ctx.Err() != nil {
+			return cli.ExitOK
+		}
 		return cli.ExitFailed
 	}
 	b.spawn(func() { loglevel.Toggle(ctx, toggles, log, b.display.rec) })
@@ -267,7 +270,7 @@ func (b *booting) run(ctx context.Context, cancel func(), boot func(context.Cont
 	if err := bootstrap.CheckBootOnce(b.dirs); err != nil {
 		b.failed(ctx, engine.Verdict{State: status.Failed, Step: "boot-once", Cause: err}, false)
 		<-ctx.Done()
-		return cli.ExitFailed
+		return cli.ExitOK
 	}
 	b.spawn(func() {
 		alive := func() error { return errors.Join(b.program.notifier.Alive(), b.display.rec.Alive()) }
@@ -289,8 +292,8 @@ func (b *booting) run(ctx context.Context, cancel func(), boot func(context.Cont
 	if err := b.program.notifier.Stopping(); err != nil {
 		b.log.WithError(err).Debug("cannot notify the service manager")
 	}
-	// Upstream's exit code after a signal; the service manager starts it again either way.
-	return cli.ExitFailed
+	// A stop is not a failure: units of every stemcell have Restart=always, which does not ask for the exit code.
+	return cli.ExitOK
 }
 
 // alivePeriod is how often an agent without a watchdog records that it runs.

@@ -131,8 +131,7 @@ func Observe(path string) (Document, error) {
 }
 
 // ended reads what the unit has written of the last process that ended: systemd's SERVICE_RESULT, EXIT_CODE and
-// EXIT_STATUS. It is nil if that is not known, and for one that ended on purpose: with status 0, or with 1 after a
-// signal.
+// EXIT_STATUS. It is nil if that is not known, and for one that ended on purpose, with status 0.
 func ended(path string) *End {
 	name := vcap.Run(filepath.Dir(path)).Ended()
 	data, err := os.ReadFile(name)
@@ -147,7 +146,7 @@ func ended(path string) *End {
 	result, code, exit := words[0], words[1], words[2]
 	e := &End{How: fmt.Sprintf("%s, %s by %s", result, code, exit), At: info.ModTime().UTC()}
 	if code == "exited" {
-		if exit == "0" || exit == "1" {
+		if exit == "0" {
 			return nil
 		}
 		e.How = fmt.Sprintf("%s, exited with %s", result, exit)

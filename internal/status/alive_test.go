@@ -125,8 +125,8 @@ func TestHowTheLastProcessEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = r.Close() }()
-	for text, want := range map[string]string{"": "", "success exited 0\n": "", "exit-code exited 1\n": "",
-		"garbage":                "",
+	for text, want := range map[string]string{"": "", "success exited 0\n": "", "garbage": "",
+		"exit-code exited 1\n":   "exit-code, exited with 1",
 		"watchdog killed ABRT\n": "watchdog, killed by ABRT", "oom-kill killed KILL\n": "oom-kill, killed by KILL",
 		"exit-code exited 2\n": "exit-code, exited with 2"} {
 		if err := os.WriteFile(vcap.Run(filepath.Dir(path)).Ended(), []byte(text), 0o600); err != nil {
