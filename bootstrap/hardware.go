@@ -2,6 +2,7 @@ package bootstrap
 
 import (
 	"context"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -47,8 +48,8 @@ func (h Hardware) differs(from Hardware) string {
 	return ""
 }
 
-// awaitHardware returns when the machine has other disks or links than before, and says which.
-// It returns nothing when ctx ends first.
+// awaitHardware returns when the machine has other disks or links than before, or an operator asks for a retry, and
+// says what it was. It returns nothing when ctx ends first.
 func (m *Machine) awaitHardware(ctx context.Context, before Hardware) string {
 	ctx, cancel := context.WithCancel(ctx)
 	var watchers sync.WaitGroup
@@ -76,15 +77,21 @@ func (m *Machine) awaitHardware(ctx context.Context, before Hardware) string {
 	if m.Network != nil {
 		follow(func() error { return wait.Watch(ctx, poke) })
 	}
-	return awaitChange(ctx, events, func() string { return m.hardware().differs(before) })
+	return awaitChange(ctx, events, m.Requests, func() string { return m.hardware().differs(before) })
 }
 
-// awaitChange looks after every event until what it sees has changed, and then for a quiet period.
-func awaitChange(ctx context.Context, events <-chan struct{}, look func() string) string {
+// requested is the reason for an attempt that an operator asked for.
+const requested = "request"
+
+// awaitChange looks after every event until what it sees has changed, and then for a quiet period; a request is not
+// looked into.
+func awaitChange(ctx context.Context, events <-chan struct{}, requests <-chan os.Signal, look func() string) string {
 	for {
 		select {
 		case <-ctx.Done():
 			return ""
+		case <-requests:
+			return requested
 		case <-events:
 		}
 		if look() == "" {

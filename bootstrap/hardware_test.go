@@ -2,9 +2,12 @@ package bootstrap
 
 import (
 	"context"
+	"os"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestChangedHardwareIsAwaited(t *testing.T) {
@@ -35,7 +38,7 @@ func TestChangedHardwareIsAwaited(t *testing.T) {
 						}
 					})
 				}
-				got := awaitChange(ctx, events, func() string { return c.looks(time.Since(begun)) })
+				got := awaitChange(ctx, events, nil, func() string { return c.looks(time.Since(begun)) })
 				if took := time.Since(begun); got != c.want || took < c.after || took > c.after+quietPeriod {
 					t.Errorf("got %q after %v, want %q after %v", got, took, c.want, c.after)
 				}
@@ -70,5 +73,28 @@ func TestHardwareDiffers(t *testing.T) {
 		if got := now.differs(was); got != want {
 			t.Errorf("%+v: got %q, want %q", now, got, want)
 		}
+	}
+}
+
+// A request ends the pause at once, also one that came before it.
+func TestARequestEndsThePause(t *testing.T) {
+	for name, at := range map[string]time.Duration{"before": 0, "meanwhile": time.Second} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				requests := make(chan os.Signal, 1)
+				m := &Machine{Requests: requests}
+				ask := func() { requests <- unix.SIGHUP }
+				if at == 0 {
+					ask()
+				} else {
+					time.AfterFunc(at, ask)
+				}
+				begun := time.Now()
+				l := &Loop{Machine: m}
+				if got := l.pause(t.Context(), time.Minute, Hardware{}); got != requested || time.Since(begun) != at {
+					t.Errorf("the pause ended for %q after %v, want %q after %v", got, time.Since(begun), requested, at)
+				}
+			})
+		})
 	}
 }

@@ -2,6 +2,7 @@ package bootstrap
 
 import (
 	"context"
+	"os"
 	"sync"
 	"time"
 
@@ -81,6 +82,8 @@ type Machine struct {
 	Firewall   *firewall.Firewall
 	Ephemeral  EphemeralDisks
 	Persistent PersistentDisks
+	// Requests are those of operators to retry now what would be retried after a pause; nil if none can come.
+	Requests <-chan os.Signal
 	// JobNames are the names of the applied jobs.
 	JobNames   func() ([]string, error)
 	Supervisor Supervisor

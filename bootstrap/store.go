@@ -141,7 +141,7 @@ func notMounted(c storage.Change) bool {
 	return c.Op == decide.Await || c.Op == decide.Mount || c.Op == decide.BindMount
 }
 
-// AwaitStore retries to mount the store, when the machine's disks change and after pauses, until jobs are no longer
+// AwaitStore retries to mount the store, when the machine's disks change, on request and after pauses, until jobs are no longer
 // withheld.
 func (m *Machine) AwaitStore(ctx context.Context) {
 	for attempt := 0; m.JobsWithheld() != ""; attempt++ {

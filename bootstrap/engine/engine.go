@@ -235,7 +235,7 @@ func (s *schedule) fail(step Step, err error) {
 		s.stopped = true
 		return
 	}
-	s.failure = Verdict{State: status.Failed, Step: step.Name, Cause: err, Advice: adviceFor(err, step.Advice)}
+	s.failure = Verdict{State: status.Failed, Step: step.Name, Cause: err, Advice: thenRetry(adviceFor(err, step.Advice))}
 	s.cancel(errCanceled)
 	if v := s.failure; s.Failing != nil {
 		s.setJudged(true)

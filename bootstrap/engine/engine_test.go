@@ -111,7 +111,7 @@ func TestOverdueStepAnnouncesVerdict(t *testing.T) {
 			}
 			return wait(time.Hour, nil)(ctx, s)
 		}, []string{"settings: still waiting after 20s for a file: put it there", "settings: still waiting after 40s for a server: put it there", "settings: still waiting after 1m0s for a file: put it there", ""}, status.Ready},
-		{"never", wait(time.Hour, errors.New("gone")), []string{"settings: still waiting after 20s for a file: put it there", "settings: gone: put it there"}, status.Failed},
+		{"never", wait(time.Hour, errors.New("gone")), []string{"settings: still waiting after 20s for a file: put it there", "settings: gone: put it there, then run 'agent retry'"}, status.Failed},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -229,7 +229,7 @@ func TestFirstFailureCancelsTheRestAndIsTheVerdict(t *testing.T) {
 		if err != nil || v.State != status.Failed {
 			t.Fatalf("got %+v, %v; want failed", v, err)
 		}
-		if got, want := v.Line(), "ephemeral-disk: No ephemeral disk found; looked for /dev/sdb: attach it"; got != want {
+		if got, want := v.Line(), "ephemeral-disk: No ephemeral disk found; looked for /dev/sdb: attach it, then run 'agent retry'"; got != want {
 			t.Errorf("verdict %q, want %q", got, want)
 		}
 		if slices.Contains(ran, "monit") {
@@ -364,7 +364,7 @@ func TestARetriedBootKeepsItsVerdict(t *testing.T) {
 		fails := errors.New("no disk")
 		table := []Step{{Name: "disk", Run: func(context.Context, *Span) error {
 			d := e.Status.Snapshot()
-			if d.State != status.Starting || d.NextTry != nil || (d.Try == 2) != (d.Verdict == "disk: no disk") {
+			if d.State != status.Starting || d.NextTry != nil || (d.Try == 2) != (d.Verdict == "disk: no disk: correct the cause, then run 'agent retry'") {
 				t.Errorf("while try %d runs: %s, verdict %q, next try at %v", d.Try, d.State, d.Verdict, d.NextTry)
 			}
 			return fails

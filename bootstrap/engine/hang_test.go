@@ -64,10 +64,10 @@ func TestAVerdictIsToldWhileOtherStepsEnd(t *testing.T) {
 			{Name: "later", Needs: []string{"network"}, Run: fails("also")},
 			{Name: "bus", Always: true, Needs: []string{"network"}, Run: fails("no bus either")},
 		})
-		if err != nil || v.Line() != "disk: refused" {
+		if err != nil || v.Line() != "disk: refused: correct the cause, then run 'agent retry'" {
 			t.Fatalf("got %q, %v; want the first failure", v.Line(), err)
 		}
-		if !slices.Equal(heard.lines, []string{"disk: refused"}) || heard.after[0] != time.Second {
+		if !slices.Equal(heard.lines, []string{"disk: refused: correct the cause, then run 'agent retry'"}) || heard.after[0] != time.Second {
 			t.Errorf("announced %q after %v, want the verdict once, after 1s", heard.lines, heard.after)
 		}
 		if len(shown) != 0 {
@@ -87,7 +87,7 @@ func TestAStepThatCannotBeStoppedIsJudged(t *testing.T) {
 		if err != nil || v.State != status.Failed || time.Since(heard.begin) != time.Hour {
 			t.Errorf("got %s, %v after %v; want the failure when the step has ended", v.State, err, time.Since(heard.begin))
 		}
-		want := "disk: still running after its deadline of 1m0s, and cannot be interrupted: look at it"
+		want := "disk: still running after its deadline of 1m0s, and cannot be interrupted: look at it, then run 'agent retry'"
 		if !slices.Equal(heard.lines, []string{want}) || heard.after[0] != deadline+hangGrace {
 			t.Errorf("announced %q after %v, want %q after %v", heard.lines, heard.after, want, deadline+hangGrace)
 		}

@@ -50,6 +50,11 @@ func (p *overdue) announce() {
 		}
 	}
 	if p.announced && (reason == "" || reason == p.reason) {
+		// The verdict is the same, but of now.
+		err := p.attempt.rec.Update(func(d *status.Document) { d.VerdictNS = p.attempt.rec.Now() })
+		if err != nil {
+			p.attempt.log.WithError(err).Warn("cannot write the status")
+		}
 		return
 	}
 	p.announced, p.reason = true, reason

@@ -162,6 +162,14 @@ func check(steps []Step) error {
 	return nil
 }
 
+// thenRetry ends the advice of a verdict: the boot is retried after a pause, or when an operator asks for it.
+func thenRetry(advice string) string {
+	if advice == "" {
+		advice = "correct the cause"
+	}
+	return advice + ", then run 'agent retry'"
+}
+
 // Advised is an error that knows what an operator can do about it.
 type Advised interface{ Advice() string }
 

@@ -23,6 +23,7 @@ import (
 	"cambium/cmd/agent/metrics"
 	"cambium/cmd/agent/monitaccess"
 	"cambium/cmd/agent/monitcli"
+	"cambium/cmd/agent/retry"
 	"cambium/cmd/agent/show"
 	"cambium/cmd/agent/showsettings"
 	"cambium/cmd/agent/supervise"
@@ -45,6 +46,7 @@ func commands() cli.Table {
 	return cli.Table{
 		{Name: "run", Summary: "run the agent (what a stemcell does with flags alone)", Run: runAgent},
 		{Name: "status", Summary: "show state, verdict and boot steps, or --wait for them", Run: show.Status},
+		{Name: "retry", Summary: "begin the next attempt of a failed boot at once", Run: retry.Run},
 		{Name: "timeline", Summary: "show where the boot spent its time", Run: timeline.Run},
 		{Name: "doctor", Summary: "find out why the Director may not see this machine", Run: doctor.Run},
 		{Name: "support", Summary: "write a support archive without secrets", Run: support.Version(version).Run},

@@ -57,6 +57,9 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	toggles := make(chan os.Signal, 1)
 	signal.Notify(toggles, syscall.SIGUSR1)
 	defer signal.Stop(toggles)
+	retries := make(chan os.Signal, 1) // one that comes during an attempt is for the next
+	signal.Notify(retries, syscall.SIGHUP)
+	defer signal.Stop(retries)
 	limitHeap()
 	notifier, err := unit.TakeNotifier()
 	if err != nil {
@@ -70,12 +73,13 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	defer cancel()
 	b, err := newBooting(ctx, o, log, notifier, kept)
 	if err != nil {
-		cannotStart(ctx, o, log, notifier, err)
+		cannotStart(ctx, o, log, notifier, retries, err)
 		if ctx.Err() != nil {
 			return cli.ExitOK
 		}
 		return cli.ExitFailed
 	}
+	b.machine.Requests = retries
 	b.spawn(func() { loglevel.Toggle(ctx, toggles, log, b.display.rec) })
 	return b.run(ctx, cancel, b.boot)
 }
@@ -206,8 +210,9 @@ func openStatus(o runOptions, dirs vcap.Dirs) (*status.Recorder, error) {
 }
 
 // cannotStart announces why there is no booting agent. Only a broken start configuration leads here; the service
-// manager starts the agent again.
-func cannotStart(ctx context.Context, o runOptions, log *logrus.Entry, notifier unit.Notifier, cause error) {
+// manager starts the agent again when the configuration has changed, on request, or after a while.
+func cannotStart(ctx context.Context, o runOptions, log *logrus.Entry, notifier unit.Notifier,
+	retries <-chan os.Signal, cause error) {
 	v := engine.Verdict{State: status.Failed, Step: "start", Cause: cause,
 		Advice: "correct it, and check it with 'agent validate " + o.config + "'"}
 	line := &status.ServiceLine{Send: notifier.Status, Log: log}
@@ -216,6 +221,15 @@ func cannotStart(ctx context.Context, o runOptions, log *logrus.Entry, notifier 
 		log.WithError(err).Warn("cannot write the status")
 	}
 	if !o.dummy() {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		go func() {
+			defer cancel()
+			select {
+			case <-retries:
+			case <-ctx.Done():
+			}
+		}()
 		untilChanged(ctx, o.config, startPause)
 	}
 }
@@ -244,9 +258,11 @@ func record(o runOptions, v engine.Verdict) error {
 	if err != nil {
 		return err
 	}
+	next := time.Now().Add(startPause).UTC()
 	// Without settings it is not known whether this agent has been ready before.
 	return errors.Join(rec.Update(func(d *status.Document) {
 		d.State, d.Verdict, d.First = status.Failed, v.Line(), true
+		d.VerdictNS, d.Try, d.NextTry = rec.Now(), 1, &next
 	}), rec.Flush())
 }
 
@@ -339,7 +355,9 @@ const lateDiskGrace = 2 * time.Minute
 func (b *booting) failed(ctx context.Context, v engine.Verdict, first bool) {
 	line := v.Line()
 	b.display.warnOfPlatform()
-	b.display.write(func(d *status.Document) { d.State, d.Verdict, d.First = status.Failed, line, first })
+	b.display.write(func(d *status.Document) {
+		d.State, d.Verdict, d.First, d.VerdictNS = status.Failed, line, first, b.display.rec.Now()
+	})
 	if first && errors.Is(v.Cause, device.ErrTimedOut) && time.Duration(b.display.rec.Now()) < lateDiskGrace {
 		b.dispatcher.Waiting(line)
 	} else {

@@ -127,8 +127,10 @@ type Document struct {
 	State      State  `json:"state"`
 	// Verdict is why the boot failed; while it is retried, why the last try did.
 	Verdict string `json:"verdict,omitempty"`
+	// VerdictNS is when it was given or, by a step that still waits, repeated, on the clock of Step.
+	VerdictNS int64 `json:"verdict_ns,omitempty"`
 	// Try counts the runs of the boot table by this process. NextTry is when the next one comes at the latest;
-	// other disks or links bring it forward.
+	// other disks or links, or a request, bring it forward.
 	Try     int        `json:"try,omitempty"`
 	NextTry *time.Time `json:"next_try,omitempty"`
 	Started time.Time  `json:"started"`
@@ -163,6 +165,14 @@ type Document struct {
 
 // Served reports that the boot has ended well, so that requests are served.
 func (d Document) Served() bool { return d.State == Ready || d.State == Degraded }
+
+// Retried reports that the boot has failed and goes on: a step still waits, or there will be another try.
+func (d Document) Retried() bool { return d.State == Failed && (len(d.Steps) > 0 || d.NextTry != nil) }
+
+// SameVerdict reports that the verdict of this document is that of an earlier one.
+func (d Document) SameVerdict(earlier Document) bool {
+	return d.PID == earlier.PID && d.Try == earlier.Try && d.VerdictNS == earlier.VerdictNS
+}
 
 // JobsWithheld is the topic of the warning that says why a machine serves without its jobs.
 const JobsWithheld = "no job is started"

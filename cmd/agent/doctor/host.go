@@ -243,7 +243,7 @@ func process(m observe.Facts) []Finding {
 }
 
 func adviceFor(s status.Step) string {
-	return cmp.Or(s.Advice, "see 'agent status -v' for its evidence") + "; the agent retries the boot by itself"
+	return cmp.Or(s.Advice, "see 'agent status -v' for its evidence") + "; the agent retries the boot by itself, and at once with 'agent retry'"
 }
 
 // unmade reports that an agent which is still to become ready has not come past a step.

@@ -109,7 +109,7 @@ func (s screen) state(d status.Document) string {
 	case d.State == status.Starting && d.Try > 1:
 		return fmt.Sprintf("starting, try %d; the verdict is that of the last try", d.Try)
 	case d.NextTry != nil:
-		return fmt.Sprintf("%s, try %d; the next try is at %s, or as soon as disks or links change", d.State, d.Try, d.NextTry.Format(time.RFC3339))
+		return fmt.Sprintf("%s, try %d; the next try is at %s, or as soon as disks or links change, or with 'agent retry'", d.State, d.Try, d.NextTry.Format(time.RFC3339))
 	default:
 		return string(d.State)
 	}

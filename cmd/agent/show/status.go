@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync/atomic"
 	"time"
 
 	"cambium/cmd/agent/cli"
@@ -48,7 +49,8 @@ func (w *waitFlag) Set(text string) (err error) {
 func Status(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("status", cli.Help{Arguments: "[-v] [--wait [DURATION]] [--json]", Purpose: `Shows the state of the agent, its verdict, its bus, where its settings came from, and what has
 failed or is still to be done; without --wait also what is wrong with the machine itself, such as a
-full disk. With --wait, ready also means that the Director can reach the agent. Exit codes: 0 ready, 1
+full disk. With --wait, ready also means that the Director can reach the
+agent, and while a failed boot is retried the next verdict is waited for. Exit codes: 0 ready, 1
 failed or not running, 2 usage, 3 degraded (ready, but a step warned, the machine has a problem, or the
 bus has been disconnected for too long, a minute at the start), 4 still starting (with --wait: at the
 deadline, or no agent appeared until then).`,
@@ -70,7 +72,7 @@ deadline, or no agent appeared until then).`,
 			return flags.Misused("--wait %s: %v", word, err)
 		}
 	}
-	doc, err := read(ctx, *path, wait)
+	doc, err := read(ctx, *path, wait, stderr)
 	if err != nil {
 		fmt.Fprintln(stderr, "agent status:", err)
 		if wait.set && errors.Is(err, status.ErrNone) {
@@ -92,19 +94,46 @@ deadline, or no agent appeared until then).`,
 	} else {
 		newScreen(stdout, time.Now()).print(doc, *verbose)
 	}
-	if wait.set && !settled(doc) && doc.Served() {
+	if wait.set && doc.Served() && !settled(doc, doc) {
 		return exitStarting // the bus is still missing at the deadline
 	}
 	return exitCode(doc.State)
 }
 
-// settled reports that nothing is to be waited for any more: there is a verdict, and an agent that is ready has its
-// bus, or has been without it for too long. systemd starts an agent again that has ended.
-func settled(d status.Document) bool {
-	if d.Served() {
+// settled reports that nothing is to be waited for any more: there is a verdict other than the first document's, and
+// an agent that is ready has its bus, or has been without it for too long. systemd starts an agent again that has ended.
+func settled(d, first status.Document) bool {
+	switch {
+	case d.Served():
 		return d.Bus == nil || d.Bus.Reachable() || d.Bus.Overdue
+	case d.Retried() && first.Verdict != "":
+		return !d.SameVerdict(first) // the cause may have been repaired since
 	}
 	return d.State != status.Starting && d.State != status.NotRunning
+}
+
+// awaited says what settled waits for.
+func awaited(d status.Document) string {
+	waiting := ""
+	for _, step := range d.Steps {
+		if step.Outcome == status.Running && !step.Background {
+			waiting = ": " + step.Name
+			if step.Waiting != "" {
+				waiting += ": " + step.Waiting
+			}
+		}
+	}
+	switch {
+	case d.State == "":
+		return "the agent to start"
+	case d.State == status.NotRunning:
+		return "the agent to start again"
+	case d.Served():
+		return "the bus: " + d.Bus.String()
+	case d.NextTry != nil:
+		return "the next try at " + d.NextTry.Format(time.RFC3339) + "; 'agent retry' begins it at once"
+	}
+	return fmt.Sprintf("the boot, try %d%s", d.Try, waiting)
 }
 
 // glanceTimeout is how long the gateways have to answer.
@@ -138,8 +167,9 @@ func exitCode(s status.State) int {
 	}
 }
 
-// read returns the document at path, with wait when it tells a verdict or at the deadline.
-func read(ctx context.Context, path string, wait waitFlag) (status.Document, error) {
+// read returns the document at path, with wait when it tells a verdict or at the deadline. A verdict that was there
+// before does not count while the boot is retried.
+func read(ctx context.Context, path string, wait waitFlag, stderr io.Writer) (status.Document, error) {
 	if !wait.set {
 		return status.Observe(path)
 	}
@@ -148,14 +178,24 @@ func read(ctx context.Context, path string, wait waitFlag) (status.Document, err
 		ctx, cancel = context.WithTimeout(ctx, wait.limit)
 		defer cancel()
 	}
-	var doc status.Document
+	var doc, first status.Document
+	var latest atomic.Pointer[status.Document]
+	latest.Store(&status.Document{})
+	defer cli.SayWaiting(stderr, func() string { return awaited(*latest.Load()) })()
 	err := watch.Until(ctx, path, func() (bool, error) {
-		var err error
-		doc, err = status.Observe(path)
+		seen, err := status.Observe(path)
 		if errors.Is(err, status.ErrNone) {
 			return false, nil
 		}
-		return err == nil && settled(doc), err
+		if err != nil {
+			return false, err
+		}
+		if first.State == "" {
+			first = seen
+		}
+		doc = seen
+		latest.Store(&seen)
+		return settled(doc, first), nil
 	})
 	if errors.Is(err, context.DeadlineExceeded) {
 		// At the deadline, return the document instead of an error.

@@ -112,6 +112,43 @@ func TestStatusExitCodes(t *testing.T) {
 	}
 }
 
+// TestStatusWaitsForTheNextVerdict: the verdict that is there when the command begins may be out of date, unless
+// nothing goes on.
+func TestStatusWaitsForTheNextVerdict(t *testing.T) {
+	next := time.Now().Add(time.Hour)
+	old := status.Document{State: status.Failed, Verdict: "disk: none", PID: 7, Try: 2, VerdictNS: 5, NextTry: &next}
+	with := func(change func(*status.Document)) status.Document { d := old; change(&d); return d }
+	steps := []status.Step{{Name: "settings", Outcome: status.Running}}
+	for _, c := range []struct {
+		name       string
+		first, now status.Document
+		want       bool
+	}{
+		{"the old verdict", old, old, false},
+		{"the next try goes on", old, with(func(d *status.Document) { d.State, d.Try, d.NextTry = status.Starting, 3, nil }), false},
+		{"the next try has failed", old, with(func(d *status.Document) { d.Try, d.VerdictNS = 3, 9 }), true},
+		{"the next try was ready", old, status.Document{State: status.Ready, PID: 7, Try: 3}, true},
+		{"another process has failed", old, with(func(d *status.Document) { d.PID = 8 }), true},
+		{"the first verdict", status.Document{State: status.Starting, PID: 7, Try: 2}, old, true},
+		{"a step still waits", with(func(d *status.Document) { d.NextTry, d.Steps = nil, steps }),
+			with(func(d *status.Document) { d.NextTry, d.Steps = nil, steps }), false},
+		{"a step still waits and has said so again", with(func(d *status.Document) { d.NextTry, d.Steps = nil, steps }),
+			with(func(d *status.Document) { d.NextTry, d.Steps, d.VerdictNS = nil, steps, 9 }), true},
+		{"nothing goes on", with(func(d *status.Document) { d.NextTry = nil }),
+			with(func(d *status.Document) { d.NextTry = nil }), true},
+	} {
+		if got := settled(c.now, c.first); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+	path := account(t, old)
+	begun := time.Now()
+	if code := Status(t.Context(), []string{"--wait=50ms", "--file", path}, io.Discard, io.Discard); code != 1 ||
+		time.Since(begun) < 50*time.Millisecond {
+		t.Errorf("exit code %d after %v, want 1 at the deadline", code, time.Since(begun))
+	}
+}
+
 func TestStatusWaitsForTheVerdict(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "run", "status.json")
 	code := make(chan int)
