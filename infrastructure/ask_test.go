@@ -398,3 +398,18 @@ func TestLongWaitsAreLoggedOnce(t *testing.T) {
 		})
 	}
 }
+
+// TestWhoOnlyLooksGetsTheFirstAnswer: a boot waits for a file that is not JSON to become so, a command says it at once.
+func TestWhoOnlyLooksGetsTheFirstAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begun := time.Now()
+		s := newSources([]Source{&scripted{name: "File /a", fails: never, err: source.NotYet(errors.New("/a: not JSON"))}},
+			false, Options{Log: quiet(), Once: true})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, _, err := s.Settings(ctx)
+		if want := "no source has settings: File /a: failed: not JSON"; err == nil || err.Error() != want || time.Since(begun) > 0 {
+			t.Errorf("error %v after %v, want %q at once", err, time.Since(begun), want)
+		}
+	})
+}

@@ -222,8 +222,17 @@ func (s *Sources) names() []string {
 	return names
 }
 
-// settings asks one source once, follows its pointer to a registry, and checks the document.
+// settings asks one source. Who only looks does not wait for a better answer than the first.
 func (s *Sources) settings(ctx context.Context, i int) (Answer, error) {
+	answer, err := s.answer(ctx, i)
+	if err != nil && s.o.Once && source.KindOf(err) == source.NotYetThere {
+		err = source.Final(err)
+	}
+	return answer, err
+}
+
+// answer asks one source once, follows its pointer to a registry, and checks the document.
+func (s *Sources) answer(ctx context.Context, i int) (Answer, error) {
 	src := s.sources[i]
 	answer, err := src.Settings(ctx)
 	if err != nil {

@@ -79,7 +79,7 @@ type machineOptions struct {
 	readOnly bool
 	// cacheBudget is how long sources are asked if there is a cached copy; the default if zero.
 	cacheBudget time.Duration
-	// announceWait announces what the sources of a boot wait for.
+	// announceWait announces what the sources of a boot wait for, or those of a plan.
 	announceWait func(string)
 	// withheld is called with the reason why no job may be started, and with "" when jobs may start again.
 	withheld func(reason string)
@@ -296,7 +296,7 @@ func addSources(m *bootstrap.Machine, current *store.Current, o machineOptions) 
 		if aside := store.Aside(m.Dirs); text != "" && len(aside) > 0 && !current.Present() {
 			text += "; the cached copy was damaged and set aside as " + strings.Join(aside, ", ")
 		}
-		if span := engine.SpanOf(ctx); span != nil && span.Waiting(text) {
+		if span := engine.SpanOf(ctx); span == nil && o.readOnly || span != nil && span.Waiting(text) {
 			o.announceWait(text)
 		}
 	}

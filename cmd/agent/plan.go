@@ -35,7 +35,9 @@ made, 1 the boot would fail or a step cannot be planned, 2 usage.`, Examples: []
 	}
 	ctx, cancel := context.WithTimeout(ctx, *timeout)
 	defer cancel()
-	planned, err := makePlan(ctx, *path, vcap.New(*base), *timeout)
+	var waiting cli.Waiting
+	defer waiting.Say(stderr)()
+	planned, err := makePlan(ctx, *path, vcap.New(*base), *timeout, waiting.Set)
 	if err != nil {
 		fmt.Fprintln(stderr, "agent plan:", oneline.Of(err.Error()))
 		return cli.ExitFailed
@@ -58,11 +60,13 @@ type bootPlan struct {
 
 // makePlan walks the boot's table on the machine that the boot would work on. Half of the time is
 // for sources that do not answer while a cached copy of the settings could serve.
-func makePlan(ctx context.Context, path string, dirs vcap.Dirs, timeout time.Duration) (bootPlan, error) {
+func makePlan(ctx context.Context, path string, dirs vcap.Dirs, timeout time.Duration,
+	waiting func(string)) (bootPlan, error) {
 	o, err := lookOnly(path, dirs, timeout/2)
 	if err != nil {
 		return bootPlan{}, err
 	}
+	o.announceWait = waiting
 	m, err := newMachine(o)
 	if err != nil {
 		return bootPlan{}, err
@@ -79,7 +83,7 @@ func lookOnly(path string, dirs vcap.Dirs, cacheBudget time.Duration) (machineOp
 	log := logrus.NewEntry(quiet)
 	config, err := loadConfig(path, log)
 	return machineOptions{dirs: dirs, config: config, log: log, monit: true, readOnly: true,
-		cacheBudget: cacheBudget}, err
+		announceWait: func(string) {}, cacheBudget: cacheBudget}, err
 }
 
 // describeDisk says what is on a disk, for `agent disk format`, and returns the key of such a request. A disk is named by

@@ -51,6 +51,16 @@ func TestSettings(t *testing.T) {
 	}
 }
 
+// A document that cannot be parsed is told with its place, and with the command that shows all of its faults.
+func TestSyntaxErrorHasAPlace(t *testing.T) {
+	path := write(t, t.TempDir(), "settings.json", "{\"agent_id\":\n  oops}")
+	_, err := New(Options{SettingsPath: path}).Settings(t.Context())
+	want := path + ": not valid JSON at line 2, column 3; 'agent validate settings " + path + "' shows where"
+	if err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
 func TestRewrittenFileIsSeen(t *testing.T) {
 	dir := t.TempDir()
 	s := New(Options{SettingsPath: write(t, dir, "s", `{"agent_id":"1"}`)})

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -38,4 +39,18 @@ func sayWaiting(w io.Writer, what func() string, every time.Duration) (end func(
 		}
 	})
 	return sync.OnceFunc(func() { close(over); saying.Wait() })
+}
+
+// Waiting is what a command waits for; it may change.
+type Waiting struct{ text atomic.Value }
+
+// Set changes it.
+func (w *Waiting) Set(text string) { w.text.Store(text) }
+
+// Say is SayWaiting.
+func (w *Waiting) Say(to io.Writer) (end func()) {
+	return SayWaiting(to, func() string {
+		text, _ := w.text.Load().(string)
+		return text
+	})
 }

@@ -40,7 +40,11 @@ found, 1 a problem, 2 usage, 3 warnings only, or some checks need root.`,
 	if o.Config == "" {
 		o.Config = o.Dirs.AgentJSON()
 	}
+	end := cli.SayWaiting(stderr, func() string {
+		return fmt.Sprintf("answers of other machines, up to %s each", o.Timeout)
+	})
 	machine := observe.All(ctx, o)
+	end()
 	findings := Diagnose(machine)
 	if *asJSON {
 		if cli.WriteJSON(stdout, Report{Findings: findings, Observed: machine}) != nil {

@@ -57,7 +57,10 @@ up. Exit codes: 0 settings found (also in the cache), 1 none, no such value or b
 	}
 	ctx, cancel := context.WithTimeout(ctx, *timeout)
 	defer cancel()
-	found, err := Ask(ctx, config, dirs, *timeout)
+	var waiting cli.Waiting
+	end := waiting.Say(stderr)
+	found, err := Ask(ctx, config, dirs, *timeout, waiting.Set)
+	end()
 	if *query != "" && err == nil {
 		return found.printValue(*query, stdout, stderr)
 	}
@@ -88,8 +91,9 @@ type Answer struct {
 }
 
 // Ask finds the settings as a boot does, with everything that leaves a trace switched off. The
-// sources get budget if a cached copy can serve.
-func Ask(ctx context.Context, config agentjson.Config, dirs vcap.Dirs, budget time.Duration) (a Answer, err error) {
+// sources get budget if a cached copy can serve; waiting is told what they wait for.
+func Ask(ctx context.Context, config agentjson.Config, dirs vcap.Dirs, budget time.Duration,
+	waiting func(string)) (a Answer, err error) {
 	quiet := logrus.New()
 	quiet.SetOutput(io.Discard)
 	log := logrus.NewEntry(quiet)
@@ -99,6 +103,7 @@ func Ask(ctx context.Context, config agentjson.Config, dirs vcap.Dirs, budget ti
 	}
 	sources, err := infrastructure.New(config, infrastructure.Options{
 		NetworkUp: networkUp, Accept: cache.Check, HasCache: cache.Present, CacheBudget: budget, Once: true, Log: log,
+		Status: func(_ context.Context, text string) { waiting(text) },
 	})
 	if err != nil {
 		return a, err

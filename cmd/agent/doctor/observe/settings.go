@@ -79,7 +79,7 @@ func loadSettings(ctx context.Context, o Options, config agentjson.Config, confi
 	if configured {
 		ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 		defer cancel()
-		answer, err := showsettings.Ask(ctx, config, o.Dirs, o.Timeout)
+		answer, err := showsettings.Ask(ctx, config, o.Dirs, o.Timeout, func(string) {})
 		switch {
 		case err == nil:
 			effective, found.From = answer.Effective, answer.Loaded.From
