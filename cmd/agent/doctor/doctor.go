@@ -80,6 +80,9 @@ func exitCode(findings []Finding) int {
 
 var severityColors = map[Severity]cli.Color{Problem: cli.Red, Warning: cli.Yellow, Note: cli.Bold, OK: cli.Green}
 
+// asRoot is the command that can check everything.
+const asRoot = "sudo agent doctor"
+
 // indent is where the texts of a finding begin.
 const indent = 11
 
@@ -113,5 +116,8 @@ func Print(w io.Writer, findings []Finding, verbose bool) {
 			cli.PrintFolded(w, width, p.Paint(line.color, line.lead+":")+" ", len(line.lead)+2,
 				strings.Join(line.checks, ", "))
 		}
+	}
+	if len(unchecked) > 0 {
+		fmt.Fprintf(w, "'%s' does the rest\n", asRoot)
 	}
 }

@@ -372,6 +372,46 @@ func TestOtherUsersAreToldThatTheySeeLess(t *testing.T) {
 	}
 }
 
+// TestOtherUsersAreToldWhatTheStatusTellsEverybody: of the bus and the store, at the top.
+func TestOtherUsersAreToldWhatTheStatusTellsEverybody(t *testing.T) {
+	for name, c := range map[string]struct {
+		bus      status.Bus
+		warnings []string
+		want     string
+		code     int
+	}{
+		"refused": {status.Bus{State: status.BusRefused, Server: "10.0.0.6:4222", Reason: "expired"}, nil,
+			"problem: bus the agent's bus is not connected: refused, 10.0.0.6:4222", 1},
+		"lost for long": {status.Bus{State: status.BusLost, Server: "10.0.0.6:4222", Overdue: true, Reason: "i/o timeout"}, nil,
+			"problem: bus the agent's bus is not connected: lost, 10.0.0.6:4222", 1},
+		"lost just now": {status.Bus{State: status.BusLost, Server: "10.0.0.6:4222"}, nil,
+			"warning: bus the agent's bus is not connected: lost", 3},
+		"connected": {status.Bus{State: status.BusConnected}, nil, "unchecked: settings files not checked (run as root)", 3},
+		"no store": {status.Bus{State: status.BusConnected}, []string{status.JobsWithheld + ": disk-1 is missing"},
+			"problem: persistent disk no job is started: disk-1 is missing", 1},
+	} {
+		m := healthy()
+		m.Superuser = false
+		m.Agent.Status.Bus, m.Agent.Status.Warnings = &c.bus, c.warnings
+		findings := Diagnose(m)
+		first := findings[0]
+		if got := string(first.Severity) + ": " + first.Check + " " + first.Found; !strings.HasPrefix(got, c.want) ||
+			exitCode(findings) != c.code {
+			t.Errorf("%s: %s, exit code %d; want %s, %d", name, got, exitCode(findings), c.want, c.code)
+		}
+		var out bytes.Buffer
+		Print(&out, findings, false)
+		if !strings.HasSuffix(out.String(), "\n'sudo agent doctor' does the rest\n") {
+			t.Errorf("%s: the screen ends otherwise:\n%s", name, out.String())
+		}
+	}
+	m := healthy()
+	m.Agent.Status.Bus = &status.Bus{State: status.BusLost, Overdue: true}
+	if f := Diagnose(m)[0]; f.Check != "bus" || f.Severity != Problem {
+		t.Errorf("root, to whom the servers answer: %+v, want a problem of the bus", f)
+	}
+}
+
 // TestOtherUsersOfAFailedBoot: what is not checked is not a note because its step has failed.
 func TestOtherUsersOfAFailedBoot(t *testing.T) {
 	m := healthy()

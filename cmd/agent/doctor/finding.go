@@ -93,6 +93,9 @@ var checks = []check{
 	{"leftovers", "files and processes of other agents and tools", leftovers, far, root, ""},
 }
 
+// told are the checks of root about which the agent's status tells everybody something.
+var told = map[string]func(observe.Facts) []Finding{"bus": toldBus, "persistent disk": toldStore}
+
 // Glance decides from what observe.Near found, without asking other machines: only problems and warnings, the worst
 // first. Without root some checks are omitted.
 func Glance(m observe.Facts) (findings []Finding) {
@@ -114,8 +117,11 @@ func diagnose(m observe.Facts, onlyNear bool) (findings []Finding) {
 			continue
 		}
 		found := []Finding{unchecked()}
-		if m.Superuser || !c.root {
+		switch tell := told[c.name]; {
+		case m.Superuser || !c.root:
 			found = c.decide(m)
+		case tell != nil:
+			found = append(tell(m), found...)
 		}
 		for _, f := range found {
 			f.Check, f.Checked = c.name, c.checked

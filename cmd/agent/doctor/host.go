@@ -200,6 +200,16 @@ func age(m observe.Facts) string {
 	return ""
 }
 
+// toldStore is what the agent says of a store that is not mounted.
+func toldStore(m observe.Facts) []Finding {
+	reason := m.Agent.Status.JobsWithheld()
+	if reason == "" {
+		return nil
+	}
+	return []Finding{problem("mount the disk ('bosh cck', or mount_disk by the Director); the jobs are started when it is mounted",
+		"%s: %s", status.JobsWithheld, reason)}
+}
+
 func persistentDisk(m observe.Facts) []Finding {
 	d := m.Disk
 	switch {
@@ -209,7 +219,7 @@ func persistentDisk(m observe.Facts) []Finding {
 		return []Finding{problem("attach it again ('bosh cck'), then "+restartAgent,
 			"the persistent disk %s is mounted, but the kernel has lost its device %s", d.CID, d.Mounted)}
 	case m.Agent.Status.JobsWithheld() != "": // something else may be mounted there
-		return []Finding{problem("mount the disk ('bosh cck', or mount_disk by the Director); the jobs are started when it is mounted", "%s: %s", status.JobsWithheld, m.Agent.Status.JobsWithheld())}
+		return toldStore(m)
 	case d.Mounted == "" && m.Agent.Running && m.Agent.Status != nil && m.Agent.Status.Unmounted == d.CID:
 		return []Finding{note("run mount_disk to use it again", "the persistent disk %s was unmounted by unmount_disk", d.CID)}
 	case d.Mounted == "":

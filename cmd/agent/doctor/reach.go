@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"cambium/cmd/agent/doctor/observe"
+	"cambium/internal/status"
 	"cambium/mbus/natsbus"
 )
 
@@ -165,6 +166,20 @@ func agentOf(name string) (id string, of bool) {
 
 func day(t time.Time) string { return t.UTC().Format("2006-01-02 15:04 MST") }
 
+// toldBus is what the agent says of its bus, if that is not connected.
+func toldBus(m observe.Facts) []Finding {
+	d := m.Agent.Status
+	if d == nil || !m.Agent.Running || d.Bus == nil || d.Bus.Reachable() {
+		return nil
+	}
+	severity := warning // it may be a matter of seconds
+	if d.Bus.Overdue || d.Bus.State == status.BusRefused {
+		severity = problem
+	}
+	return []Finding{severity("'"+asRoot+"' finds the step that fails", "the agent's bus is not connected: %s",
+		d.Bus.Account(d.BusAge(m.Time)))}
+}
+
 func bus(m observe.Facts) (found []Finding) {
 	b := m.Bus
 	switch {
@@ -188,6 +203,10 @@ func bus(m observe.Facts) (found []Finding) {
 	severity := problem
 	if connected > 0 {
 		severity = warning // the agent uses any of them
+	}
+	if d := m.Agent.Status; connected == len(b.Servers) && d != nil && m.Agent.Running && d.Bus != nil && d.Bus.Overdue {
+		found = append(found, problem(restartAgent, "the agent's bus is not connected, although a new connection passes all steps: %s",
+			d.Bus.Account(d.BusAge(m.Time))))
 	}
 	for _, s := range b.Servers {
 		if s.Failed == "" {
