@@ -48,7 +48,7 @@ func commands() cli.Table {
 		{Name: "status", Summary: "show state, verdict and boot steps, or --wait for them", Run: show.Status},
 		{Name: "retry", Summary: "begin the next attempt of a failed boot at once", Run: retry.Run},
 		{Name: "timeline", Summary: "show where the boot spent its time", Run: timeline.Run},
-		{Name: "doctor", Summary: "find out why the Director may not see this machine", Run: doctor.Run},
+		{Name: "doctor", Summary: "find out why the Director may not see this machine", Run: doctor.Command(drift)},
 		{Name: "support", Summary: "write a support archive without secrets", Run: support.Version(version).Run},
 		{Name: "metrics", Summary: "print the state of boot, bus, disks and jobs for Prometheus", Run: metrics.Run},
 		{Name: "validate", Summary: "check agent.json, settings or update-settings documents", Run: validate.Run},

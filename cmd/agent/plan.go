@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -73,6 +75,39 @@ func makePlan(ctx context.Context, path string, dirs vcap.Dirs, timeout time.Dur
 	}
 	steps, err := engine.Plan(ctx, bootstrap.Steps(m.Machine))
 	return bootPlan{Settings: m.current.Last().From, Steps: steps}, err
+}
+
+// driftSteps are the steps whose plan needs neither a source nor a disk.
+var driftSteps = []string{"passwords", "env-keys", "ipv6", "hostname", "firewall", "network", "directories", "dns", "time"}
+
+// drift is what a boot with the cached settings would change on a machine that serves, "step: change" each.
+func drift(ctx context.Context, path string, dirs vcap.Dirs) (changes []string, err error) {
+	o, err := lookOnly(path, dirs, 0)
+	if err != nil {
+		return nil, err
+	}
+	m, err := newMachine(o)
+	if err != nil || !m.current.Present() {
+		return nil, err
+	}
+	steps := slices.DeleteFunc(bootstrap.Steps(m.Machine), func(s engine.Step) bool {
+		return !slices.Contains(driftSteps, s.Name)
+	})
+	for i := range steps {
+		steps[i].Needs, steps[i].Yields = nil, nil // they have ended
+	}
+	planned, err := engine.Plan(ctx, steps)
+	for _, s := range planned {
+		for _, c := range s.Changes {
+			if !c.Runs {
+				changes = append(changes, s.Step+": "+c.Text)
+			}
+		}
+		if s.Error != "" {
+			changes = append(changes, s.Step+" would fail: "+s.Error)
+		}
+	}
+	return changes, errors.Join(err, ctx.Err())
 }
 
 // lookOnly are the options of commands that only look at a machine. path is that of agent.json; sources are asked for

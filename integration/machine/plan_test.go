@@ -63,6 +63,10 @@ func nothingIsPlanned(t *testing.T, i *lab.Instance, when string) {
 	if p := doneAsPlanned(t, i, when+", agent restarted"); len(p.Texts()) != 0 {
 		t.Errorf("%s: the second plan is %q, want nothing", when, p.Texts())
 	}
+	out := run(t, i, "sh", "-c", "agent doctor -v --timeout 1s || true")
+	if !strings.Contains(out, "the machine is as the settings want it") {
+		t.Errorf("%s: the doctor sees a machine that is not as the settings want it:\n%s", when, out)
+	}
 }
 
 // TestMachinePlanIsWhatBootDoes has each boot planned before it is done, for many kinds of settings.

@@ -5,6 +5,8 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
+	"net"
 	"net/netip"
 	"net/url"
 	"sync"
@@ -35,6 +37,8 @@ type Probed struct {
 	// Failed is the step that failed with Err; empty if all steps passed.
 	Failed ProbeStep
 	Err    error
+	// Timeout means that it failed because nothing more arrived, and not by what did.
+	Timeout bool
 	// Certificate is the server's, verified or not; nil if TLS did not come so far.
 	Certificate *x509.Certificate
 }
@@ -85,6 +89,12 @@ func probe(ctx context.Context, agentID string, server *url.URL, config *tls.Con
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {})) // else the library prints them
 	if err != nil {
 		p.Failed, p.Err = failedStep(dial.step, err, encrypted.Load()), explain(err)
+		var network net.Error
+		p.Timeout = errors.As(err, &network) && network.Timeout() || errors.Is(err, context.DeadlineExceeded)
+		// The end of ctx closes the connection: whether a read fails by that or by its own deadline is a matter of luck.
+		if ctx.Err() != nil && errors.Is(err, net.ErrClosed) {
+			p.Timeout, p.Err = true, fmt.Errorf("no answer within %s", timeout)
+		}
 		var unverified *tls.CertificateVerificationError
 		if errors.As(err, &unverified) && len(unverified.UnverifiedCertificates) > 0 {
 			p.Certificate = unverified.UnverifiedCertificates[0]

@@ -1,8 +1,10 @@
 package natsbus
 
 import (
+	"io"
 	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -10,6 +12,46 @@ import (
 	"cambium/internal/testca"
 	"cambium/internal/testnats"
 )
+
+// TestProbeOfAServerThatFallsSilent: packets that are too large for the way are lost after the greeting. That nothing
+// arrives is the finding every time, and not what the end of the wait does to the connection.
+func TestProbeOfAServerThatFallsSilent(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			serving.Go(func() {
+				defer func() { _ = conn.Close() }()
+				_, _ = conn.Write([]byte("INFO {\"server_id\":\"x\",\"version\":\"2.11.0\",\"max_payload\":1048576,\"tls_required\":true}\r\n"))
+				_, _ = io.Copy(io.Discard, conn) // up to the end of the probe
+			})
+		}
+	})
+	defer serving.Wait()
+	defer func() { _ = l.Close() }()
+	d := testnats.Start(t, nil, agentID)
+	id := identity(d, testca.AgentName(agentID))
+	id.URLs = nil
+	for range 20 {
+		id.URLs = append(id.URLs, secret.NewURL("nats://"+l.Addr().String()))
+	}
+	found, err := Probe(t.Context(), agentID, id, 500*time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range found {
+		if p.Failed != ProbeTLS || !p.Timeout || strings.Contains(p.Err.Error(), "closed") {
+			t.Errorf("failed in step %q, timeout %v: %v; want a timeout of TLS", p.Failed, p.Timeout, p.Err)
+		}
+	}
+}
 
 // TestProbe stops a probe at each step.
 func TestProbe(t *testing.T) {

@@ -18,15 +18,24 @@ import (
 // exitWarnings is the exit code if there are warnings and nothing worse; that of a degraded agent.
 const exitWarnings = 3
 
-// Run is `agent doctor`.
-func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+// Drift says how the machine differs from the settings in force, as observe.Options have it.
+type Drift func(ctx context.Context, agentJSON string, dirs vcap.Dirs) ([]string, error)
+
+// Command is `agent doctor`.
+func Command(drift Drift) cli.RunFunc {
+	return func(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+		return run(ctx, drift, args, stdout, stderr)
+	}
+}
+
+func run(ctx context.Context, drift Drift, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("doctor", cli.Help{Arguments: "[--json] [-v] [--timeout DURATION]",
 		Purpose: `Looks for the reason why a Director may not see this machine, the most likely first: settings,
 certificates, each step of the connection to each bus server, clock, gateway, MTU, firewall, disks,
 units, jobs. Changes nothing; works without a running agent and without a network. Exit codes: 0 nothing
 found, 1 a problem, 2 usage, 3 warnings only, or some checks need root.`,
 		Examples: []string{"agent doctor", "agent doctor --json", "agent doctor -v --timeout 10s"}}, stdout, stderr)
-	o := observe.Options{}
+	o := observe.Options{Drift: drift}
 	flags.StringVar(&o.Config, "C", "", "`AGENT_JSON` that names the sources; bosh/agent.json below BASE if not given")
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory")
 	flags.StringVar(&o.Status, "file", vcap.RunDir.Status(), "status `FILE` to read")

@@ -113,6 +113,16 @@ func TestFirstFinding(t *testing.T) {
 			d.Steps = []status.Step{{Name: "network", Outcome: status.Running, Waiting: "MAC 02:00:00:00:be:ef"},
 				{Name: "supervisor", Outcome: status.Pending}}
 		}, "boot", "is waiting for MAC 02:00:00:00:be:ef", 3},
+		{"large packets are lost", server(natsbus.ProbeTLS, "no answer within 5s", true), "MTU",
+			"small packets reach 10.0.0.6:4222, but the TLS handshake gets no answer", 1},
+		{"large packets of the agent are lost", server(natsbus.ProbeAuthorization, "no answer within 5s", true), "MTU",
+			"small packets reach 10.0.0.6:4222, but the TLS handshake gets no answer", 1},
+		{"password changed", func(m *observe.Facts) {
+			m.Drift.Changes = []string{"passwords: set password of vcap", "dns: b", "time: c", "hostname: d"}
+		}, "drift", "a boot would make these changes: passwords: set password of vcap; dns: b; time: c; and 1 more", 3},
+		{"route removed, the bus is on the link", func(m *observe.Facts) {
+			m.Network.Gateways, m.Settings.Gateways = nil, []string{"10.0.0.1"}
+		}, "gateway", "there is no default route, although the settings name the gateway 10.0.0.1", 1},
 		{"route removed", func(m *observe.Facts) {
 			filtered(m)
 			m.Network.Gateways, m.Settings.Gateways = nil, []string{"10.0.0.1"}

@@ -90,6 +90,7 @@ var checks = []check{
 	{"supervisor", "monit and the processes of the jobs", supervisor, near, root, "supervisor"},
 	{"units", "failed systemd units", units, far, all, ""},
 	{"networkd files", ".network files of other programs that match the machine's links", foreignFiles, far, all, ""},
+	{"drift", "what a boot would change in network, DNS, accounts, directories and host, by the settings in force", drift, far, root, ""},
 	{"leftovers", "files and processes of other agents and tools", leftovers, far, root, ""},
 }
 

@@ -373,6 +373,29 @@ func foreignFiles(m observe.Facts) (found []Finding) {
 	return found
 }
 
+// driftShown is how many changes a finding names.
+const driftShown = 3
+
+// drift is what is not as the settings in force want it. Before the agent serves, a boot makes it so.
+func drift(m observe.Facts) []Finding {
+	d, changes := m.Agent.Status, m.Drift.Changes
+	switch {
+	case d == nil || !d.Served():
+		return []Finding{note("", "not compared before the agent is ready")}
+	case m.Drift.Err != "":
+		return []Finding{note("see 'agent plan'", "cannot compare the machine with the settings: %s", m.Drift.Err)}
+	case len(changes) == 0:
+		return []Finding{good("the machine is as the settings want it")}
+	}
+	more := ""
+	if len(changes) > driftShown {
+		more = fmt.Sprintf("; and %d more", len(changes)-driftShown)
+	}
+	return []Finding{warning("'agent plan' shows all of it; to have it corrected, "+restartAgent,
+		"the machine is not as the settings want it: a boot would make these changes: %s%s",
+		strings.Join(changes[:min(len(changes), driftShown)], "; "), more)}
+}
+
 func leftovers(m observe.Facts) (found []Finding) {
 	for _, text := range m.Leftovers {
 		switch {

@@ -78,7 +78,7 @@ func gateway(m observe.Facts) (found []Finding) {
 		return found
 	case len(m.Network.Gateways) == 0 && unmade(m, "network"):
 		return []Finding{note("", "there is no default route yet")}
-	case len(m.Network.Gateways) == 0 && !reachable(m) && len(m.Settings.Gateways) > 0:
+	case len(m.Network.Gateways) == 0 && len(m.Settings.Gateways) > 0:
 		return []Finding{problem("'agent plan' shows what a boot would change; "+restartAgent,
 			"there is no default route, although the settings name the gateway %s",
 			strings.Join(m.Settings.Gateways, ", "))}
@@ -88,6 +88,12 @@ func gateway(m observe.Facts) (found []Finding) {
 		return []Finding{note("", "there is no default route; the bus can be reached without one")}
 	}
 	return []Finding{good("%s answers", strings.Join(answering, ", "))}
+}
+
+// silentAfterGreeting reports that a server greeted, and that nothing more came. The agent's certificate is sent after
+// its own part of the handshake, so that the wait is for the authorization if it was lost.
+func silentAfterGreeting(s observe.Server) bool {
+	return s.Timeout && (s.Failed == natsbus.ProbeTLS || s.Failed == natsbus.ProbeAuthorization)
 }
 
 // minMTU is what IPv6 requires of every link. No IaaS gives less.
@@ -107,7 +113,7 @@ func mtu(m observe.Facts) (found []Finding) {
 	}
 	for _, s := range m.Bus.Servers {
 		// A NATS server speaks first, in one small packet; the handshake's are as large as the MTU allows.
-		if s.Failed == natsbus.ProbeTLS && s.Timeout {
+		if silentAfterGreeting(s) {
 			found = append(found, problem("lower the MTU of the link to that of the network, for example 'ip link set eth0 mtu 1400', or correct the MTU of the network",
 				"small packets reach %s, but the TLS handshake gets no answer: large packets are lost on the way (MTU: %s)", s.Address, strings.Join(sizes, ", ")))
 		}
@@ -222,6 +228,10 @@ func bus(m observe.Facts) (found []Finding) {
 // explain says what a failed step means, and what to do.
 func explain(m observe.Facts, s observe.Server) (what, do string) {
 	host, _, _ := strings.Cut(s.Address, ":")
+	if silentAfterGreeting(s) {
+		return fmt.Sprintf("%s greets, but does not answer the TLS handshake: %s", s.Address, s.Err),
+			"see the check 'MTU'; if large packets do arrive, see whether the server is overloaded"
+	}
 	switch s.Failed {
 	case natsbus.ProbeDNS:
 		return fmt.Sprintf("the name %s cannot be resolved by DNS: %s", host, s.Err),

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
-	"errors"
 	"net"
 	"net/http"
 	"net/url"
@@ -80,8 +79,7 @@ func bus(ctx context.Context, e settings.Effective, timeout time.Duration) (foun
 		}
 		if p.Err != nil {
 			s.Err = p.Err.Error()
-			var network net.Error
-			s.Timeout = errors.As(p.Err, &network) && network.Timeout() || errors.Is(p.Err, context.DeadlineExceeded)
+			s.Timeout = p.Timeout
 		}
 		if p.Certificate != nil {
 			s.Name, s.NotBefore, s.NotAfter = p.Certificate.Subject.CommonName, p.Certificate.NotBefore, p.Certificate.NotAfter

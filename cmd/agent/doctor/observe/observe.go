@@ -24,12 +24,15 @@ type Options struct {
 	Dirs   vcap.Dirs
 	Config string // path of agent.json
 	Status string // path of the status file
+	// Drift says what a boot would change in network, DNS, accounts, directories and host, with the settings in force;
+	// nil if that is not to be looked at.
+	Drift func(ctx context.Context, agentJSON string, dirs vcap.Dirs) ([]string, error)
 	// Timeout bounds each observation that waits for another machine.
 	Timeout time.Duration
 }
 
 // Facts is what was observed. Fields named Err hold why something could not be observed. Without Superuser there is
-// nothing in Settings, Identity, Bus, Drops, Disk, Supervisor, Tasks and Leftovers: only root may look at them.
+// nothing in Settings, Identity, Bus, Drops, Disk, Supervisor, Tasks, Drift and Leftovers: only root may look at them.
 type Facts struct {
 	Time        time.Time    `json:"time"`
 	Superuser   bool         `json:"superuser"`
@@ -46,7 +49,30 @@ type Facts struct {
 	Units       Units        `json:"units"`
 	Supervisor  Supervisor   `json:"supervisor"`
 	Tasks       task.Counts  `json:"tasks"`
+	Drift       Drift        `json:"drift"`
 	Leftovers   []string     `json:"leftovers"` // of another agent, or of another configuration of the network
+}
+
+// Drift is how the machine differs from the settings in force, in the words of agent plan.
+type Drift struct {
+	Changes []string `json:"changes,omitempty"`
+	Err     string   `json:"error,omitempty"`
+}
+
+// driftTimeout bounds the plan: it asks no other machine.
+const driftTimeout = 2 * time.Second
+
+func drift(ctx context.Context, o Options) (found Drift) {
+	if o.Drift == nil {
+		return found
+	}
+	ctx, cancel := context.WithTimeout(ctx, driftTimeout)
+	defer cancel()
+	var err error
+	if found.Changes, err = o.Drift(ctx, o.Config, o.Dirs); err != nil {
+		found.Err = err.Error()
+	}
+	return found
 }
 
 // Config is agent.json.
@@ -184,6 +210,7 @@ func All(ctx context.Context, o Options) Facts {
 		all.Go(func() { m.Supervisor = supervisor(ctx, o.Dirs) })
 		all.Go(func() { m.Tasks = tasks(o.Dirs) })
 		all.Go(func() { m.Leftovers = leftovers(o.Dirs) })
+		all.Go(func() { m.Drift = drift(ctx, o) })
 	}
 	all.Go(func() {
 		config, found := agentConfig(o.Config)

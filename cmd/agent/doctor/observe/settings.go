@@ -31,6 +31,7 @@ type Settings struct {
 	// Addresses are those of the networks that are not dynamic; DNS the servers for names.
 	Addresses []string `json:"addresses"`
 	DNS       []string `json:"dns"`
+	// Gateways are those of default routes.
 	Gateways  []string `json:"gateways"`
 	Blobstore string   `json:"blobstore,omitempty"` // its provider
 }
@@ -99,7 +100,7 @@ func loadSettings(ctx context.Context, o Options, config agentjson.Config, confi
 		if !n.DHCP() && !n.VIP() && n.IP != "" {
 			found.Addresses = append(found.Addresses, n.IP)
 		}
-		if n.Gateway != "" {
+		if n.Gateway != "" && n.DefaultFor("gateway") {
 			found.Gateways = append(found.Gateways, n.Gateway)
 		}
 		found.DNS = append(found.DNS, n.DNS...)
