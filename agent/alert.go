@@ -57,6 +57,11 @@ func PortAlert(held error) Alert {
 	return newAlert(severityCritical, "jobs cannot be started or stopped: monit's port is taken", held.Error())
 }
 
+// DuplicateAlert says that another machine has an address of this one.
+func DuplicateAlert(text string) Alert {
+	return newAlert(severityCritical, "another machine uses an address of this one", text)
+}
+
 func newAlertID() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails on supported systems

@@ -90,6 +90,9 @@ type Machine struct {
 	// WithheldChanged, if set, is called with the reason why no job may be started, and with "" when
 	// jobs may start again.
 	WithheldChanged func(reason string)
+	// Duplicates, if set, is called with the addresses that another machine uses, too, and with "" when there are none
+	// any more.
+	Duplicates func(text string)
 	// StartBus starts the bus client unless it runs, and does not wait for a connection.
 	StartBus func(ctx context.Context, e settings.Effective) error
 	// First reports whether this agent has never been ready on this machine.

@@ -12,6 +12,7 @@ import (
 	"cambium/bootstrap/engine"
 	"cambium/desired"
 	"cambium/internal/oneline"
+	"cambium/internal/retry"
 	"cambium/platform/host"
 	"cambium/platform/network"
 	"cambium/platform/network/confirm"
@@ -78,14 +79,31 @@ func (m *Machine) setUpNetwork(ctx context.Context, s *engine.Span) error {
 		return errors.Join(err, m.StartBus(ctx, e))
 	}
 	if !want.Preconfigured {
-		m.Deferred.Go(func(ctx context.Context) {
-			for _, w := range neighbor.Probe(ctx, m.Network, want) {
-				m.Log.WithField("warning", w).Warn("network probe warning")
-			}
-		})
+		m.Deferred.Go(func(ctx context.Context) { m.probeNetwork(ctx, want) })
 		m.Deferred.Go(func(ctx context.Context) { neighbor.Announce(ctx, m.Network, want) })
 	}
 	return m.resolve(ctx, s, nets, want)
+}
+
+// duplicatePause is between looks at an address that another machine uses, too. Nothing tells when it stops.
+const duplicatePause = time.Minute
+
+// probeNetwork reports gateways that do not answer and addresses that another machine uses, too; the latter until they
+// are ours alone.
+func (m *Machine) probeNetwork(ctx context.Context, want network.Desired) {
+	duplicates, silent := neighbor.Probe(ctx, m.Network, want)
+	for _, w := range silent {
+		m.Log.WithField("warning", w).Warn("network probe warning")
+	}
+	for len(duplicates) > 0 && m.Duplicates != nil {
+		m.Duplicates(strings.Join(duplicates, "; "))
+		if retry.Sleep(ctx, duplicatePause) != nil {
+			return
+		}
+		if duplicates, _ = neighbor.Probe(ctx, m.Network, want); len(duplicates) == 0 && ctx.Err() == nil {
+			m.Duplicates("")
+		}
+	}
 }
 
 // observeNetwork waits for NICs that are not there yet. planErr is what cannot be had of the

@@ -108,8 +108,18 @@ func (d *display) portHeld(by error) {
 	d.warn("monit's port is taken", "monit's port is taken; monit is restarted when it is free", by)
 }
 
-// warn keeps a warning in the status for as long as there is a reason, and logs each reason once.
-func (d *display) warn(topic, message string, why error) {
+// duplicates puts into the status, and once into the log, which addresses another machine uses, too.
+func (d *display) duplicates(text string) (changed bool) {
+	var why error
+	if text != "" {
+		why = errors.New(text)
+	}
+	return d.warn(status.DuplicateAddress, "another machine uses an address of this one", why)
+}
+
+// warn keeps a warning in the status for as long as there is a reason, and logs each reason once. It reports
+// whether that is news.
+func (d *display) warn(topic, message string, why error) (changed bool) {
 	text := ""
 	if why != nil {
 		text = why.Error()
@@ -121,6 +131,7 @@ func (d *display) warn(topic, message string, why error) {
 	if changed && why != nil {
 		d.log.WithError(why).Warn(message)
 	}
+	return changed
 }
 
 // warnOfPlatform puts the missing features into the status, whose warnings begin anew with each attempt to boot.

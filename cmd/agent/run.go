@@ -145,6 +145,11 @@ func newBooting(ctx context.Context, o runOptions, log *logrus.Entry, notifier u
 			beforeConnect: m.beforeConnect}.kinds()})
 	bus.OnConnect(func() { _ = rec.Mark(status.MarkBus) }) // only for the timeline
 	m.StartBus = bus.Start
+	m.Duplicates = func(text string) {
+		if show.duplicates(text) && text != "" {
+			alerts.Send(agent.DuplicateAlert(text))
+		}
+	}
 	self := program{dirs, o.supervisor, notifier, log}
 	var mails *net.TCPListener
 	if o.mails() {

@@ -119,7 +119,7 @@ func TestSchemasOfDocuments(t *testing.T) {
 		args []string
 	}{
 		"status": {reflect.TypeFor[status.Document](), show.Status, []string{"--file", path}},
-		"doctor": {reflect.TypeFor[doctor.Report](), doctor.Run, []string{"-b", dir, "--file", path, "--timeout",
+		"doctor": {reflect.TypeFor[doctor.Report](), doctor.Command(drift), []string{"-b", dir, "--file", path, "--timeout",
 			"1s"}},
 		"plan": {reflect.TypeFor[bootPlan](), runPlan, []string{"-b", filepath.Join(dir, "base"), "-C", config,
 			"--timeout", "20s"}},

@@ -177,18 +177,24 @@ func (d Document) SameVerdict(earlier Document) bool {
 // JobsWithheld is the topic of the warning that says why a machine serves without its jobs.
 const JobsWithheld = "no job is started"
 
-// JobsWithheld is why no job is started; empty if they are, or if there is no document.
-func (d *Document) JobsWithheld() string {
+// DuplicateAddress is the topic of the warning that names an address which another machine uses, too.
+const DuplicateAddress = "duplicate address"
+
+// Warning is the one about a topic; empty if there is none, or no document.
+func (d *Document) Warning(topic string) string {
 	if d == nil {
 		return ""
 	}
 	for _, w := range d.Warnings {
-		if reason, about := strings.CutPrefix(w, JobsWithheld+": "); about {
-			return reason
+		if text, about := strings.CutPrefix(w, topic+": "); about {
+			return text
 		}
 	}
 	return ""
 }
+
+// JobsWithheld is why no job is started; empty if they are, or if there is no document.
+func (d *Document) JobsWithheld() string { return d.Warning(JobsWithheld) }
 
 // updateState sets ready or degraded from the warnings and the bus.
 func (d *Document) updateState() {

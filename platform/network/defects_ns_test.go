@@ -302,12 +302,20 @@ func TestNSDuplicateAddressesAreReported(t *testing.T) {
 		k := newKernel(t)
 		want, _ := apply(t, k, nets{"a": extra("10.0.0.5"), "b": extra("10.0.0.6"), "six": {IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff::", MAC: mac0}})
 		ready(t, k, want) // without waiting for the verdict
-		got := neighbor.Probe(within(t, 10*time.Second), k, want)
+		got, _ := neighbor.Probe(within(t, 10*time.Second), k, want)
 		wanted := []string{
 			`network "a": address 10.0.0.5 on eth0 is also used by the machine with hardware address ` + peer.MAC(t, "eth0"),
 			`network "six": address fd00::5 on eth0 is also used by another machine`,
 		}
 		expect(t, "warnings", got, wanted...)
+		have, err := k.ObserveLinks()
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Who looks later has no settings, but the addresses of the links.
+		expect(t, "duplicates", neighbor.Duplicates(within(t, 5*time.Second), have),
+			`address 10.0.0.5 on eth0 is also used by the machine with hardware address `+peer.MAC(t, "eth0"),
+			`address fd00::5 on eth0 is also used by another machine`)
 		want.AwaitIPv6 = true
 		if _, err := wait.Ready(within(t, 5*time.Second), k, want); err == nil || !strings.Contains(err.Error(), `network "six": address fd00::5/64 on eth0 is used by another machine`) {
 			t.Errorf("waiting for IPv6: got %v, want the duplicate named", err)
@@ -322,7 +330,8 @@ func TestNSSilentGatewayIsReported(t *testing.T) {
 		n := static("10.0.0.5")
 		n.Gateway = "10.0.0.254"
 		want, _ := apply(t, k, nets{"a": n})
-		expect(t, "warnings", neighbor.Probe(within(t, 5*time.Second), k, want), `network "a": gateway 10.0.0.254 does not answer on eth0`)
+		_, silent := neighbor.Probe(within(t, 5*time.Second), k, want)
+		expect(t, "warnings", silent, `network "a": gateway 10.0.0.254 does not answer on eth0`)
 	})
 }
 

@@ -113,6 +113,10 @@ func TestFirstFinding(t *testing.T) {
 			d.Steps = []status.Step{{Name: "network", Outcome: status.Running, Waiting: "MAC 02:00:00:00:be:ef"},
 				{Name: "supervisor", Outcome: status.Pending}}
 		}, "boot", "is waiting for MAC 02:00:00:00:be:ef", 3},
+		{"duplicate address", func(m *observe.Facts) {
+			filtered(m)
+			m.Network.Duplicates = []string{"address 10.0.0.7 on eth0 is also used by the machine with hardware address 02:00:00:00:00:07"}
+		}, "duplicate address", "is also used by the machine with hardware address 02:00:00:00:00:07", 1},
 		{"large packets are lost", server(natsbus.ProbeTLS, "no answer within 5s", true), "MTU",
 			"small packets reach 10.0.0.6:4222, but the TLS handshake gets no answer", 1},
 		{"large packets of the agent are lost", server(natsbus.ProbeAuthorization, "no answer within 5s", true), "MTU",
@@ -396,7 +400,9 @@ func TestOtherUsersAreToldWhatTheStatusTellsEverybody(t *testing.T) {
 			"problem: bus the agent's bus is not connected: lost, 10.0.0.6:4222", 1},
 		"lost just now": {status.Bus{State: status.BusLost, Server: "10.0.0.6:4222"}, nil,
 			"warning: bus the agent's bus is not connected: lost", 3},
-		"connected": {status.Bus{State: status.BusConnected}, nil, "unchecked: settings files not checked (run as root)", 3},
+		"connected": {status.Bus{State: status.BusConnected}, nil, "unchecked: duplicate address not checked (run as root)", 3},
+		"duplicate": {status.Bus{State: status.BusConnected}, []string{status.DuplicateAddress + ": address 10.0.0.7"},
+			"problem: duplicate address duplicate address: address 10.0.0.7", 1},
 		"no store": {status.Bus{State: status.BusConnected}, []string{status.JobsWithheld + ": disk-1 is missing"},
 			"problem: persistent disk no job is started: disk-1 is missing", 1},
 	} {

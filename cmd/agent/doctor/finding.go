@@ -73,6 +73,7 @@ const (
 // server that does not answer.
 var checks = []check{
 	{"disk space", "free bytes and inodes of every file system that the agent writes to", space, near, all, ""},
+	{"duplicate address", "whether another machine answers ARP or neighbor discovery for an address of this one", duplicates, near, root, ""},
 	{"clock", "this machine's clock against the Date of blobstore and metadata service, the validity of certificates, and time synchronization", clock, near, all, ""},
 	{"agent.json", "the stemcell's configuration", config, far, all, ""},
 	{"settings files", "the files that keep the settings", settingsFiles, near, root, ""},
@@ -95,7 +96,8 @@ var checks = []check{
 }
 
 // told are the checks of root about which the agent's status tells everybody something.
-var told = map[string]func(observe.Facts) []Finding{"bus": toldBus, "persistent disk": toldStore}
+var told = map[string]func(observe.Facts) []Finding{"bus": toldBus, "persistent disk": toldStore,
+	"duplicate address": toldDuplicate}
 
 // Glance decides from what observe.Near found, without asking other machines: only problems and warnings, the worst
 // first. Without root some checks are omitted.

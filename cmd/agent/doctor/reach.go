@@ -50,6 +50,27 @@ func addresses(m observe.Facts) (found []Finding) {
 	return []Finding{good("%s", strings.Join(have, ", "))}
 }
 
+const endDuplicate = "give one of the two another address: find the other machine by its hardware address, and correct the static IPs of the " +
+	"manifest or the ranges that the cloud config reserves"
+
+func duplicates(m observe.Facts) (found []Finding) {
+	for _, text := range m.Network.Duplicates {
+		found = append(found, problem(endDuplicate, "%s", text))
+	}
+	if len(found) == 0 {
+		return []Finding{good("no other machine uses an address of this one")}
+	}
+	return found
+}
+
+// toldDuplicate is what the agent saw at its last look.
+func toldDuplicate(m observe.Facts) []Finding {
+	if text := m.Agent.Status.Warning(status.DuplicateAddress); text != "" {
+		return []Finding{problem(endDuplicate, "%s: %s", status.DuplicateAddress, text)}
+	}
+	return nil
+}
+
 // reachable reports that every server of the bus could be talked to.
 func reachable(m observe.Facts) bool {
 	return !slices.ContainsFunc(m.Bus.Servers, func(s observe.Server) bool { return unreached(s.Failed) })

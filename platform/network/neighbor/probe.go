@@ -19,25 +19,24 @@ const (
 )
 
 // Probe asks whether another machine uses one of our static addresses, by ARP for IPv4 and by the
-// kernel's own detection for IPv6, and whether the gateways answer. It takes about a second; run
+// kernel's own detection for IPv6, and which gateways do not answer. It takes about a second; run
 // it in parallel to other work.
-func Probe(ctx context.Context, k *network.Kernel, want network.Desired) []string {
+func Probe(ctx context.Context, k *network.Kernel, want network.Desired) (duplicates, silent []string) {
 	if want.Preconfigured {
-		return nil
+		return nil, nil
 	}
 	have, err := k.ObserveLinks()
 	if err != nil {
-		return []string{err.Error()}
+		return nil, []string{err.Error()}
 	}
 	var (
 		all   sync.WaitGroup
 		mutex sync.Mutex
-		found []string
 	)
 	report := func(w []string) {
 		mutex.Lock()
 		defer mutex.Unlock()
-		found = append(found, w...)
+		duplicates = append(duplicates, w...)
 	}
 	for _, w := range want.Links {
 		l, ok := have.Link(w.Name)
@@ -46,25 +45,56 @@ func Probe(ctx context.Context, k *network.Kernel, want network.Desired) []strin
 		}
 		for _, a := range w.Addresses {
 			if a.Prefix.Addr().Is4() {
-				all.Go(func() { report(probeARP(ctx, have, l, a)) })
+				all.Go(func() {
+					for _, d := range probeARP(ctx, have, l, a.Prefix.Addr()) {
+						report([]string{fmt.Sprintf("network %q: %s", a.Network, d)})
+					}
+				})
 			}
 		}
 		all.Go(func() { report(awaitDAD(ctx, k, w)) })
 	}
-	all.Go(func() { report(silentGateways(ctx, have, want)) })
+	all.Go(func() { silent = silentGateways(ctx, have, want) })
+	all.Wait()
+	slices.Sort(duplicates)
+	return duplicates, silent
+}
+
+// Duplicates are the addresses of the machine's network cards that another machine uses as well. It takes about a
+// second.
+func Duplicates(ctx context.Context, have network.State) (found []string) {
+	var all sync.WaitGroup
+	var mutex sync.Mutex
+	for _, l := range have.NICs() {
+		for _, a := range l.Addresses {
+			ip := a.Prefix.Addr()
+			switch {
+			case a.DADFailed:
+				mutex.Lock()
+				found = append(found, fmt.Sprintf("address %s on %s is also used by another machine", ip, l.Name))
+				mutex.Unlock()
+			case l.Up && ip.Is4() && a.Global():
+				all.Go(func() {
+					others := probeARP(ctx, have, l, ip)
+					mutex.Lock()
+					defer mutex.Unlock()
+					found = append(found, others...)
+				})
+			}
+		}
+	}
 	all.Wait()
 	slices.Sort(found)
 	return found
 }
 
 // probeARP reports another owner of an IPv4 address.
-func probeARP(ctx context.Context, have network.State, l network.Link, a network.WantAddress) []string {
+func probeARP(ctx context.Context, have network.State, l network.Link, ip netip.Addr) []string {
 	conn, err := dialARP(l)
 	if err != nil {
 		return nil // no Ethernet, no ARP
 	}
 	defer conn.close()
-	ip := a.Prefix.Addr()
 	other, err := ask(ctx, probeRounds,
 		func() error { return conn.request(netip.IPv4Unspecified(), ip) },
 		func(ctx context.Context) (arp, error) {
@@ -75,7 +105,8 @@ func probeARP(ctx context.Context, have network.State, l network.Link, a network
 	if err != nil {
 		return nil
 	}
-	return []string{fmt.Sprintf("network %q: address %s on %s is also used by the machine with hardware address %s", a.Network, ip, l.Name, macOf(other.senderMAC))}
+	return []string{fmt.Sprintf("address %s on %s is also used by the machine with hardware address %s", ip, l.Name,
+		macOf(other.senderMAC))}
 }
 
 func macOf(b [6]byte) network.MAC {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -110,6 +111,9 @@ func links(ctx context.Context, timeout time.Duration) (found Network) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, min(gatewayTimeout, timeout))
 	defer cancel()
+	var asked sync.WaitGroup
+	asked.Go(func() { found.Duplicates = neighbor.Duplicates(ctx, state) })
+	defer asked.Wait()
 	answering := map[neighbor.Gateway]bool{}
 	for _, g := range neighbor.Answering(ctx, state, gateways) {
 		answering[g] = true

@@ -144,6 +144,8 @@ type Network struct {
 	State    network.State `json:"state"`
 	Err      string        `json:"error,omitempty"`
 	Gateways []Gateway     `json:"gateways"`
+	// Duplicates are addresses that another machine uses, too; only root can ask for them.
+	Duplicates []string `json:"duplicate_addresses,omitempty"`
 }
 
 // Gateway is the next hop of a default route.
