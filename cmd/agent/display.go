@@ -105,7 +105,7 @@ func (d *display) mailsUnserved(why error) {
 
 // portHeld puts into the status, and once into the log, who has monit's port.
 func (d *display) portHeld(by error) {
-	d.warn("monit's port is taken", "monit's port is taken; monit is restarted when it is free", by)
+	d.warn(status.PortTaken, "monit's port is taken; monit is restarted when it is free", by)
 }
 
 // duplicates puts into the status, and once into the log, which addresses another machine uses, too.

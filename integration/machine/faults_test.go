@@ -7,15 +7,18 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
+	"net"
 	"testing"
 	"time"
 
 	"cambium/integration/faults"
 	"cambium/internal/testca"
 	"cambium/lab"
+	"cambium/lab/netns"
 	"cambium/lab/release"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/vishvananda/netlink"
 )
 
 // TestMachineFaults causes faults and looks at every cell of their rows in docs/operating.md; TestNightlyFaults causes
@@ -31,6 +34,8 @@ type faulty struct {
 	all  *testing.T
 	l    *lab.Lab
 	made map[string]*lab.Instance
+	// rivalGoes ends a second machine with the same address.
+	rivalGoes func()
 }
 
 func causeFaults(t *testing.T, chosen func(faults.Fault) bool) {
@@ -224,6 +229,41 @@ func (m *faulty) passwordServer() {
 	m.t.Cleanup(s.Shutdown)
 }
 
+// rival is another machine with the address of this one.
+func (m *faulty) rival(i *lab.Instance) {
+	m.t.Helper()
+	other, err := netns.Create(m.l.Net.Name() + "-rival")
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.rivalGoes = func() {
+		if err := other.Delete(); err != nil {
+			m.t.Error(err)
+		}
+	}
+	m.all.Cleanup(func() { _ = other.Delete() }) // it is gone unless the test failed
+	mac, err := net.ParseMAC("02:00:00:00:00:99")
+	if err == nil {
+		err = m.l.Net.Connect(other, netns.Wire{Bridge: "lab0", Near: "rival", Far: "eth0", MAC: mac})
+	}
+	if err == nil {
+		err = other.Do(func() error {
+			link, err := netlink.LinkByName("eth0")
+			if err != nil {
+				return err
+			}
+			address, err := netlink.ParseAddr(i.IP + "/24")
+			if err != nil {
+				return err
+			}
+			return errors.Join(netlink.LinkSetUp(link), netlink.AddrAdd(link, address))
+		})
+	}
+	if err != nil {
+		m.t.Fatal(err)
+	}
+}
+
 const (
 	// drop ends with what the machine does not send any more.
 	drop = "nft add table inet test; nft 'add chain inet test out { type filter hook output priority 0; }'; " +
@@ -315,6 +355,16 @@ dd if=/dev/zero of=/var/vcap/data/full bs=1M 2>/dev/null || true`), heals: m.sh(
 			breaks: m.sh("mount -t tmpfs -o nr_inodes=70 tmpfs /tmp; cd /tmp; touch $(seq 60)")},
 		"gateway dead": {in: m.plain, breaks: m.sh("ip route replace default via 10.88.0.254 dev eth0 onlink"),
 			heals: m.sh("ip route replace default via " + lab.Gateway + " dev eth0")},
+		"default route removed": {in: m.plain, breaks: m.sh("ip route del default"),
+			heals: m.sh("ip route add default via " + lab.Gateway + " dev eth0")},
+		"duplicate address": {in: m.plain, breaks: m.rival, heals: func(*lab.Instance) { m.rivalGoes() }},
+		"password changed by hand": {in: m.plain, breaks: m.sh("cp -p /etc/shadow /root; usermod -p '$6$other$hash' vcap"),
+			heals: m.sh("cp -p /root/shadow /etc/shadow")},
+		"two agents": {in: m.plain, breaks: m.sh(`mkdir /root/base
+systemd-run -q --unit=second /var/vcap/bosh/bin/bosh-agent -P dummy -M dummy -b /root/base -C /var/vcap/bosh/agent.json
+sleep 1; systemctl is-active second`), heals: m.sh("systemctl stop second")},
+		"job's process stopped": {in: m.deployed, breaks: m.sh("pkill -STOP -f '[b]in/sleeper'"),
+			heals: m.sh("pkill -CONT -f '[b]in/sleeper'")},
 		"MTU too small": {in: m.plain, breaks: m.sh("ip link set eth0 mtu 576"),
 			heals: m.sh("ip link set eth0 mtu 1500")},
 		"monit stopped": {in: m.plain, breaks: m.sh("systemctl stop monit"), heals: m.sh("systemctl start monit")},

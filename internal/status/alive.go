@@ -87,6 +87,12 @@ const (
 	processTraced  = "t" // by a debugger
 )
 
+// ProcessStopped reports whether a process was stopped by a signal, or by a debugger.
+func ProcessStopped(pid int) bool {
+	state, _, ok := processStat(strconv.Itoa(pid))
+	return ok && (state == processStopped || state == processTraced)
+}
+
 // process is the state of the process that wrote the document. Its id may belong to another one by now, and in another
 // PID namespace it always does.
 func (d Document) process() string {

@@ -180,6 +180,9 @@ const JobsWithheld = "no job is started"
 // DuplicateAddress is the topic of the warning that names an address which another machine uses, too.
 const DuplicateAddress = "duplicate address"
 
+// PortTaken is the topic of the warning that names the process which has monit's port.
+const PortTaken = "monit's port is taken"
+
 // Warning is the one about a topic; empty if there is none, or no document.
 func (d *Document) Warning(topic string) string {
 	if d == nil {

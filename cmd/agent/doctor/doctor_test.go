@@ -113,6 +113,11 @@ func TestFirstFinding(t *testing.T) {
 			d.Steps = []status.Step{{Name: "network", Outcome: status.Running, Waiting: "MAC 02:00:00:00:be:ef"},
 				{Name: "supervisor", Outcome: status.Pending}}
 		}, "boot", "is waiting for MAC 02:00:00:00:be:ef", 3},
+		{"job stopped by a signal", func(m *observe.Facts) {
+			m.Supervisor.Services[0].Stopped, m.Supervisor.Services[0].PID = true, 71
+		}, "supervisor", "the process 71 of web is stopped by a signal", 1},
+		{"two agents", func(m *observe.Facts) { m.Agent.MainPID, m.Agent.PIDs = 17, []int{17, 99} },
+			"agent", "2 agents are running: process 17 is the unit's, and 99 is not", 1},
 		{"duplicate address", func(m *observe.Facts) {
 			filtered(m)
 			m.Network.Duplicates = []string{"address 10.0.0.7 on eth0 is also used by the machine with hardware address 02:00:00:00:00:07"}
@@ -264,7 +269,6 @@ func TestFirstFinding(t *testing.T) {
 		{"agent.json broken, not as root", func(m *observe.Facts) {
 			m.Superuser, m.Config.Err = false, "agent.json: not valid JSON"
 		}, "agent.json", "not valid JSON", 1},
-		{"two agents", func(m *observe.Facts) { m.Leftovers = []string{"process 9 runs /var/vcap/bosh/bin/bosh-agent"} }, "leftovers", "process 9", 3},
 		{"another tool", func(m *observe.Facts) { m.Leftovers = []string{"/etc/netplan/50-cloud-init.yaml"} },
 			"leftovers", "netplan", 0},
 	} {
@@ -380,7 +384,7 @@ func TestOtherUsersAreToldThatTheySeeLess(t *testing.T) {
 	var out bytes.Buffer
 	Print(&out, findings, false)
 	if text := strings.Join(strings.Fields(out.String()), " "); !strings.Contains(text,
-		"not checked (run as root): settings files, settings, gateway, certificate, bus") ||
+		"not checked (run as root): duplicate address, settings files, settings, gateway, certificate, bus") ||
 		strings.Contains(text, "systemctl start monit") || strings.Contains(text, "the bus does not need one") {
 		t.Errorf("the screen is\n%s", out.String())
 	}

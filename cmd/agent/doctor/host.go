@@ -40,9 +40,12 @@ func migrating(m observe.Facts) bool {
 }
 
 func space(m observe.Facts) (found []Finding) {
-	const do = "remove what is not needed: 'du -xhd1 %s' shows where it is, 'journalctl --vacuum-size=100M' shrinks the journal"
 	for _, f := range m.FileSystems {
-		how := fmt.Sprintf(do, f.Path)
+		how := fmt.Sprintf("remove what is not needed: 'du -xhd1 %s' shows where it is", f.Path)
+		if f.Path == "/" || f.Path == "/var/log" || strings.HasSuffix(f.Path, "/data") { // /var/log is on the data disk
+			how += ", 'journalctl --vacuum-size=100M' shrinks the journal"
+		}
+		inodes := "remove directories with many small files: 'du --inodes -xd1 " + f.Path + "' shows where they are"
 		switch {
 		case f.ReadOnly && f.Path == store && migrating(m):
 			// migrate_disk copies a store that does not change.
@@ -52,11 +55,11 @@ func space(m observe.Facts) (found []Finding) {
 		case f.Free < fullBytes:
 			found = append(found, problem(how, "no space left on %s: %d of %d MiB are free", f.Path, f.Free>>20, f.Size>>20))
 		case f.Inodes > 0 && f.FreeInodes < fullInodes:
-			found = append(found, problem("remove directories with many small files: 'du --inodes -xd1 "+f.Path+"' shows where they are", "no inodes left on %s: %d of %d are free", f.Path, f.FreeInodes, f.Inodes))
+			found = append(found, problem(inodes, "no inodes left on %s: %d of %d are free", f.Path, f.FreeInodes, f.Inodes))
 		case f.Size > minWarnSize && float64(f.Free) < nearlyShare*float64(f.Size):
 			found = append(found, warning(how, "little space left on %s: %d of %d MiB are free", f.Path, f.Free>>20, f.Size>>20))
 		case f.Inodes > 0 && float64(f.FreeInodes) < nearlyShare*float64(f.Inodes):
-			found = append(found, warning(how, "few inodes left on %s: %d of %d are free", f.Path, f.FreeInodes, f.Inodes))
+			found = append(found, warning(inodes, "few inodes left on %s: %d of %d are free", f.Path, f.FreeInodes, f.Inodes))
 		}
 	}
 	if len(found) == 0 {
@@ -244,12 +247,24 @@ func process(m observe.Facts) []Finding {
 	case !m.Agent.Running:
 		return []Finding{problem(start, "the agent is not running: its process %d is gone%s", d.PID, unit)}
 	}
+	if others := slices.DeleteFunc(slices.Clone(m.Agent.PIDs), func(pid int) bool { return pid == cmp.Or(m.Agent.MainPID, d.PID) }); len(others) > 0 {
+		return []Finding{problem(fmt.Sprintf("end the one that systemd did not start: 'kill %d'; then %s", others[0], restartAgent),
+			"%d agents are running: process %d is the unit's, and %s is not", len(others)+1, cmp.Or(m.Agent.MainPID, d.PID), joinPIDs(others))}
+	}
 	if d.Ended != nil {
 		return []Finding{note("'journalctl -u bosh-agent' shows more",
 			"the process before this one ended at %s: %s; systemd has restarted the agent %s",
 			day(d.Ended.At), d.Ended.How, times(m.Agent.Restarts))}
 	}
 	return []Finding{good("process %d has been running since %s%s", d.PID, day(d.Started), unit)}
+}
+
+func joinPIDs(pids []int) string {
+	var texts []string
+	for _, pid := range pids {
+		texts = append(texts, fmt.Sprint(pid))
+	}
+	return strings.Join(texts, ", ")
 }
 
 func adviceFor(s status.Step) string {
@@ -328,12 +343,21 @@ func supervisor(m observe.Facts) (found []Finding) {
 			failing, logs = append(failing, p.Name+" "+p.State), append(logs, p.Logs...)
 		}
 	}
+	for _, p := range s.Services {
+		if p.Stopped {
+			found = append(found, problem(fmt.Sprintf("resume it: 'kill -CONT %d', or end it: 'kill -KILL %d', after which it is started again", p.PID, p.PID),
+				"the process %d of %s is stopped by a signal, which the supervisor takes for running", p.PID, p.Name))
+		}
+	}
+	if len(found) > 0 && len(failing) == 0 {
+		return found
+	}
 	if len(failing) > 0 {
 		if len(logs) == 0 {
 			logs = []string{vcap.New(vcap.DefaultBase).JobLogs() + " for their logs"}
 		}
-		return []Finding{warning("see "+strings.Join(logs, ", ")+", and 'monit summary'",
-			"job processes are not running: %s", strings.Join(failing, ", "))}
+		return append(found, warning("'agent jobs' shows why and the end of the log; see "+strings.Join(logs, ", "),
+			"job processes are not running: %s", strings.Join(failing, ", ")))
 	}
 	return []Finding{good("%d processes", len(s.Services))}
 }
@@ -399,8 +423,6 @@ func drift(m observe.Facts) []Finding {
 func leftovers(m observe.Facts) (found []Finding) {
 	for _, text := range m.Leftovers {
 		switch {
-		case strings.HasPrefix(text, "process "):
-			found = append(found, warning("only one agent may run: stop the one that systemd did not start ('systemctl status bosh-agent')", "%s", text))
 		case strings.HasSuffix(text, networkd.AsideSuffix):
 			found = append(found, note("", "the agent has set %s aside", text))
 		case strings.Contains(text, "/foreign/"):

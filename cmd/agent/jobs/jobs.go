@@ -4,8 +4,10 @@ package jobs
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,6 +19,7 @@ import (
 	"cambium/cmd/agent/doctor/observe"
 	"cambium/internal/oneline"
 	"cambium/internal/retry"
+	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/jobs/monit"
 )
@@ -58,7 +61,8 @@ Needs root. Exit codes: 0 all are running, 1 some are not or the supervisor does
 	for {
 		all, err := list(ctx, dirs)
 		if err != nil {
-			fmt.Fprintln(stderr, "agent jobs:", cli.Advise(err))
+			d, _ := status.Observe(vcap.RunDir.Status()) // without one, the error remains
+			fmt.Fprintln(stderr, "agent jobs:", cli.Advise(explain(&d, err)))
 			if !*watch {
 				return cli.ExitFailed
 			}
@@ -74,6 +78,20 @@ Needs root. Exit codes: 0 all are running, 1 some are not or the supervisor does
 		}
 		fmt.Fprintln(stdout)
 	}
+}
+
+// explain says why the supervisor does not answer, as far as the agent's status tells.
+func explain(d *status.Document, err error) error {
+	if reason := d.JobsWithheld(); reason != "" {
+		return fmt.Errorf("%s: %s", status.JobsWithheld, reason)
+	}
+	if by := d.Warning(status.PortTaken); by != "" {
+		return fmt.Errorf("%s: %s; end that process", status.PortTaken, by)
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		return err
+	}
+	return fmt.Errorf("the supervisor does not answer; 'sudo agent doctor' shows more: %w", err)
 }
 
 func exitCode(all []Job) int {

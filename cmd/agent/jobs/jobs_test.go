@@ -1,12 +1,14 @@
 package jobs
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"cambium/internal/status"
 	"cambium/internal/vcap"
 )
 
@@ -32,6 +34,23 @@ db: last lines of /var/vcap/sys/log/db/db.log
 `
 	if out.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
+	}
+}
+
+// TestExplain: why the supervisor does not answer is in the agent's status, and not in the error of a connection.
+func TestExplain(t *testing.T) {
+	refused := errors.New("connection refused")
+	for _, c := range []struct {
+		warnings []string
+		want     string
+	}{
+		{[]string{status.JobsWithheld + ": disk-1 is missing"}, "no job is started: disk-1 is missing"},
+		{[]string{status.PortTaken + ": process 7 (web) has it"}, "monit's port is taken: process 7 (web) has it; end that process"},
+		{nil, "the supervisor does not answer; 'sudo agent doctor' shows more: connection refused"},
+	} {
+		if got := explain(&status.Document{Warnings: c.warnings}, refused); got.Error() != c.want {
+			t.Errorf("%q: %v, want %s", c.warnings, got, c.want)
+		}
 	}
 }
 

@@ -66,7 +66,7 @@ func write(w io.Writer, m observe.Facts) {
 		p.sample("cambium_agent_state", truth(m.Agent.Running && d.State == s), "state", string(s))
 	}
 	boot(p, *d)
-	p.family("cambium_filesystem_free_bytes", "Bytes that are free for root.")
+	p.family("cambium_filesystem_free_bytes", "Bytes that are free for users; root may have more.")
 	for _, f := range m.FileSystems {
 		p.sample("cambium_filesystem_free_bytes", float64(f.Free), "path", f.Path)
 	}
@@ -74,9 +74,11 @@ func write(w io.Writer, m observe.Facts) {
 	for _, f := range m.FileSystems {
 		p.sample("cambium_filesystem_size_bytes", float64(f.Size), "path", f.Path)
 	}
-	p.family("cambium_filesystem_free_inodes", "Inodes that are free.")
+	p.family("cambium_filesystem_free_inodes", "Inodes that are free, of file systems with a fixed number.")
 	for _, f := range m.FileSystems {
-		p.sample("cambium_filesystem_free_inodes", float64(f.FreeInodes), "path", f.Path)
+		if f.Inodes > 0 {
+			p.sample("cambium_filesystem_free_inodes", float64(f.FreeInodes), "path", f.Path)
+		}
 	}
 	if m.Superuser {
 		restricted(p, m)

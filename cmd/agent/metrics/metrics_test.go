@@ -129,12 +129,24 @@ func everything() observe.Facts {
 			Steps:    []status.Step{{Name: "network", Outcome: status.Done, Start: 1, End: 2}},
 			Marks:    []status.Mark{{Name: status.MarkBus, At: 1}},
 			Progress: map[string]status.Progress{"migrate_disk": {Text: "copy", Done: 1}}}},
-		FileSystems: []observe.FileSystem{{Path: "/", Size: 3 << 30, Free: 1 << 30, FreeInodes: 100}},
+		FileSystems: []observe.FileSystem{{Path: "/", Size: 3 << 30, Free: 1 << 30, Inodes: 200, FreeInodes: 100}},
 		Disk:        observe.Disk{CID: "disk-1", Mounted: "/dev/sdc1"},
 		Supervisor: observe.Supervisor{Expected: true, Services: []observe.Service{{Name: "web", State: "running",
 			Monitored: true}}},
 		Identity: observe.Identity{Certificates: []observe.Certificate{{Role: observe.RoleClient, Name: "a",
 			NotAfter: time.Now().AddDate(1, 0, 0)}}}}
+}
+
+// A file system without a fixed number of inodes has no sample, so that an alert can ask for less than some.
+func TestInodesAreThoseOfAFixedNumber(t *testing.T) {
+	m := everything()
+	m.FileSystems = []observe.FileSystem{{Path: "/btrfs"}, {Path: "/full", Inodes: 70}}
+	var out bytes.Buffer
+	write(&out, m)
+	if text := out.String(); strings.Contains(text, `free_inodes{path="/btrfs"}`) ||
+		!strings.Contains(text, `cambium_filesystem_free_inodes{path="/full"} 0`) {
+		t.Errorf("the samples of inodes are wrong:\n%s", text)
+	}
 }
 
 // TestMonitoringNamesMetrics: alerts and dashboard ask for metrics that there are, and the dashboard shows them all.

@@ -53,7 +53,9 @@ func agentState(ctx context.Context, o Options) (found Agent) {
 	}
 	if s, known := unitState(ctx, agentUnit); known {
 		found.Unit, found.Restarts = s.Active+" ("+s.Sub+")", s.Restarts
+		found.MainPID = s.MainPID
 	}
+	found.PIDs = agents(o.Dirs)
 	return found
 }
 
@@ -203,7 +205,8 @@ func supervisor(ctx context.Context, dirs vcap.Dirs) (found Supervisor) {
 		return found
 	}
 	for _, s := range state.Services {
-		service := Service{Name: s.Name, State: s.State, Monitored: s.Monitored}
+		service := Service{Name: s.Name, State: s.State, Monitored: s.Monitored, PID: s.PID,
+			Stopped: s.PID > 0 && status.ProcessStopped(s.PID)}
 		if s.Monitored && s.State != "running" {
 			service.Logs = JobLogs(dirs, s.Name)
 		}
@@ -255,11 +258,6 @@ func tasks(dirs vcap.Dirs) task.Counts {
 
 // leftovers are what other agents and tools have left that can get into the way of this one.
 func leftovers(dirs vcap.Dirs) (found []string) {
-	if running := agents(dirs); len(running) > 1 {
-		for _, pid := range running {
-			found = append(found, fmt.Sprintf("process %d runs %s", pid, dirs.Agent()))
-		}
-	}
 	patterns := append(dirs.Foreign(), "/etc/netplan/*.yaml", networkd.EtcDir+"/*"+networkd.AsideSuffix)
 	if unit.Booted("/") {
 		patterns = append(patterns, "/etc/service/agent", "/etc/service/monit")
@@ -274,9 +272,11 @@ func leftovers(dirs vcap.Dirs) (found []string) {
 // foreign are reads of what jobs and their processes have made.
 var foreign bounded.Group
 
-// agents are the processes that run the agent's file without a command word: agents, not commands.
+// agents are the processes that run the agent's file without a command word: agents, not commands, and not those of
+// containers.
 func agents(dirs vcap.Dirs) (pids []int) {
 	program := dirs.Agent()
+	namespace, _ := os.Readlink("/proc/self/ns/pid")
 	entries, _ := os.ReadDir("/proc") // without it there is nothing to tell
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
@@ -285,6 +285,9 @@ func agents(dirs vcap.Dirs) (pids []int) {
 		}
 		exe, err := os.Readlink(filepath.Join("/proc", e.Name(), "exe"))
 		if err != nil || strings.TrimSuffix(exe, " (deleted)") != program {
+			continue
+		}
+		if within, err := os.Readlink(filepath.Join("/proc", e.Name(), "ns/pid")); err != nil || within != namespace {
 			continue
 		}
 		line, err := bounded.ReadFile(&foreign, filepath.Join("/proc", e.Name(), "cmdline"))

@@ -92,13 +92,16 @@ type Agent struct {
 	Unit string `json:"unit,omitempty"`
 	// Restarts is how often systemd has started it again by itself.
 	Restarts int `json:"restarts"`
+	// MainPID is systemd's; 0 without systemd. PIDs are all processes that run as agents.
+	MainPID int   `json:"main_pid,omitempty"`
+	PIDs    []int `json:"pids,omitempty"`
 }
 
 // FileSystem is how full one is.
 type FileSystem struct {
 	Path       string `json:"path"` // one of the paths on it
 	Size       uint64 `json:"size_bytes"`
-	Free       uint64 `json:"free_bytes"` // for root
+	Free       uint64 `json:"free_bytes"` // for users; root may have more
 	Inodes     uint64 `json:"inodes"`     // 0 where the file system has no fixed number
 	FreeInodes uint64 `json:"free_inodes"`
 	ReadOnly   bool   `json:"read_only"`
@@ -135,6 +138,9 @@ type Service struct {
 	State string `json:"state"`
 	// Monitored is false for one that is stopped on purpose.
 	Monitored bool `json:"monitored"`
+	// Stopped means that its process was stopped by a signal: the supervisor takes it for running.
+	Stopped bool `json:"stopped,omitempty"`
+	PID     int  `json:"pid,omitempty"`
 	// Logs are the log files of its job, the newest first; only of one that does not run.
 	Logs []string `json:"logs,omitempty"`
 }
