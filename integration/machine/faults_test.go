@@ -87,6 +87,7 @@ func (m *faulty) get(name string, make func() *lab.Instance) *lab.Instance {
 	if m.made[name] == nil {
 		m.made[name] = make()
 		ready(m.t, m.made[name])
+		ended(m.t, m.made[name]) // networkd adds routes again while the boot writes its files
 	}
 	return m.made[name]
 }
