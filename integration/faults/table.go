@@ -107,7 +107,7 @@ var Table = []Fault{
 		Status: Screen{0, "state: ready"}, Wait: 0,
 		Doctor:  Screen{1, "problem: agent … 2 agents are running: process"},
 		Metrics: running,
-		Vcap:    Other{Doctor: Screen{3, "not checked (run as root): …"}}},
+		Vcap:    Other{Doctor: Screen{3, "not checked (run as root):"}}},
 	{Name: "MTU too small", CI: true,
 		Status: Screen{0, "warning: eth0 has an MTU of 576 bytes"}, Wait: 0,
 		Doctor:  Screen{3, "warning: MTU … 576"},
