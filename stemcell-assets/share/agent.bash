@@ -3,12 +3,13 @@ _agent() {
 	local word=${COMP_WORDS[COMP_CWORD]} flags= words=
 	COMPREPLY=()
 	if ((COMP_CWORD == 1)); then
-		words="help run status timeline doctor support metrics validate settings plan disk jobs supervise compile log-level completion man version --help --version"
+		words="help run status retry timeline doctor support metrics validate settings plan disk jobs supervise compile log-level completion man version --help --version"
 	else
 		case ${COMP_WORDS[1]} in
-		help) words="help run status timeline doctor support metrics validate settings plan disk jobs supervise compile log-level completion man version" ;;
+		help) words="help run status retry timeline doctor support metrics validate settings plan disk jobs supervise compile log-level completion man version" ;;
 		run) flags="-C -M -P -b --no-alerts -r -v --help" words="" ;;
 		status) flags="--file --json -v --wait --help" words="" ;;
+		retry) flags="--file --help" words="" ;;
 		timeline) flags="-b --blame --boot --file --json --svg --width --help" words="" ;;
 		doctor) flags="-C -b --file --json --timeout -v --help" words="" ;;
 		support) flags="-C -b --file --timeout --help" words="" ;;

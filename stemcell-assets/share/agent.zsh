@@ -5,6 +5,7 @@ commands=(
 	'help:list the commands, or show the help of one'
 	'run:run the agent (what a stemcell does with flags alone)'
 	'status:show state, verdict and boot steps, or --wait for them'
+	'retry:begin the next attempt of a failed boot at once'
 	'timeline:show where the boot spent its time'
 	'doctor:find out why the Director may not see this machine'
 	'support:write a support archive without secrets'
@@ -46,6 +47,11 @@ status)
 		'--json[print the status document]' \
 		'-v[show every boot step, with what it waited for, saw and changed]' \
 		'--wait[wait until the agent has failed, or is ready with its bus, at most DURATION if one is given]:DURATION:_default' \
+		'--help[show the help of the command]' '*:file:_files'
+	;;
+retry)
+	_arguments \
+		'--file[status FILE of the agent]:FILE:_default' \
 		'--help[show the help of the command]' '*:file:_files'
 	;;
 timeline)
