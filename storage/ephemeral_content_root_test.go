@@ -227,7 +227,7 @@ func TestRootFormatARefusedDisk(t *testing.T) {
 		if !strings.Contains(text, c.holds) {
 			t.Errorf("%s is described as %q, want %q", c.which, text, c.holds)
 		}
-		b.ok(b.Record.Ask(record.Format, key))
+		b.ok(b.Record.Ask(record.Format, key, ""))
 		b.ok(c.setup())
 		b.ok(c.setup()) // and it is not formatted again
 		if r, err := b.Record.Read(); err != nil || len(r.Asked) > 0 {
@@ -246,7 +246,7 @@ func TestRootFormatARefusedDisk(t *testing.T) {
 		t.Error("an ephemeral disk that no hint names is described")
 	}
 	// The settings say that it is a store, whatever an operator has asked.
-	b.ok(b.Record.Ask(record.Format, record.Ephemeral))
+	b.ok(b.Record.Ask(record.Format, record.Ephemeral, ""))
 	b.fails(b.setupEphemeral(other.Path, nil), "is the persistent disk vol-1")
 }
 

@@ -73,12 +73,12 @@ func TestRootDiskOnRecordIsNeverFormatted(t *testing.T) {
 			t.Errorf("%s is without signatures, and the disk was changed", wipe)
 		}
 	}
-	b.ok(b.Record.Ask(record.Release, "vol-1"))
+	b.ok(b.Record.Ask(record.Release, "vol-1", ""))
 	b.fails(b.Mount(ctx, "vol-1"), "Because", "ext4", "agent disk format vol-1 --yes")
 	if !strings.Contains(b.log.String(), "an operator has released the disk") {
 		t.Error("the release is not in the log")
 	}
-	b.ok(b.Record.Ask(record.Format, "vol-1"))
+	b.ok(b.Record.Ask(record.Format, "vol-1", ""))
 	b.ok(b.Mount(ctx, "vol-1"))
 	b.put("new")
 	b.reboot()
@@ -121,7 +121,7 @@ func TestRootAnotherDiskUnderOneCID(t *testing.T) {
 	b.unmounted("vol-1", "Unmounted partition of vol-1")
 
 	b.attach("vol-1", second.Path)
-	b.ok(b.Record.Ask(record.Accept, "vol-1"))
+	b.ok(b.Record.Ask(record.Accept, "vol-1", ""))
 	b.ok(b.Mount(ctx, "vol-1"))
 	b.kept(b.Dirs.Store(), "two")
 	if !strings.Contains(b.log.String(), "an operator has accepted the disk") {
@@ -129,53 +129,6 @@ func TestRootAnotherDiskUnderOneCID(t *testing.T) {
 	}
 	b.unmounted("vol-1", "Unmounted partition of vol-1")
 	b.ok(b.Mount(ctx, "vol-1")) // without another request
-}
-
-// A clone under a new CID is mounted and recorded, alone and beside its original.
-func TestRootClones(t *testing.T) {
-	for _, kind := range []string{"ext4", "xfs"} {
-		t.Run(kind, func(t *testing.T) {
-			b := newBench(t, Options{})
-			size := int64(512 << 20)
-			original := b.disk(size, "vol-1")
-			p := b.records.disks["vol-1"]
-			p.FileSystem = kind
-			b.records.disks["vol-1"] = p
-			b.ok(b.Mount(ctx, "vol-1"))
-			b.put("data")
-			b.unmounted("vol-1", "Unmounted partition of vol-1")
-			image := filepath.Join(filepath.Dir(original.Image), "clone.img")
-			if out, err := exec.Command("cp", "--sparse=always", original.Image, image).CombinedOutput(); err != nil {
-				t.Fatalf("cp: %v: %s", err, out)
-			}
-			clone := looptest.Attach(t, image)
-			b.attach("vol-2", clone.Path)
-
-			b.ok(b.Mount(ctx, "vol-2"))
-			b.kept(b.Dirs.Store(), "data")
-			b.lists("vol-2")
-			b.ok(b.Mount(ctx, "vol-1")) // beside it
-			b.kept(b.Dirs.StoreMigrationTarget(), "data")
-			b.lists("vol-2", "vol-1")
-			b.unmounted("vol-1", "Unmounted partition of vol-1")
-			b.lists("vol-2")
-			b.unmounted("vol-2", "Unmounted partition of vol-2")
-			// Only their paths tell them apart, and these may have been exchanged.
-			b.attach("vol-1", clone.Path)
-			b.attach("vol-2", original.Path)
-			for _, err := range []error{boot(b.disks()), b.Mount(ctx, "vol-1"), b.Mount(ctx, "vol-2")} {
-				b.fails(err, "or its clone", "agent disk accept")
-			}
-			b.attach("vol-1", original.Path)
-			b.attach("vol-2", clone.Path)
-			b.ok(b.Record.Ask(record.Accept, "vol-2"))
-			b.ok(boot(b.disks()))
-			b.unmounted("vol-2", "Unmounted partition of vol-2")
-			b.ok(b.Remove(ctx, "vol-2"))
-			b.ok(b.Mount(ctx, "vol-1"))
-			b.lists("vol-1")
-		})
-	}
 }
 
 // A hint that leads to the device of another disk neither mounts nor unmounts that one.
@@ -198,47 +151,6 @@ func TestRootHintLeadsToAnotherDisk(t *testing.T) {
 	}
 	b.ok(boot(b.disks()))
 	b.kept(b.Dirs.Store(), "a")
-}
-
-// A Director that has given up a disk without remove_persistent_disk attaches another one in its place. The path of the former then leads to
-// the new one, which carries nothing of it.
-func TestRootPathOfADiskThatIsGone(t *testing.T) {
-	b := newBench(t, Options{})
-	dev := b.disk(64<<20, "vol-a")
-	b.ok(b.Mount(ctx, "vol-a"))
-	b.unmounted("vol-a", "Unmounted partition of vol-a")
-	b.attach("vol-b", dev.Path)
-	b.fails(b.Mount(ctx, "vol-b"), "is persistent disk vol-a")
-	poke(t, dev.Path, 1<<20+1080, make([]byte, 2))
-	b.fails(b.Mount(ctx, "vol-b"), "is persistent disk vol-a") // its table is still there
-	poke(t, dev.Path, 0, make([]byte, 64<<20))
-	b.ok(b.Mount(ctx, "vol-b"))
-	b.lists("vol-b")
-	b.unmounted("vol-b", "Unmounted partition of vol-b")
-	b.fails(b.Mount(ctx, "vol-a"), "is persistent disk vol-b")
-}
-
-// What a damaged record may have said about other disks is not known: only the disk that an operator has accepted is mounted.
-func TestRootDamagedRecords(t *testing.T) {
-	b := newBench(t, Options{})
-	b.disk(64<<20, "vol-1")
-	other := b.disk(64<<20, "vol-2")
-	b.Foreign = func() string { return "format" }
-	b.ok(b.Mount(ctx, "vol-1"))
-	b.put("one")
-	b.unmounted("vol-1", "Unmounted partition of vol-1")
-	b.ok(os.WriteFile(b.Dirs.DiskRecord(), []byte(`{"version":1,"disks":`), 0o600))
-	before := checksum(t, other)
-	for _, err := range []error{b.Mount(ctx, "vol-1"), b.Mount(ctx, "vol-2"), boot(b.disks()), b.Record.Ask(record.Release, "vol-1")} {
-		b.fails(err, "the disk record is damaged", "agent disk accept")
-	}
-	if checksum(t, other) != before {
-		t.Error("a disk was changed")
-	}
-	b.ok(b.Record.Ask(record.Accept, "vol-1"))
-	b.ok(boot(b.disks()))
-	b.kept(b.Dirs.Store(), "one")
-	b.ok(b.Mount(ctx, "vol-2"))
 }
 
 // withoutRecord has a damaged record of the disk on the store, until a new one is written.
@@ -264,7 +176,7 @@ func TestRootDamagedRecordOfTheStore(t *testing.T) {
 	for name, mend := range map[string]func(b *bench) error{
 		"mount_disk": func(b *bench) error { return b.Mount(ctx, "vol-1") },
 		"accepted": func(b *bench) error {
-			return errors.Join(b.Record.Ask(record.Accept, "vol-1"), boot(b.disks()))
+			return errors.Join(b.Record.Ask(record.Accept, "vol-1", ""), boot(b.disks()))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -49,7 +49,7 @@ func (b *bench) nothingOnStore() {
 
 // Mounted on the migration target, a disk does not become one that has been a store.
 func TestRootHalfCopyOfAnotherAgentIsNoStore(t *testing.T) {
-	accepts := []string{"'agent disk accept old'", "'agent disk accept new'"}
+	accepts := []string{"'agent disk accept old --yes'", "'agent disk accept new --yes'"}
 	for name, mounted := range map[string]bool{"after a reboot": false,
 		"with the new disk on the migration target": true} {
 		t.Run(name, func(t *testing.T) {
@@ -67,7 +67,7 @@ func TestRootHalfCopyOfAnotherAgentIsNoStore(t *testing.T) {
 				b.fails(b.Migrate(ctx, "old", "new"), "mount_disk old")
 			}
 			b.nothingOnStore()
-			b.ok(b.Record.Ask(record.Accept, "old"))
+			b.ok(b.Record.Ask(record.Accept, "old", ""))
 			b.ok(boot(b.disks()))
 			b.onStoreIs(old, "old")
 			b.ok(b.Mount(ctx, "new"))
@@ -91,7 +91,7 @@ func TestRootHalfCopyOfAnotherAgentIsNoStore(t *testing.T) {
 	t.Run("accepted", func(t *testing.T) {
 		b, _, fresh := halfCopied(t)
 		b.unmountAll()
-		b.ok(b.Record.Ask(record.Accept, "new"))
+		b.ok(b.Record.Ask(record.Accept, "new", ""))
 		b.ok(boot(b.disks()))
 		b.onStoreIs(fresh, "new")
 	})
@@ -116,18 +116,18 @@ func TestRootMarkedDiskIsNoStore(t *testing.T) {
 					delete(b.records.disks, "old")
 				}
 				if known && kind == "disk" {
-					b.fails(boot(b.disks()), "'agent disk accept new'") // which of the two is not known
+					b.fails(boot(b.disks()), "'agent disk accept new --yes'") // which of the two is not known
 				} else {
 					_, _, err := b.PlanMountLast(ctx)
-					b.fails(err, "incomplete copy of old", "'agent disk accept new'")
-					b.fails(boot(b.disks()), "incomplete copy of old", "Run mount_disk old", "'agent disk accept new'")
+					b.fails(err, "incomplete copy of old", "'agent disk accept new --yes'")
+					b.fails(boot(b.disks()), "incomplete copy of old", "Run mount_disk old", "'agent disk accept new --yes'")
 				}
 				b.nothingOnStore()
 			}
 			b.records.mounted = ""
 			b.fails(b.Mount(ctx, "new"), "incomplete copy of old")
 			b.nothingOnStore()
-			b.ok(b.Record.Ask(record.Accept, "new"))
+			b.ok(b.Record.Ask(record.Accept, "new", ""))
 			b.ok(b.Mount(ctx, "new"))
 			b.unmountAll()
 			b.ok(boot(b.disks()))
@@ -217,10 +217,11 @@ func startIn(t *testing.T, dir, name string, args ...string) (end func()) {
 func TestRootMigrateToADiskWithCoarseTimes(t *testing.T) {
 	b := newBench(t, Options{})
 	b.disk(64<<20, "old")
+	b.ok(b.Mount(ctx, "old"))
 	fresh := b.disk(64<<20, "new")
 	part := partitioned(t, fresh, "label: gpt\nstart=2048, name=\"bosh-partition-0\"\n")
 	tool(t, part, "mkfs.ext4", "-qF", "-I", "128", part)
-	b.ok(errors.Join(b.Mount(ctx, "old"), b.Mount(ctx, "new")))
+	b.ok(b.Mount(ctx, "new"))
 	dir, late := filepath.Join(b.Dirs.Store(), "dir"), filepath.Join(b.Dirs.Store(), "dir", "late")
 	b.ok(os.Mkdir(dir, 0o755))
 	write(t, late, "x")
@@ -287,12 +288,13 @@ func TestRootMarkOfAnotherCopy(t *testing.T) {
 	b.killedAt("verify", func() { _ = b.Migrate(ctx, "old", "new") })
 	b.ok(boot(b.disks()))
 	b.unmountAll()
+	delete(b.records.disks, "old")
 	other := b.disk(64<<20, "third")
 	b.ok(b.Mount(ctx, "third"))
 	b.ok(b.Mount(ctx, "new"))
-	b.fails(b.Migrate(ctx, "third", "new"), "an incomplete copy of old, not of this third", "'agent disk accept new'")
+	b.fails(b.Migrate(ctx, "third", "new"), "an incomplete copy of old, not of this third", "'agent disk accept new --yes'")
 	b.onStoreIs(other, "third")
-	b.ok(b.Record.Ask(record.Accept, "new"))
+	b.ok(b.Record.Ask(record.Accept, "new", ""))
 	b.ok(b.Mount(ctx, "new"))
 	b.ok(b.Migrate(ctx, "third", "new"))
 	if got := read(t, filepath.Join(b.Dirs.Store(), "one")); got != strings.Repeat("one", 1000) {

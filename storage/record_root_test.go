@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -104,7 +103,7 @@ func TestRootStoreIsTheDiskOnRecord(t *testing.T) {
 // its record, nor because the file that other agents read is lost.
 func TestRootStoreIsNotForgotten(t *testing.T) {
 	for name, lose := range map[string]func(*bench){
-		"released":                           func(b *bench) { b.ok(b.Record.Ask(record.Release, "vol-1")) },
+		"released":                           func(b *bench) { b.ok(b.Record.Ask(record.Release, "vol-1", "")) },
 		"managed_disk_settings.json is lost": func(b *bench) { b.records.mounted = "" },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -120,30 +119,5 @@ func TestRootStoreIsNotForgotten(t *testing.T) {
 				b.onStoreIs(dev, "vol-1")
 			}
 		})
-	}
-}
-
-// After a takeover nothing is on record, and the hint of a disk that is gone leads to the one that is there.
-func TestRootStaleHintIsEndedByAccept(t *testing.T) {
-	b := newBench(t, Options{})
-	dev := b.disk(64<<20, "vol-1")
-	b.ok(b.Mount(ctx, "vol-1"))
-	b.put("data")
-	b.unmounted("vol-1", "Unmounted partition of vol-1")
-	b.ok(os.Remove(b.Dirs.DiskRecord()))
-	b.attach("vol-0", dev.Path)
-	for _, err := range []error{boot(b.disks()), b.Mount(ctx, "vol-1")} {
-		b.fails(err, "agent disk accept vol-1")
-	}
-	b.ok(b.Record.Ask(record.Accept, "vol-1"))
-	b.ok(boot(b.disks()))
-	b.kept(b.Dirs.Store(), "data")
-	b.unmounted("vol-1", "Unmounted partition of vol-1")
-	// With its identity on record, the stale hint is noted and ignored.
-	b.log.Reset()
-	b.ok(boot(b.disks()))
-	b.onStoreIs(dev, "vol-1")
-	if !strings.Contains(b.log.String(), "another disk's hint resolves to the same device") || !strings.Contains(b.log.String(), "vol-0") {
-		t.Error("the stale hint is not in the log")
 	}
 }

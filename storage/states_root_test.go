@@ -53,7 +53,7 @@ func TestRootMigrateAgainAfterAReboot(t *testing.T) {
 			b.reboot()
 			b.onStoreIs(fresh, "new")
 			b.ok(os.Remove(filepath.Join(b.Dirs.Store(), "writable")))
-			b.fails(b.Migrate(ctx, c.from, c.to), "first", "new to third is not complete")
+			b.fails(b.Migrate(ctx, c.from, c.to), " first")
 			b.ok(b.Mount(ctx, "third"))
 			b.ok(b.Migrate(ctx, c.from, c.to))
 			if got := treeSum(t, b.Dirs.Store()); got != sum {
@@ -69,7 +69,7 @@ func TestRootMigrateAgainAfterAReboot(t *testing.T) {
 func TestRootBusyMigrationTarget(t *testing.T) {
 	b, _, fresh := migrating(t, 128<<20)
 	b.CrashPoint = func(name string) {
-		if name == "remove mark" {
+		if name == "complete copy" {
 			startIn(t, b.Dirs.StoreMigrationTarget(), "sleep", "1000")
 		}
 	}

@@ -99,6 +99,12 @@ func New(c Config) Disks {
 	m.WorkProgress = c.WorkProgress
 	label := persistent.LabelOf(c.Options.PartitionerType)
 	disks := &Persistent{Machine: m, Resolver: c.Resolver, Records: c.Records, Label: label, Reload: c.Settings.Refresh,
+		Associated: func() (cids []string) {
+			for _, a := range c.Settings.Effective().Associations {
+				cids = append(cids, a.CID)
+			}
+			return cids
+		},
 		Foreign:     func() string { return c.Settings.Effective().ForeignPersistentDisk(c.Options.ForeignPersistentDisk) },
 		Blank:       func() string { return c.Settings.Effective().BlankDisks(c.Options.BlankDisks) },
 		BindMounted: c.Options.BindMountPersistentDisk, Preformatted: c.Options.UsePreformattedPersistentDisk}

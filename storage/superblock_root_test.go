@@ -69,7 +69,7 @@ func TestRootNoSettingFormatsASuperblock(t *testing.T) {
 			if checksum(t, dev) != before {
 				t.Fatal("the disk was changed")
 			}
-			b.ok(b.Record.Ask(record.Format, "vol-1"))
+			b.ok(b.Record.Ask(record.Format, "vol-1", ""))
 			b.ok(b.Mount(ctx, "vol-1"))
 		})
 	}

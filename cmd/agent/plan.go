@@ -14,9 +14,11 @@ import (
 	"cambium/bootstrap"
 	"cambium/bootstrap/engine"
 	"cambium/cmd/agent/cli"
+	"cambium/cmd/agent/disk"
 	"cambium/internal/oneline"
 	"cambium/internal/vcap"
 	"cambium/storage/decide"
+	diskrecord "cambium/storage/record"
 )
 
 func runPlan(ctx context.Context, args []string, stdout, stderr io.Writer) int {
@@ -121,33 +123,35 @@ func lookOnly(path string, dirs vcap.Dirs, cacheBudget time.Duration) (machineOp
 		announceWait: func(string) {}, cacheBudget: cacheBudget}, err
 }
 
-// describeDisk says what is on a disk, for `agent disk format`, and returns the key of such a request. A disk is named by
-// its CID, the word ephemeral, or the path of an ephemeral or raw disk. It asks no source: the disk is one that the
-// agent knows.
-func describeDisk(ctx context.Context, dirs vcap.Dirs, disk string) (key, text string, err error) {
+// describeDisk says what is on a disk, for `agent disk`, and returns the key of such a request. A disk is named by its
+// CID, or, to format it, by the word ephemeral or the path of an ephemeral or raw disk. It asks no source: the disk is
+// one that the agent knows.
+func describeDisk(ctx context.Context, dirs vcap.Dirs, name string, a diskrecord.Action) (shown disk.Shown, err error) {
 	o, err := lookOnly(dirs.AgentJSON(), dirs, 0)
 	if err != nil {
-		return "", "", err
+		return shown, err
 	}
 	b := newBoot(o)
 	current, err := openSettings(b, o)
 	if err != nil {
-		return "", "", err
+		return shown, err
 	}
 	disks, err := openDisks(b, current, o)
 	if err != nil {
-		return "", "", err
+		return shown, err
 	}
-	_, persistent := current.Disks()[disk]
-	switch word := disk == decide.FormatEphemeral; {
+	_, persistent := current.Disks()[name]
+	switch word := name == decide.FormatEphemeral && a == diskrecord.Format; {
 	case word && persistent:
-		return "", "", fmt.Errorf("%q is the CID of a persistent disk: name the ephemeral disk by its path", disk)
-	case word || !persistent && filepath.IsAbs(disk):
+		return shown, fmt.Errorf("%q is the CID of a persistent disk: name the ephemeral disk by its path", name)
+	case word || !persistent && a == diskrecord.Format && filepath.IsAbs(name):
 		named := current.Effective().Settings.Disks
-		return disks.Ephemeral.Describe(ctx, disk, named.Ephemeral, named.RawHints())
+		shown.Key, shown.Text, err = disks.Ephemeral.Describe(ctx, name, named.Ephemeral, named.RawHints())
+		return shown, err
 	}
-	text, err = disks.Persistent.Describe(ctx, disk)
-	return disk, text, err
+	shown.Key = name
+	shown.Text, shown.Disk, err = disks.Persistent.Describe(ctx, name, a)
+	return shown, err
 }
 
 func (p bootPlan) exitCode() int {

@@ -22,8 +22,9 @@ type FileSystem struct {
 	Check []string
 	// Repair is what an operator runs on one that the kernel refuses: it decides, and asks.
 	Repair string
-	// Look are the mount options, besides ro, with which nothing is written, not even a journal replayed.
-	Look []string
+	// Look are the mount options, besides ro, with which nothing is written, not even a journal replayed, and Replay
+	// those with which it is.
+	Look, Replay []string
 }
 
 // All are the file systems; the first one is the default.
@@ -31,7 +32,7 @@ var All = []FileSystem{
 	{Name: "ext4", Package: "e2fsprogs", Make: []string{"mkfs.ext4", "-q", "-F", "-E", "nodiscard"},
 		Check: []string{"e2fsck", "-n", "-f"}, Repair: "e2fsck -f", Look: []string{"noload"}},
 	{Name: "xfs", Package: "xfsprogs", Make: []string{"mkfs.xfs", "-q", "-f", "-K"},
-		Check: []string{"xfs_repair", "-n"}, Repair: "xfs_repair", Look: []string{"norecovery", "nouuid"}},
+		Check: []string{"xfs_repair", "-n"}, Repair: "xfs_repair", Look: []string{"norecovery", "nouuid"}, Replay: []string{"nouuid"}},
 }
 
 // Find returns the file system of a name.

@@ -19,8 +19,7 @@ const foreign = "foreign"
 func (d Dirs) OfAgentID() []string {
 	paths := []string{d.Spec(), d.Tasks(), d.Ready(), d.Boots(), d.HTTPSKey(), d.AgentState(),
 		d.Instance(), d.MonitJobs(), d.MonitJobsWithdrawn(), d.MonitStopped(), d.StartRequested(),
-		d.FormerDiskRequests(), d.FormerDiskIntents(), d.ManagedDiskSettings(), d.DiskRecordLock(),
-		d.DiskRecord(), d.FormerDiskRecords()}
+		d.ManagedDiskSettings(), d.DiskRecordLock(), d.DiskRecord()}
 	for _, p := range d.Places() {
 		paths = append(paths, p.TaskRecord(), p.CertificateWarnings(), p.UpdateSettings(), p.DiskHints())
 	}

@@ -55,6 +55,7 @@ func (d Dirs) AgentState() string          { return d.join("bosh", "agent_state.
 func (d Dirs) ManagedDiskSettings() string { return d.join("bosh", "managed_disk_settings.json") }
 func (d Dirs) DiskRecord() string          { return d.join("bosh", "disks.json") }
 func (d Dirs) DiskRecordLock() string      { return d.join("bosh", "disks.json.lock") }
+func (d Dirs) DiskLook() string            { return d.join("bosh", "disk_look") }
 func (d Dirs) Spec() string                { return d.join("bosh", "spec.json") }
 func (d Dirs) Tasks() string               { return d.join("bosh", "tasks.json") }
 func (d Dirs) Ready() string               { return d.join("bosh", "cambium_ready") }
@@ -63,12 +64,6 @@ func (d Dirs) HTTPSKey() string            { return d.join("bosh", "https_key.pe
 func (d Dirs) BootOnce() string            { return d.join("bosh", "bootonce") }
 func (d Dirs) CanRestart() string          { return d.join("bosh", "canrestart") }
 func (d Dirs) CanRestartMark() string      { return d.join("bosh", "canrestart", "bootonce") }
-
-// What earlier versions kept in place of DiskRecord.
-
-func (d Dirs) FormerDiskRecords() string  { return d.join("bosh", "disk_records.json") }
-func (d Dirs) FormerDiskIntents() string  { return d.join("bosh", "disk_intents.json") }
-func (d Dirs) FormerDiskRequests() string { return d.join("bosh", "disk_requests") }
 
 // BlobstoreConfig is what the stemcell's program for a provider reads.
 func (d Dirs) BlobstoreConfig(provider string) string {

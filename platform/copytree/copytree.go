@@ -15,6 +15,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -39,6 +40,7 @@ func (c *Counter) Load() Progress { return Progress{Files: c.files.Load(), Bytes
 type Trees struct {
 	from, to *os.File
 	mark     string
+	own      string
 	exact    bool
 	digests  digests
 	flagged  atomic.Bool // the source has files with flags to keep
@@ -55,10 +57,10 @@ type Clamped struct {
 }
 
 // New returns the trees of one copy. Mark is the name of a file at the top of the target, which is not a part of the
-// tree. Exact says that other files are left over from an interrupted copy, and are removed; otherwise they are
+// tree, and own that of an extended attribute of the top directory, which each tree has for itself. Exact says that other files are left over from an interrupted copy, and are removed; otherwise they are
 // kept where the source has nothing of that name.
-func New(mark string, exact bool) *Trees {
-	return &Trees{mark: mark, exact: exact, digests: newDigests()}
+func New(mark, own string, exact bool) *Trees {
+	return &Trees{mark: mark, own: own, exact: exact, digests: newDigests()}
 }
 
 // Copy brings the target into the state of the source and flushes it, except for what Verify and Complete do.
@@ -97,13 +99,28 @@ func (t *Trees) Verify(ctx context.Context, from, to *os.File, progress *Counter
 	return t.clamped, nil
 }
 
-// Complete removes the mark from a target that has been copied and verified, gives its top directory the attributes of
-// the source's, and flushes it. It does not need the source any more.
+// Complete removes the mark, if there is one, from a target that has been copied and verified, gives its top directory
+// the attributes of the source's except its own, and flushes it. It does not need the source any more.
 func (t *Trees) Complete(to *os.File) error {
 	fd := int(to.Fd())
 	err := unix.Unlinkat(fd, t.mark, 0)
+	if errors.Is(err, unix.ENOENT) {
+		err = nil
+	}
+	var have map[string]string
 	if err == nil {
-		err = copyAttributes(fd, &t.top.st, t.top.xattrs)
+		have, err = xattrs(fd, &t.top.st)
+	}
+	if err == nil {
+		want := maps.Clone(t.top.xattrs)
+		delete(want, t.own)
+		if own, there := have[t.own]; there {
+			if want == nil {
+				want = map[string]string{}
+			}
+			want[t.own] = own
+		}
+		err = copyAttributes(fd, &t.top.st, want)
 	}
 	if err == nil {
 		err = copyFlags(fd, t.top.flags)

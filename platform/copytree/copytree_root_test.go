@@ -50,6 +50,9 @@ func disks(t testing.TB) (from, to string) {
 // testMark is the name of the mark in these tests.
 const testMark = ".mark"
 
+// testOwn is the attribute that each tree has for itself.
+const testOwn = "trusted.own"
+
 // pair are two directories with the trees of one copy.
 type pair struct {
 	*Trees
@@ -61,7 +64,7 @@ type pair struct {
 func open(t testing.TB, from, to string, exact bool) pair {
 	t.Helper()
 	must(t, os.WriteFile(filepath.Join(to, testMark), nil, 0o600))
-	return pair{New(testMark, exact), t, from, to}
+	return pair{New(testMark, testOwn, exact), t, from, to}
 }
 
 // each opens the directories for one step.

@@ -14,11 +14,21 @@ import (
 // Look gives a function the root directory of an unmounted file system, and writes nothing to it. A journal is not
 // replayed.
 func Look(device string, kind probe.Kind, look func(top *os.Root) error) error {
-	f, ok := managedfs.Find(string(kind))
-	if !ok {
+	f, _ := managedfs.Find(string(kind))
+	return lookAt(device, kind, f.Look, look)
+}
+
+// Replay is Look that has the journal replayed first, which writes to the device.
+func Replay(device string, kind probe.Kind, look func(top *os.Root) error) error {
+	f, _ := managedfs.Find(string(kind))
+	return lookAt(device, kind, f.Replay, look)
+}
+
+func lookAt(device string, kind probe.Kind, options []string, look func(top *os.Root) error) error {
+	if !kind.Managed() {
 		return fmt.Errorf("inspect %s: %q is not supported", device, kind)
 	}
-	mounted, err := detached.Mount(device, string(kind), f.Look...)
+	mounted, err := detached.Mount(device, string(kind), options...)
 	if err != nil {
 		return fmt.Errorf("inspect %s on %s: %w", kind, device, err)
 	}

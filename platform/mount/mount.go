@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -160,6 +161,51 @@ func Device(ctx context.Context, source, target, kind string, options []string) 
 		return fmt.Errorf("mount %s (%s) on %s: %w", source, kind, target, err)
 	}
 	return nil
+}
+
+// Aside mounts the file system on a block device as Device does, but at no path: it is mounted on dir, cloned from there,
+// and unmounted before anything can enter it. Attach gives it a path; otherwise it goes with the descriptor.
+func Aside(ctx context.Context, source, dir, kind string, options []string) (*os.File, error) {
+	if err := Device(ctx, source, dir, kind, options); err != nil {
+		return nil, err
+	}
+	tree, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		err = &os.PathError{Op: "open_tree", Path: dir, Err: err}
+	}
+	if unmountErr := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH); unmountErr != nil {
+		err = errors.Join(err, &os.PathError{Op: "unmount", Path: dir, Err: unmountErr})
+	}
+	if err != nil {
+		if tree >= 0 {
+			_ = unix.Close(tree)
+		}
+		return nil, err
+	}
+	return os.NewFile(uintptr(tree), source), nil
+}
+
+// Attach mounts on a target what Aside has returned, and closes it.
+func Attach(aside *os.File, target string) error {
+	there, taken, err := At(target)
+	if err == nil && taken {
+		err = fmt.Errorf("%s is already mounted there", there.Source)
+	}
+	if err == nil {
+		target, err = resolve(target)
+	}
+	if err == nil {
+		err = unix.MoveMount(int(aside.Fd()), "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH)
+	}
+	if err = errors.Join(err, aside.Close()); err != nil {
+		return fmt.Errorf("mount %s on %s: %w", aside.Name(), target, err)
+	}
+	return nil
+}
+
+// Top opens the directory at the top of what Aside has returned.
+func Top(aside *os.File) (*os.File, error) {
+	return os.Open(fmt.Sprintf("/proc/self/fd/%d", aside.Fd()))
 }
 
 // Bind bind-mounts the directory source on target with the given MS_ flags (nodev, nosuid,

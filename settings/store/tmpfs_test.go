@@ -149,7 +149,7 @@ func (m *machine) leave(t *testing.T, suffixes ...string) {
 	t.Helper()
 	d := m.dirs
 	below := map[string]string{d.Instance(): "dns/records.json", d.MonitJobs(): "0000_web.monitrc",
-		d.MonitJobsWithdrawn(): "0000_old.monitrc", d.FormerDiskRequests(): "accept-d-1"}
+		d.MonitJobsWithdrawn(): "0000_old.monitrc"}
 	for _, path := range d.OfAgentID() {
 		place := vcap.Place(filepath.Dir(path))
 		if slices.ContainsFunc(moving, func(file func(vcap.Place) string) bool { return file(place) == path }) {

@@ -66,7 +66,7 @@ complete -c agent -n '__fish_seen_subcommand_from plan' -s b -r -d 'BASE directo
 complete -c agent -n '__fish_seen_subcommand_from plan' -l json -d 'print a JSON document'
 complete -c agent -n '__fish_seen_subcommand_from plan' -l timeout -r -d 'how long the whole plan may take'
 complete -c agent -n '__fish_seen_subcommand_from disk' -s b -r -d 'BASE directory'
-complete -c agent -n '__fish_seen_subcommand_from disk' -l yes -d 'format: confirm that all data on the disk is lost'
+complete -c agent -n '__fish_seen_subcommand_from disk' -l yes -d 'accept, format: confirm that this disk is meant; to format, that all data on it is lost'
 complete -c agent -n '__fish_seen_subcommand_from jobs' -s b -r -d 'BASE directory'
 complete -c agent -n '__fish_seen_subcommand_from jobs' -l json -d 'print JSON'
 complete -c agent -n '__fish_seen_subcommand_from jobs' -l watch -d 'print again every two seconds, until interrupted'

@@ -119,7 +119,7 @@ plan)
 disk)
 	_arguments \
 		'-b[BASE directory]:BASE:_default' \
-		'--yes[format; confirm that all data on the disk is lost]' \
+		'--yes[accept, format; confirm that this disk is meant; to format, that all data on it is lost]' \
 		'--help[show the help of the command]' '*:file:_files'
 	;;
 jobs)

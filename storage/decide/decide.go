@@ -96,10 +96,6 @@ type Records struct {
 	// Store is set when the disk is the store now. One that is only the target of a migration must never come back as
 	// the store after a reboot.
 	Store bool
-	// Accepted is set when an operator has accepted the disk: if it is an incomplete copy, it loses its mark.
-	Accepted bool
-	// Correct is the disk that is recorded as the store before anything else is done; empty if the record is right.
-	Correct string
 }
 
 func (p *Plan) add(c Change) { p.Changes = append(p.Changes, c) }

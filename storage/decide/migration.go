@@ -3,23 +3,22 @@ package decide
 import (
 	"cmp"
 	"fmt"
+	"slices"
+	"strings"
 
-	"cambium/storage/record"
+	"cambium/storage/identity"
 )
 
 // Migration is what was observed before the store is migrated.
 type Migration struct {
 	Store, Target string // directories
-	// From and To are the disks mounted there; empty if none is.
-	From, To string
+	// From and To are the disks mounted there, with what they say; without a CID if none is.
+	From, To Disk
 	// WantFrom and WantTo are what the caller named; empty is any.
 	WantFrom, WantTo string
 	Recorded         string // the disk that is on record as the store
-	// Open is the migration that is not complete, Done the disk of the last one that is.
-	Open record.Migration
-	Done string
-	// Source is the UUID of the file system on the store, as it is on record.
-	Source string
+	// Known are the disks that settings and hints name.
+	Known []string
 }
 
 // MigrationAction is what migrate_disk does.
@@ -29,95 +28,78 @@ type MigrationAction int
 const (
 	RefuseMigration MigrationAction = iota
 	CopyStore                       // from the first byte
-	EndMigration                    // the new disk is complete and on record: it is mounted as the store
 	AlreadyMigrated                 // a repeated call after success
 )
 
 // Migrate decides about a call of migrate_disk. Whatever does not fit the disks that are mounted is refused, with the
 // call that has to come first.
 func Migrate(o Migration) (MigrationAction, error) {
-	isRecorded := func(cid string) bool { return cid == "" || cid == o.Recorded }
+	from, to := o.From.CID, o.To.CID
 	switch {
-	case o.Recorded != "" && o.Open.To == o.Recorded && isRecorded(o.From) && isRecorded(o.To) && isRecorded(o.WantTo):
-		return EndMigration, nil
-	case o.To == "" && o.From != "":
+	case to == "" && from != "":
 		return repeatedMigration(o)
-	case o.To != "" && o.WantTo != "" && o.WantTo != o.To:
-		return RefuseMigration, fmt.Errorf("%s is on %s, not %s: run unmount_disk %s first", o.To, o.Target, o.WantTo, o.To)
-	case o.From == "" && o.To != "" && o.Recorded == o.To: // another agent records a disk before it is complete
+	case to != "" && o.WantTo != "" && o.WantTo != to:
+		return RefuseMigration, fmt.Errorf("%s is on %s, not %s: run unmount_disk %s first", to, o.Target, o.WantTo, to)
+	case from == "" && to != "" && o.Recorded == to: // another agent records a disk before it is complete
 		return RefuseMigration, fmt.Errorf("nothing is mounted on %s, and nothing shows that %s is a complete copy: "+
-			"run mount_disk %s first", o.Store, o.To, cmp.Or(o.WantFrom, "for the old disk"))
-	case o.From == "" && o.Recorded != "":
+			"run mount_disk %s first", o.Store, to, cmp.Or(o.WantFrom, "for the old disk"))
+	case from == "" && o.Recorded != "":
 		return RefuseMigration, fmt.Errorf("nothing is mounted on %s: run mount_disk %s first", o.Store, o.Recorded)
-	case o.From == "":
+	case from == "":
 		return RefuseMigration, fmt.Errorf("nothing is mounted on %s", o.Store)
-	case o.Recorded == o.To:
-		return RefuseMigration, fmt.Errorf("%s is on record as the store and %s is mounted there: run mount_disk %s first", o.To, o.From, o.From)
-	case o.From == o.To:
-		return RefuseMigration, fmt.Errorf("%s is both the store and the migration target", o.To)
-	case o.WantFrom != "" && o.WantFrom != o.From:
-		return RefuseMigration, fmt.Errorf("%s is on %s, not %s", o.From, o.Store, o.WantFrom)
+	case o.Recorded == to:
+		return RefuseMigration, fmt.Errorf("%s is on record as the store and %s is mounted there: run mount_disk %s first", to, from, from)
+	case from == to:
+		return RefuseMigration, fmt.Errorf("%s is both the store and the migration target", to)
+	case o.WantFrom != "" && o.WantFrom != from:
+		return RefuseMigration, fmt.Errorf("%s is on %s, not %s", from, o.Store, o.WantFrom)
+	case o.From.FileSystem != "" && strings.EqualFold(o.From.FileSystem, o.To.FileSystem):
+		return RefuseMigration, fmt.Errorf("%s is a clone of %s: both have the file system %s. To replace it by a copy, "+
+			"run unmount_disk %s and 'agent disk format %s --yes', and mount_disk and migrate_disk again", to, from,
+			o.From.FileSystem, to, to)
 	}
 	return CopyStore, nil
 }
 
-// repeatedMigration answers a repeated call after success as the first one. The disk on the store must be the one that
-// was asked for: the success of an earlier migration says nothing of a later one.
+// repeatedMigration answers a repeated call after success as the first one: the disk on the store says what it was
+// copied from. Another disk shows that a caller without names means the next migration.
 func repeatedMigration(o Migration) (MigrationAction, error) {
-	open := o.Open != (record.Migration{})
-	if o.From == o.Recorded && (o.WantTo == "" || o.WantTo == o.From) {
-		if !open && o.Done == o.From {
-			return AlreadyMigrated, nil
-		}
+	from := o.From.CID
+	origin := o.From.Said.Origin.CID
+	next := o.WantTo == "" && o.WantFrom == "" &&
+		slices.ContainsFunc(o.Known, func(cid string) bool { return cid != from && cid != origin })
+	if o.From.used() && from == o.Recorded && origin != "" && (o.WantTo == "" || o.WantTo == from) &&
+		(o.WantFrom == "" || o.WantFrom == origin) && !next {
+		return AlreadyMigrated, nil
 	}
-	missing := "for the new disk"
-	if o.WantTo != "" {
-		missing = o.WantTo
-	}
-	err := fmt.Errorf("nothing is mounted on %s: run mount_disk %s first", o.Target, missing)
-	if open {
-		err = fmt.Errorf("%w (the copy from %s is not complete)", err, o.Open.From+" to "+o.Open.To)
-	}
-	return RefuseMigration, err
+	return RefuseMigration, fmt.Errorf("nothing is mounted on %s: run mount_disk %s first", o.Target,
+		cmp.Or(o.WantTo, "for the new disk"))
 }
 
-// Mark is what a disk says about itself, in a file, from before the first byte is copied to it until the copy is
-// verified. A disk with a mark is not a store.
-type Mark struct {
-	From string `json:"from"` // CID of the disk that is copied
-	To   string `json:"to"`
-	// Source is the UUID of that disk's file system; empty for a directory.
-	Source string `json:"source,omitempty"`
-	// Exact says that the disk was empty before: its files are of this copy.
-	Exact bool `json:"exact,omitempty"`
+// Begin decides what a migration target says while it is an incomplete copy. empty says that it has no content. What an
+// earlier attempt at the same copy has left is its own beginning, as long as the disk has not been the store.
+func Begin(from, to Disk, empty bool) (identity.Store, error) {
+	s := identity.Store{CID: to.CID, FileSystem: to.FileSystem, Incomplete: true, Empty: empty,
+		Origin: identity.Origin{CID: from.CID, FileSystem: from.FileSystem}}
+	if from.Said.CID == from.CID {
+		s.Origin.Generation = from.Said.Generation
+	}
+	same := to.Said.CID == to.CID && to.Said.Of(from.CID, from.FileSystem)
+	switch {
+	case to.Said.Strange != nil:
+		return s, fmt.Errorf("what %s says about itself is not understood (%w): %s", to.CID, to.Said.Strange, keepIt(to.CID))
+	case to.Said.Incomplete && !same:
+		return s, fmt.Errorf("%s holds an incomplete copy of %s, not of this %s: %s", to.CID,
+			cmp.Or(to.Said.Origin.CID, "another disk"), from.CID, keepIt(to.CID))
+	case same && (to.Said.Incomplete || to.unused()):
+		s.Empty = to.Said.Empty
+	}
+	return s, nil
 }
 
-// Begin decides which mark a migration target gets. found is the one that it has; nil if it has none. The content of a
-// disk with the mark of the same copy is its own beginning, whatever is on record. Without a mark its content is of this
-// copy if the record says that it was verified: the migration was cut off between the removal of the mark and the
-// record of the new store. empty says that there is no content.
-func Begin(want Mark, found *Mark, open record.Migration, empty bool) (Mark, error) {
-	if found == nil {
-		want.Exact = empty || open == (record.Migration{From: want.From, To: want.To, Copied: true})
-		return want, nil
-	}
-	want.Exact = found.Exact
-	if *found != want {
-		return want, fmt.Errorf("%s holds an incomplete copy of %s, not of this %s: "+
-			"run 'agent disk accept %s' and mount_disk %s to keep what is on it, and migrate_disk again",
-			want.To, cmp.Or(found.From, "another disk"), want.From, want.To, want.To)
-	}
-	return want, nil
-}
-
-// CheckCopy refuses the disk at path with a mark as the store.
-func CheckCopy(cid, path string, m *Mark) error {
-	if m == nil {
-		return nil
-	}
-	from := cmp.Or(m.From, "another disk")
-	return &Refusal{path, "it holds an incomplete copy of " + from, fmt.Sprintf("Run mount_disk %s, mount_disk %s and "+
-		"migrate_disk, or, to use it as it is if that disk is gone, %s", from, cid, accept(cid))}
+func keepIt(cid string) string {
+	return fmt.Sprintf("run 'agent disk accept %s --yes' and mount_disk %s to keep what is on it, and migrate_disk again",
+		cid, cid)
 }
 
 // Usage is what a store holds, or a disk has room for.

@@ -1,23 +1,18 @@
 package decide
 
 import (
+	"errors"
 	"testing"
 
-	"cambium/storage/record"
+	"cambium/storage/identity"
 )
-
-func moving(from, to string) record.Migration { return record.Migration{From: from, To: to} }
 
 func TestPlace(t *testing.T) {
 	store, target := placement{Directory: "/store"}, placement{Directory: "/target"}
 	mounted := func(p placement) placement { p.Mounted = true; return p }
 	moved := store
 	moved.Leaves = "/target"
-	byAnother := Around{Record: recorded("old"), Told: "new", Known: []string{"new", "old"}}
-	ours, alone, beside, on := byAnother, byAnother, byAnother, byAnother
-	ours.Record, alone.Known = recorded("new"), []string{"new"}
-	beside.OnStore, beside.StoreTaken = "old", true
-	on.OnStore, on.StoreTaken = "new", true
+	beside := Around{OnStore: "old", StoreTaken: true}
 	taken, both, foreign, free := Around{StoreTaken: true}, Around{StoreTaken: true, TargetTaken: true}, Around{StoreTaken: true, Foreign: "tmpfs"}, Around{TargetTaken: true}
 	for _, c := range []struct {
 		name      string
@@ -36,12 +31,6 @@ func TestPlace(t *testing.T) {
 		{"on the migration target, and the store is free", free, "/target", moved, ""},
 		{"mounted elsewhere", Around{}, "/mnt", placement{}, "it is mounted on /mnt"},
 		{"both directories are taken", both, "", placement{}, "both in use: run unmount_disk"},
-		{"recorded by another agent beside another disk", byAnother, "", store, "'agent disk accept new' or 'agent disk accept old'"},
-		{"the same, on the migration target", byAnother, "/target", moved, "may be an incomplete copy"},
-		{"the same, beside the store", beside, "", target, ""},
-		{"the same, on the store", on, "/store", mounted(store), ""},
-		{"recorded by another agent, alone", alone, "", store, ""},
-		{"recorded by this agent beside another disk", ours, "", store, ""},
 	} {
 		c.around.Store, c.around.MigrationTarget = "/store", "/target"
 		got, err := place(Observed{Around: c.around, Persistent: Persistent{CID: "new"}, MountedOn: c.mountedOn})
@@ -50,44 +39,45 @@ func TestPlace(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
 		}
 	}
-	byAnother.Store, byAnother.MigrationTarget = "/store", "/target"
-	if _, err := place(Observed{Around: byAnother, Persistent: Persistent{CID: "old"}}); err != nil {
-		t.Errorf("the other disk than the recorded one: %v", err) // it was copied from
-	}
 }
 
 func TestMigrate(t *testing.T) {
-	open := moving("old", "new")
-	done := "new"
+	old, fresh := store("old", 5), Disk{CID: "new"}
+	copied := store("new", 1)
+	copied.Said.Origin = identity.Origin{CID: "old", FileSystem: "u-old", Generation: 5}
+	clone := fresh
+	clone.FileSystem = "U-OLD"
+	both := []string{"new", "old"}
+	three := append(both, "third")
 	for _, c := range []struct {
 		name  string
 		o     Migration
 		want  MigrationAction
 		fails string
 	}{
-		{"both mounted", Migration{From: "old", To: "new", Recorded: "old"}, CopyStore, ""},
-		{"both mounted and named", Migration{From: "old", To: "new", Recorded: "old", WantFrom: "old", WantTo: "new"}, CopyStore, ""},
-		{"interrupted while copying", Migration{From: "old", To: "new", Recorded: "old", Open: open}, CopyStore, ""},
-		{"interrupted after the record", Migration{Recorded: "new", Open: open}, EndMigration, ""},
-		{"interrupted after the record, and mounted by mount_disk", Migration{To: "new", Recorded: "new",
-			Open: open}, EndMigration, ""},
-		{"recorded by another agent, on the migration target", Migration{To: "new", Recorded: "new",
+		{"both mounted", Migration{From: old, To: fresh, Recorded: "old"}, CopyStore, ""},
+		{"both mounted and named", Migration{From: old, To: fresh, Recorded: "old", WantFrom: "old", WantTo: "new"}, CopyStore, ""},
+		{"a clone of the store", Migration{From: old, To: clone, Recorded: "old"}, RefuseMigration,
+			"new is a clone of old: both have the file system u-old"},
+		{"recorded by another agent, on the migration target", Migration{To: fresh, Recorded: "new",
 			WantFrom: "old"}, RefuseMigration, "nothing shows that new is a complete copy: run mount_disk old first"},
-		{"interrupted after the record, for another disk", Migration{Recorded: "new", Open: open, WantTo: "third"},
+		{"nothing on the store, and it is on record", Migration{Recorded: "new", WantTo: "third"},
 			RefuseMigration, "run mount_disk new first"},
-		{"interrupted after the last mount", Migration{From: "new", Recorded: "new", Open: open}, EndMigration, ""},
-		{"repeated after success", Migration{From: "new", Recorded: "new", Done: done}, AlreadyMigrated, ""},
-		{"repeated after success, with names", Migration{From: "new", Recorded: "new", Done: done, WantFrom: "old", WantTo: "new"}, AlreadyMigrated, ""},
-		{"the next one, not mounted yet", Migration{From: "new", Recorded: "new", Done: done, WantFrom: "new", WantTo: "third"}, RefuseMigration, "run mount_disk third first"},
-		{"the next one, interrupted, not mounted", Migration{From: "new", Recorded: "new", Open: moving("new", "third"), Done: done}, RefuseMigration, "run mount_disk for the new disk first (the copy from new to third is not complete)"},
-		{"never migrated", Migration{From: "old", Recorded: "old"}, RefuseMigration, "nothing is mounted on /target: run mount_disk for the new disk first"},
-		{"a store that is not on record", Migration{From: "new", Recorded: "old", Done: done}, RefuseMigration, "run mount_disk for the new disk first"},
-		{"a target other than the named one", Migration{From: "old", To: "new", Recorded: "old", WantTo: "third"}, RefuseMigration, "new is on /target, not third: run unmount_disk new first"},
-		{"a source other than the named one", Migration{From: "old", To: "new", Recorded: "old", WantFrom: "first"}, RefuseMigration, "old is on /store, not first"},
+		{"repeated after success", Migration{From: copied, Recorded: "new", Known: both}, AlreadyMigrated, ""},
+		{"repeated after success, with names", Migration{From: copied, Recorded: "new", WantFrom: "old", WantTo: "new",
+			Known: three}, AlreadyMigrated, ""},
+		{"the next one, not mounted yet", Migration{From: copied, Recorded: "new", WantFrom: "new", WantTo: "third",
+			Known: three}, RefuseMigration, "run mount_disk third first"},
+		{"the next one, without names", Migration{From: copied, Recorded: "new", Known: three}, RefuseMigration,
+			"run mount_disk for the new disk first"},
+		{"never migrated", Migration{From: old, Recorded: "old"}, RefuseMigration, "nothing is mounted on /target: run mount_disk for the new disk first"},
+		{"a store that is not on record", Migration{From: copied, Recorded: "old"}, RefuseMigration, "run mount_disk for the new disk first"},
+		{"a target other than the named one", Migration{From: old, To: fresh, Recorded: "old", WantTo: "third"}, RefuseMigration, "new is on /target, not third: run unmount_disk new first"},
+		{"a source other than the named one", Migration{From: old, To: fresh, Recorded: "old", WantFrom: "first"}, RefuseMigration, "old is on /store, not first"},
 		{"nothing mounted", Migration{}, RefuseMigration, "nothing is mounted on /store"},
-		{"the old store was taken off", Migration{To: "new", Recorded: "old"}, RefuseMigration, "nothing is mounted on /store: run mount_disk old first"},
-		{"the new disk is on record, the old one mounted", Migration{From: "old", To: "new", Recorded: "new"}, RefuseMigration, "run mount_disk old first"},
-		{"its own target", Migration{From: "old", To: "old", Recorded: "other"}, RefuseMigration, "is both the store and the migration target"},
+		{"the old store was taken off", Migration{To: fresh, Recorded: "old"}, RefuseMigration, "nothing is mounted on /store: run mount_disk old first"},
+		{"the new disk is on record, the old one mounted", Migration{From: old, To: fresh, Recorded: "new"}, RefuseMigration, "run mount_disk old first"},
+		{"its own target", Migration{From: old, To: old, Recorded: "other"}, RefuseMigration, "is both the store and the migration target"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.o.Store, c.o.Target = "/store", "/target"
@@ -102,40 +92,40 @@ func TestMigrate(t *testing.T) {
 
 // What is on a disk is the beginning of a copy only if the disk says so itself.
 func TestBegin(t *testing.T) {
-	want := Mark{From: "old", To: "new", Source: "u-1"}
-	exact, otherSource, otherDisk := want, want, want
-	exact.Exact, otherSource.Source, otherDisk.From = true, "u-2", "third"
-	begun, copied, toOther := moving("old", "new"), moving("old", "new"), moving("old", "third")
-	copied.Copied, toOther.Copied = true, true
+	begun := Disk{CID: "new", FileSystem: "u-new", Said: Said{Store: identity.Store{Version: 1, CID: "new",
+		FileSystem: "u-new", Incomplete: true, Empty: true, Origin: identity.Origin{CID: "old", FileSystem: "u-old", Generation: 4}}}}
+	with := func(change func(*Said)) Disk { d := begun; change(&d.Said); return d }
 	for _, c := range []struct {
 		name  string
-		found *Mark
-		open  record.Migration
+		to    Disk
 		empty bool
 		exact bool
 		fails string
 	}{
-		{"an empty disk", nil, begun, true, true, ""},
-		{"a disk with files of others", nil, begun, false, false, ""},
-		{"its own end, verified", nil, copied, false, true, ""},
-		{"a disk with files, after the copy to another", nil, toOther, false, false, ""},
-		{"its own beginning", &exact, begun, false, true, ""},
-		{"its own beginning, among files of others", &want, begun, false, false, ""},
-		{"the copy of another disk", &otherDisk, copied, false, false,
-			"new holds an incomplete copy of third, not of this old: run 'agent disk accept new'"},
-		{"the copy of another disk with this CID", &otherSource, copied, false, false,
+		{"an empty disk", Disk{CID: "new", FileSystem: "u-new"}, true, true, ""},
+		{"a disk with files of others", Disk{CID: "new", FileSystem: "u-new"}, false, false, ""},
+		{"its own end, never the store", with(func(s *Said) { s.Incomplete = false }), false, true, ""},
+		{"its own end, which was the store", with(func(s *Said) { s.Incomplete, s.Generation = false, 1 }), false, false, ""},
+		{"its own beginning", begun, false, true, ""},
+		{"its own beginning, among files of others", with(func(s *Said) { s.Empty = false }), false, false, ""},
+		{"the copy of another disk", with(func(s *Said) { s.Origin.CID = "third" }), false, false,
+			"new holds an incomplete copy of third, not of this old: run 'agent disk accept new --yes'"},
+		{"the copy of another disk with this CID", with(func(s *Said) { s.Origin.FileSystem = "u-2" }), false, false,
 			"an incomplete copy of old, not of this old"},
-		{"the copy of what is not known", &Mark{}, copied, false, false, "an incomplete copy of another disk"},
+		{"the end of another copy", with(func(s *Said) { s.Incomplete, s.Origin.CID = false, "third" }), false, false, ""},
+		{"what is not understood", Disk{CID: "new", Said: Said{Strange: errors.New("version 2, want 1")}}, true, false,
+			"is not understood (version 2, want 1)"},
 	} {
-		got, err := Begin(want, c.found, c.open, c.empty)
+		got, err := Begin(store("old", 5), c.to, c.empty)
 		wantError(t, err, c.fails)
-		if err == nil && (got.Exact != c.exact || got.From != "old" || got.Source != "u-1") {
-			t.Errorf("%s: %+v, want exact %v", c.name, got, c.exact)
+		want := identity.Origin{CID: "old", FileSystem: "u-old", Generation: 5}
+		if err == nil && (got.Empty != c.exact || got.Origin != want || !got.Incomplete || got.Generation != 0) {
+			t.Errorf("%s: %+v, want empty %v", c.name, got, c.exact)
 		}
 	}
-	wantError(t, CheckCopy("new", "/dev/vdb", nil), "")
-	wantError(t, CheckCopy("new", "/dev/vdb", &want), "incomplete copy of old. Run mount_disk old, mount_disk new and "+
-		"migrate_disk, or, to use it as it is if that disk is gone, run 'agent disk accept new'")
+	wantError(t, CheckCopy("new", "/dev/vdb", Said{}), "")
+	wantError(t, CheckCopy("new", "/dev/vdb", begun.Said), "incomplete copy of old. Run mount_disk old, mount_disk new and "+
+		"migrate_disk, or, to use it as it is if that disk is gone, run 'agent disk accept new --yes'")
 }
 
 func TestCheckRoom(t *testing.T) {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"cambium/storage/record"
 )
@@ -24,9 +23,10 @@ type Around struct {
 	// are visible there, and Foreign is what else is visible on the store.
 	StoreTaken, TargetTaken    bool
 	OnStore, OnTarget, Foreign string
-	// StorePath is the device of OnStore, and StoreIdentity what that disk was found to be.
-	StorePath     string
-	StoreIdentity record.Disk
+	// OnStoreIs is the disk that is visible on the store, with what it says.
+	OnStoreIs Disk
+	// Lost is set when nothing was put on record, or the record cannot be used: then the disks tell which one is the store.
+	Lost bool
 	// Directories says that disks are directories, which have no identity.
 	Directories bool
 }
@@ -44,16 +44,24 @@ type Observed struct {
 	MountedOn string
 	// Found is what the disk was found to be.
 	Found record.Disk
-	// Claims are what other disks, and this one, claim of the device.
-	Claims Claims
-	// Mark is that of an incomplete copy; nil if the disk has none.
-	Mark *Mark
+	// MountedFor is the disk that is mounted on the store or the migration target, if that is this device.
+	MountedFor string
+	// Elsewhere are the other disks that settings or hints name and whose hint does not lead to this device, Leftover
+	// those whose hint does.
+	Elsewhere, Leftover []string
+	// Said is what the disk says, as far as it has been looked at.
+	Said Said
+	// Unknown is set if what it says is unknown until its journal is replayed.
+	Unknown bool
 	// Boot is set when the disk is mounted because it was the store: then it is not formatted.
 	Boot bool
 }
 
-// asked is what an operator has asked about the disk.
-func (o Observed) asked() record.Action { return o.Around.Record.Asked[o.CID] }
+// Request is what an operator has asked about the disk.
+func (o Observed) Request() record.Action { return o.Around.Record.Asked[o.CID] }
+
+// Pick is the CID by which StoreDisk asks for the disks themselves to be looked at.
+const Pick = "."
 
 // StoreDisk decides which disk is mounted at boot; none if it is empty. A record of one that is not among those known
 // is an error. Where none is known at all and its identity is not on record, cloudfoundry/bosh-agent may have left the
@@ -66,43 +74,22 @@ func StoreDisk(a Around) (cid, warning string, err error) {
 	}
 	_, identified := a.Record.Disks[recorded]
 	switch {
-	case a.Unreadable != nil && accepted == "":
-		return "", "", a.Unreadable
-	case a.Unreadable != nil:
-		return accepted, "", nil // an operator has named the disk
-	case recorded == "":
-		return "", "", nil
-	case slices.Contains(a.Known, recorded):
-		err := a.doubt()
-		if err != nil && accepted != "" {
-			return accepted, "", nil
-		}
-		return recorded, "", err
 	case accepted != "":
-		return accepted, "", nil
+		return accepted, "", nil // an operator has named the disk
+	case a.Unreadable != nil:
+		return "", "", a.Unreadable
+	case a.OnStore != "":
+		return a.OnStore, "", nil
+	case recorded == "" && a.Lost && len(a.Known) > 0:
+		return Pick, "", nil
+	case recorded == "" || slices.Contains(a.Known, recorded):
+		return recorded, "", nil
 	case len(a.Known) == 0 && !identified:
 		return "", fmt.Sprintf("persistent disk %s was mounted last, but is in neither settings nor hints: "+
 			"the store is empty", recorded), nil
 	}
 	return "", "", fmt.Errorf("persistent disk %s was mounted last, but is in neither settings nor hints: "+
 		"run mount_disk, or 'agent disk release %s' if it is gone", recorded, recorded)
-}
-
-// doubt refuses the disk that was mounted last where it may be half a copy: cloudfoundry/bosh-agent records a new disk
-// before the store is copied to it. What that agent has mounted on the store is the store, and so is a new disk whose
-// old one is in neither settings nor hints.
-func (a Around) doubt() error {
-	recorded, byOther := a.Record.StoreDisk(a.Told)
-	if !byOther || a.Record.Asked[recorded] == record.Accept || a.OnStore != "" || a.Directories || len(a.Known) < 2 {
-		return nil
-	}
-	accepts := make([]string, len(a.Known))
-	for i, cid := range a.Known {
-		accepts[i] = "'agent disk accept " + cid + "'"
-	}
-	return fmt.Errorf("settings and hints name the persistent disks %s, and %s, which another agent recorded as "+
-		"mounted last, may be an incomplete copy: this agent never mounted it on the store. For the disk that holds all data, run %s",
-		strings.Join(a.Known, " and "), recorded, strings.Join(accepts, " or "))
 }
 
 // placement is where a persistent disk goes.
@@ -126,6 +113,9 @@ func place(o Observed) (placement, error) {
 	case o.Foreign != "":
 		return placement{}, fmt.Errorf("%s is mounted on %s and is not a known persistent disk: "+
 			"unmount it (umount %s) and run mount_disk %s", o.Foreign, o.Store, o.Store, o.CID)
+	case o.MountedFor != "" && o.MountedFor != o.CID:
+		return placement{}, &Refusal{o.Disk.Path, "it is persistent disk " + o.MountedFor + ", which is mounted",
+			"Attach the right disk, or run unmount_disk " + o.MountedFor}
 	case o.MountedOn == o.Store && o.OnStore != "" && o.OnStore != o.CID:
 		return placement{}, fmt.Errorf("disk %s is mounted on top of it on %s: run unmount_disk %s first",
 			o.OnStore, o.Store, o.OnStore)
@@ -139,10 +129,6 @@ func place(o Observed) (placement, error) {
 		return placement{}, errors.New("store and migration target are both in use: run unmount_disk for one of the two disks first")
 	case o.StoreTaken:
 		at.Directory = o.MigrationTarget
-	}
-	recorded, _ := o.Around.Record.StoreDisk(o.Told)
-	if at.Directory == o.Store && !at.Mounted && recorded == o.CID {
-		return at, o.doubt()
 	}
 	return at, nil
 }
@@ -159,40 +145,35 @@ func MountDisk(o Observed) (Plan, error) {
 	case !o.Directory && o.Directories:
 		return Plan{}, fmt.Errorf("%s is not a directory, which BindMountPersistentDisk requires: correct the disk's hint", o.Disk.Path)
 	}
-	if err := o.Claims.check(o.CID, o.Disk.Path, o.asked() == record.Accept); err != nil {
-		return Plan{}, err
-	}
 	at, err := place(o)
 	if err != nil {
 		return Plan{}, err
 	}
 	onStore := at.Directory == o.Store
-	if err := CheckCopy(o.CID, o.Disk.Path, o.Mark); err != nil && onStore && o.asked() != record.Accept &&
-		o.asked() != record.Format {
-		return Plan{}, err
-	}
 	p, err := o.prepare(at)
 	if err != nil {
 		return Plan{}, err
 	}
-	p.Directory, p.Leave, p.Stale = at.Directory, at.Leaves, o.Claims.others(o.CID)
-	p.Records = Records{CID: o.CID, Store: onStore, Accepted: o.asked() == record.Accept}
-	// Another agent may have recorded the disk for the migration target as the store: after a reboot it would become
-	// that.
-	if recorded, _ := o.Around.Record.StoreDisk(o.Told); !onStore && recorded == o.CID && o.OnStore != "" &&
-		o.OnStore != o.CID {
-		if err := checkIdentity(o.OnStore, o.StorePath, o.Around.Record, o.StoreIdentity); err != nil {
-			return Plan{}, err
-		}
-		p.Records.Correct = o.OnStore
-	}
+	p.Directory, p.Leave, p.Stale = at.Directory, at.Leaves, o.Leftover
+	p.Records = Records{CID: o.CID, Store: onStore}
 	return p, nil
+}
+
+// CheckTarget refuses a disk as the target of a migration that says that it is another one. A clone of the store may be
+// mounted there.
+func CheckTarget(d Disk, a Around, elsewhere []string) error {
+	if x := d.Said.CID; x != "" && x != d.CID && x != a.OnStore && slices.Contains(elsewhere, x) &&
+		a.Record.Asked[d.CID] == "" {
+		return &Refusal{d.Path, "it says that it is persistent disk " + x,
+			"Attach the right disk, or, if this is the right one, " + accept(d.CID)}
+	}
+	return nil
 }
 
 // prepare decides about the disk where it is to be mounted.
 func (o Observed) prepare(at placement) (p Plan, err error) {
 	switch {
-	case at.Mounted && o.asked() == record.Format:
+	case at.Mounted && o.Request() == record.Format:
 		return p, fmt.Errorf("an operator asked to format it, but it is mounted on %s: run unmount_disk %s first",
 			at.Directory, o.CID)
 	case o.Directories && !at.Mounted:
@@ -207,13 +188,13 @@ func (o Observed) prepare(at placement) (p Plan, err error) {
 			p = GrowMounted(o.Persistent, at.Directory)
 		}
 		// A migration was interrupted while the store was read-only.
-		p.MakeWritable = at.Directory == o.Store && o.Around.Record.Migration != (record.Migration{})
+		p.MakeWritable = at.Directory == o.Store && o.Around.Record.ReadOnly
 		return p, nil
 	}
 	if p, err = MountPersistent(o.Persistent, at.Directory); err != nil {
 		return p, err
 	}
-	if i := slices.IndexFunc(p.Changes, Change.formats); o.Boot && o.asked() != record.Format && i >= 0 {
+	if i := slices.IndexFunc(p.Changes, Change.formats); o.Boot && o.Request() != record.Format && i >= 0 {
 		// It holds no store: jobs would begin with an empty one.
 		return Plan{}, &Refusal{o.Disk.Path,
 			"it was mounted last and would have to be formatted, which is not done at boot (" +
@@ -225,6 +206,9 @@ func (o Observed) prepare(at placement) (p Plan, err error) {
 
 // formats reports a change that makes an empty disk.
 func (c Change) formats() bool { return c.Op == CreateTable || c.Op == MakeFileSystem }
+
+// Formats reports a plan that makes an empty disk.
+func (p Plan) Formats() bool { return slices.ContainsFunc(p.Changes, Change.formats) }
 
 // Describe tells an operator what would be lost by formatting a disk.
 func Describe(o Observed) string {

@@ -29,12 +29,12 @@ func TestMountDisk(t *testing.T) {
 	accept, format := asking(ours, record.Accept, "vol-1"), asking(ours, record.Format, "vol-1")
 	with := func(o Observed, change func(*Observed)) Observed { change(&o); return o }
 	boot := func(o *Observed) { o.Boot = true }
-	marked := func(o *Observed) { o.Mark = &Mark{From: "old", To: "vol-1"} }
-	mounted := func(o *Observed) { o.MountedOn, o.OnStore, o.StoreTaken = "/store", "vol-1", true }
-	clone := func(o *Observed) {
-		o.Claims = Claims{ByPath: []string{"vol-1"}, ByRecord: []string{"vol-0", "vol-1"}, Twins: []string{"vol-0"}}
+	mounted := func(o *Observed) {
+		o.MountedOn, o.MountedFor, o.OnStore, o.StoreTaken = "/store", "vol-1", "vol-1", true
 	}
-	claimed := func(o *Observed) { o.Claims = Claims{ByPath: []string{"vol-1", "vol-0"}} }
+	asAnother := func(o *Observed) {
+		o.MountedOn, o.MountedFor, o.OnStore, o.StoreTaken = "/store", "vol-0", "vol-0", true
+	}
 	for _, c := range []struct {
 		name  string
 		o     Observed
@@ -49,7 +49,7 @@ func TestMountDisk(t *testing.T) {
 			"would have to be formatted, which is not done at boot (persistent disk vol-1, blank, 100.0 MiB). " +
 				"Attach the right disk, or, to start with an empty one, run 'agent disk format vol-1 --yes'"},
 		{"blank, on record", observedDisk(blank, ours, "vol-1"), "", Records{}, "on record"},
-		{"blank, accepted", observedDisk(blank, asking(none, record.Accept, "vol-1"), ""), "create-table make-file-system name-partition mount", Records{Store: true, Accepted: true}, ""},
+		{"blank, accepted", observedDisk(blank, asking(none, record.Accept, "vol-1"), ""), "create-table make-file-system name-partition mount", Records{Store: true}, ""},
 		{"blank, on record, an operator formats it", observedDisk(blank, format, "vol-1"), "create-table make-file-system name-partition mount", Records{Store: true}, ""},
 		{"the same, at boot", with(observedDisk(blank, format, "vol-1"), boot), "create-table make-file-system name-partition mount", Records{Store: true}, ""},
 		{"foreign", observedDisk(lvm, none, ""), "", Records{}, "run 'agent disk format vol-1 --yes'"},
@@ -61,15 +61,10 @@ func TestMountDisk(t *testing.T) {
 		{"a store, an operator formats it", observedDisk(store, format, "vol-1"), "create-table make-file-system name-partition mount", Records{Store: true}, ""},
 		{"a store in use, an operator formats it", with(observedDisk(mountedStore, format, "vol-1"), mounted), "", Records{}, "run unmount_disk vol-1 first"},
 		{"another store", observedDisk(other, ours, "vol-1"), "", Records{}, "agent disk accept vol-1"},
-		{"another store, accepted", observedDisk(other, accept, "vol-1"), "mount", Records{Store: true, Accepted: true}, ""},
-		{"an incomplete copy", with(observedDisk(store, ours, "vol-1"), marked), "", Records{}, "incomplete copy of old"},
-		{"an incomplete copy, accepted", with(observedDisk(store, accept, "vol-1"), marked), "mount", Records{Store: true, Accepted: true}, ""},
+		{"another store, accepted", observedDisk(other, accept, "vol-1"), "mount", Records{Store: true}, ""},
 		{"mounted", with(observedDisk(mountedStore, ours, "vol-1"), mounted), "", Records{Store: true}, ""},
-		{"a stale hint of another disk leads there", with(observedDisk(store, none, ""), claimed), "", Records{},
-			"is persistent disk vol-0. Attach the right disk, or, if this is the right one, run 'agent disk accept vol-1'"},
-		{"the same, accepted", with(observedDisk(store, asking(none, record.Accept, "vol-1"), ""), claimed), "mount", Records{Store: true, Accepted: true}, ""},
-		{"one of two clones", with(observedDisk(store, ours, "vol-1"), clone), "", Records{},
-			"disk vol-1 or its clone vol-0"},
+		{"mounted as another", with(observedDisk(mountedStore, none, ""), asAnother), "", Records{},
+			"is persistent disk vol-0, which is mounted. Attach the right disk, or run unmount_disk vol-0"},
 		{"absent", Observed{Persistent: Persistent{CID: "vol-1"}, Absent: errors.New("not there")}, "await", Records{CID: "-"}, ""},
 		{"a directory", with(observedDisk(Persistent{}, none, ""), func(o *Observed) { o.Directory = true }), "", Records{}, "is not a block device"},
 		{"not a directory, where disks are", with(observedDisk(Persistent{}, none, ""), func(o *Observed) { o.Directories = true }), "", Records{}, "is not a directory"},
@@ -97,26 +92,11 @@ func TestMountDisk(t *testing.T) {
 	}
 }
 
-// cloudfoundry/bosh-agent records the disk for the migration target as the store.
-func TestRecordIsCorrected(t *testing.T) {
-	store := Persistent{Disk: gptDisk("bosh-partition-0"), Volume: volumeOf(probe.Ext4)}
-	o := observedDisk(store, recorded("old"), "vol-1")
-	o.Known, o.OnStore, o.StoreTaken, o.StoreIdentity = []string{"old", "vol-1"}, "old", true, record.Disk{FileSystem: "u-old"}
-	p, err := MountDisk(o)
-	if err != nil || p.Records.Correct != "old" || p.Records.Store || p.Directory != "/target" {
-		t.Errorf("plan %+v, %v; want old on record, and the disk on the target", p, err)
-	}
-	o.StoreIdentity.FileSystem = "another"
-	if _, err := MountDisk(o); err == nil {
-		t.Error("another disk on the store is put on record as old")
-	}
-}
-
 // namesACommand checks that a refusal has one command that ends it.
 func namesACommand(t *testing.T, err error) {
 	t.Helper()
 	r, refused := errors.AsType[*Refusal](err)
-	if refused && strings.Count(r.Remedy, "'agent disk accept vol-1'")+
+	if refused && !strings.Contains(r.Remedy, "run unmount_disk") && strings.Count(r.Remedy, "'agent disk accept vol-1 --yes'")+
 		strings.Count(r.Remedy, "'agent disk format vol-1 --yes'") != 1 {
 		t.Errorf("%q names no command, or several", err)
 	}

@@ -27,8 +27,6 @@ type Persistent struct {
 	Residue probe.Residue
 	// Superblocks are what ext and xfs have left anywhere on the disk, looked for where Formats says so.
 	Superblocks []probe.Superblock
-	// Hardware is an identifier of the hardware that no other disk has; empty if there is none.
-	Hardware string
 	// Record is what is known about disks.
 	Record record.Record
 	// DuplicateUUID is set when a file system of the same UUID is mounted: a clone.

@@ -22,8 +22,6 @@ type Lead struct {
 	// Source is the device that carries its file system, and Device its number; 0 if there is none.
 	Source string
 	Device uint64
-	// Claims are what is known of the disk there.
-	Claims Claims
 	// Err is why it was not found, and Missing is set when it is not there.
 	Err     error
 	Missing bool
@@ -50,7 +48,9 @@ func (m Mounts) of(cid string) (own, held []Mounted, err error) {
 		switch {
 		case lead.Err != nil && !lead.Missing:
 			return nil, nil, lead.Err
-		case lead.Device == 0 || lead.Claims.claimedBy(cid) != "":
+		case lead.Device == 0 || slices.ContainsFunc(m.All, func(o Mounted) bool {
+			return o.Device == lead.Device && o.Owner != "" // it is mounted as another disk
+		}):
 			return nil, nil, nil
 		}
 		own = []Mounted{{Source: lead.Source, Device: lead.Device}}

@@ -20,8 +20,8 @@ func TestUnmountDisk(t *testing.T) {
 	tmpfs, other := mountOf(3, "/store", 0, ""), mountOf(3, "/store", 9, "")
 	bind, inner := mountOf(4, "/bind", 1, ""), mountOf(5, "/bind", 0, "")
 	there := Lead{Source: "/dev/1", Device: 1}
-	taken := there
-	taken.Claims = Claims{ByPath: []string{"vol-1"}, ByIdentifier: []string{"vol-2"}}
+	taken := bind
+	taken.Owner = "vol-2"
 	both := Around{Known: []string{"vol-1", "vol-2"}, OnStore: "vol-1"}
 	alone := Around{Known: []string{"vol-1"}}
 	for _, c := range []struct {
@@ -40,7 +40,7 @@ func TestUnmountDisk(t *testing.T) {
 		{"ambiguous, and on the store", Mounts{Around: both, All: []Mounted{onStore}}, "1", "/dev/1", ""},
 		{"unplugged, and attached as another device", Mounts{Around: both, All: []Mounted{onStore},
 			Lead: Lead{Source: "/dev/5", Device: 5}}, "1", "/dev/1", ""},
-		{"its hint leads to another disk", Mounts{Around: both, All: []Mounted{bind}, Lead: taken}, "", "", ""},
+		{"its hint leads to another disk", Mounts{Around: both, All: []Mounted{taken}, Lead: there}, "", "", ""},
 		{"under something", Mounts{Around: both, All: []Mounted{onStore, tmpfs}}, "3 1", "/dev/1", ""},
 		{"under another disk", Mounts{Around: both, All: []Mounted{onStore, other}}, "", "",
 			"/dev/9 is mounted over it on /store: unmount that first"},

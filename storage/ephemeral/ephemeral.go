@@ -195,7 +195,7 @@ func (d *Disks) observe(ctx context.Context, path string, root int, w wanted, ac
 	if err != nil {
 		return o, err
 	}
-	r, err := d.Machine.Record.Read()
+	r, err := d.Machine.ReadRecord()
 	if err != nil {
 		return o, err
 	}
@@ -434,7 +434,7 @@ func (d *Disks) observeRaw(ctx context.Context, path string, i int, acting bool)
 	if o.Disk, damaged, err = inspect(path); err != nil {
 		return o, err
 	}
-	r, err := d.Machine.Record.Read()
+	r, err := d.Machine.ReadRecord()
 	asked := r.Asked[rawKey(i)] == record.Format
 	if decide.KeptRaw(o.Disk.Table) && !asked {
 		return o, nil
@@ -475,7 +475,7 @@ func (d *Disks) Describe(ctx context.Context, which string, ephemeral *settings.
 	if err != nil {
 		return "", "", err
 	}
-	r, err := d.Machine.Record.Read()
+	r, err := d.Machine.ReadRecord()
 	if err != nil {
 		return "", "", err
 	}

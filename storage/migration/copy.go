@@ -10,8 +10,8 @@ import (
 	"cambium/platform/copytree/worker"
 	"cambium/platform/mount"
 	"cambium/storage/decide"
+	"cambium/storage/identity"
 	"cambium/storage/persistent"
-	"cambium/storage/record"
 )
 
 // A migration reports every second, and logs that every ten.
@@ -25,23 +25,31 @@ type attempt struct {
 	*Migration
 	disks decide.Migration
 	old   mount.Entry
-	mark  decide.Mark
-	// unmounted says that the store is, completed that the new disk may have lost its mark.
-	unmounted, completed bool
+	mark  identity.Store
+	// unmounted says that the store is.
+	unmounted bool
 }
 
-// run copies, verifies and records the new disk. The copying process has ended before: nothing but the agent works on
-// the disks then.
+// run copies, verifies and records the new disk, and mounts it on the store, which chooses it. The copying process has
+// ended before: nothing but the agent works on the disks then.
 func (a *attempt) run(ctx context.Context, total decide.Usage) error {
 	if err := a.copyApart(ctx, total); err != nil {
 		return err
 	}
-	return a.Disks.Commit(a.disks.To)
+	a.Machine.CrashPoint("complete copy")
+	if err := a.Disks.Complete(a.mark); err != nil {
+		return err
+	}
+	if err := a.Disks.Commit(a.disks.To.CID); err != nil {
+		return err
+	}
+	return a.Disks.MountCopy(context.WithoutCancel(ctx), a.disks.To.CID)
 }
 
 func (a *attempt) copyApart(ctx context.Context, total decide.Usage) (err error) {
 	process, err := worker.Start(ctx, a.Program, worker.Request{
-		From: a.disks.Store, To: a.disks.Target, Mark: persistent.MarkName, Exact: a.mark.Exact})
+		From: a.disks.Store, To: a.disks.Target, Mark: persistent.MarkName, Own: identity.Attribute,
+		Exact: a.mark.Empty})
 	if err != nil {
 		return err
 	}
@@ -77,19 +85,14 @@ func (a *attempt) transfer(ctx context.Context, process *worker.Copying, total d
 	if err := a.Disks.Detach(a.old); err != nil {
 		a.Machine.Log.WithError(err).Warn("old disk is still in use")
 	}
-	a.Machine.CrashPoint("record verified copy")
-	if err := a.Machine.Record.Update(func(r *record.Record) { r.Migration.Copied = a.mark.Exact }); err != nil {
-		return err
-	}
-	a.Machine.CrashPoint("remove mark")
-	a.completed = true
+	a.Machine.CrashPoint("complete tree")
 	return process.Complete()
 }
 
 func (a *attempt) renewTarget(ctx context.Context) error {
 	limited, cancel := busyLimit(ctx)
 	defer cancel()
-	return a.Disks.RenewTarget(limited, a.disks.To)
+	return a.Disks.RenewTarget(limited, a.disks.To.CID)
 }
 
 func (a *attempt) unmountStore(ctx context.Context) error {
@@ -98,19 +101,19 @@ func (a *attempt) unmountStore(ctx context.Context) error {
 	return mount.UnmountReporting(limited, a.disks.Store, a.Disks.Busy(a.disks.Store))
 }
 
-// giveUp brings the old store back, writable. The copy is out of date from then on, so it has its mark.
+// giveUp brings the old store back, writable. The copy is out of date by that alone. For the next call it goes back to
+// the migration target.
 func (a *attempt) giveUp(ctx context.Context) error {
 	if !a.unmounted {
 		return a.Disks.MakeWritable(ctx)
 	}
-	err := a.Disks.PutBack(ctx, a.disks.From)
-	if err != nil || !a.completed {
-		return err
+	err := a.Disks.PutBack(ctx, a.disks.From.CID)
+	if err == nil {
+		if err := a.Disks.PutBack(ctx, a.disks.To.CID); err != nil {
+			a.Machine.Log.WithError(err).Warn("the new disk is not on the migration target")
+		}
 	}
-	if err := a.Disks.PutBack(ctx, a.disks.To); err != nil {
-		return err
-	}
-	return a.Disks.SetMark(a.mark)
+	return err
 }
 
 // copyReporter reports the progress of the copy to log and status.

@@ -17,6 +17,7 @@ import (
 	"cambium/platform/copytree/worker"
 	"cambium/platform/mount"
 	"cambium/storage/decide"
+	"cambium/storage/identity"
 	"cambium/storage/internal/machine"
 	"cambium/storage/persistent"
 	"cambium/storage/record"
@@ -58,30 +59,25 @@ func (m *Migration) migrate(ctx context.Context, wantFrom, wantTo string) error 
 	}
 	o.WantFrom, o.WantTo = wantFrom, wantTo
 	action, err := decide.Migrate(o)
+	if err != nil || action == decide.AlreadyMigrated {
+		return err
+	}
+	mark, err := m.begin(o)
 	if err != nil {
 		return err
 	}
-	switch action {
-	case decide.EndMigration:
-		return m.Disks.EndMigration(ctx, o.Recorded)
-	case decide.AlreadyMigrated:
-		return nil
-	}
-	mark, marked, err := m.begin(o)
+	need, err := m.checkRoom(ctx, o, mark.Empty)
 	if err != nil {
 		return err
 	}
-	need, err := m.checkRoom(ctx, o, mark.Exact)
-	if err != nil {
-		return err
-	}
-	if err := m.prepare(ctx, o, mark, marked); err != nil {
+	if err := m.prepare(ctx, o, mark); err != nil {
 		return err
 	}
 	if err := m.copyStore(ctx, o, old, mark, need); err != nil {
 		return err
 	}
-	return m.Disks.EndMigration(ctx, o.To)
+	m.Machine.Log.WithField("cid", o.To.CID).Info("disk migration done")
+	return nil
 }
 
 // observe returns what is mounted and on record, and the mount of the store.
@@ -93,23 +89,17 @@ func (m *Migration) observe() (o decide.Migration, old mount.Entry, err error) {
 	return o, old, err
 }
 
-// begin decides how the migration target is marked, and says whether it is already.
-func (m *Migration) begin(o decide.Migration) (mark decide.Mark, marked bool, err error) {
-	want := decide.Mark{From: o.From, To: o.To}
-	want.Source = o.Source
-	found, err := m.Disks.Mark(o.Target)
-	if err != nil {
-		return want, false, err
-	}
+// begin decides how the migration target is marked.
+func (m *Migration) begin(o decide.Migration) (mark identity.Store, err error) {
 	empty, err := m.Disks.TargetIsEmpty()
 	if err != nil {
-		return want, false, err
+		return mark, err
 	}
-	if mark, err = decide.Begin(want, found, o.Open, empty); err == nil && !mark.Exact {
-		m.Machine.Log.WithField("cid", o.To).
+	if mark, err = decide.Begin(o.From, o.To, empty); err == nil && !mark.Empty {
+		m.Machine.Log.WithField("cid", o.To.CID).
 			Warn("the new disk already holds files; they are kept unless the old disk has files of the same names")
 	}
-	return mark, found != nil, err
+	return mark, err
 }
 
 // busyLimit bounds how long a disk is waited for that a process or a mount uses.
@@ -119,28 +109,21 @@ func busyLimit(ctx context.Context) (context.Context, context.CancelFunc) {
 
 // prepare waits until nothing uses the store, marks the new disk, and mounts it anew, so that the mark is on the disk
 // and nothing else has it open.
-func (m *Migration) prepare(ctx context.Context, o decide.Migration, mark decide.Mark, marked bool) error {
+func (m *Migration) prepare(ctx context.Context, o decide.Migration, mark identity.Store) error {
 	limited, cancel := busyLimit(ctx)
 	defer cancel()
 	if err := mount.AwaitUnused(limited, o.Store, m.Disks.Busy(o.Store)); err != nil {
 		return err
 	}
 	m.Machine.CrashPoint("mark migration target")
-	if !marked {
-		if err := m.Disks.SetMark(mark); err != nil {
-			return err
-		}
-	}
-	m.Machine.CrashPoint("begin migration")
-	if err := m.Machine.Record.Update(func(r *record.Record) {
-		r.Migration, r.Migrated = record.Migration{From: o.From, To: o.To}, ""
-	}); err != nil {
+	if err := m.Disks.Mark(mark); err != nil {
 		return err
 	}
-	if err := m.Disks.RenewTarget(limited, o.To); err != nil {
+	if err := m.Disks.RenewTarget(limited, o.To.CID); err != nil {
 		return err
 	}
-	if found, err := m.Disks.Mark(o.Target); err != nil || found == nil || *found != mark {
+	now, err := m.Disks.ObserveMigration()
+	if is := now.To.Said; err != nil || now.To.CID != o.To.CID || !is.Incomplete || is.Origin != mark.Origin {
 		return errors.Join(err, fmt.Errorf("%s changed while it was being prepared: run migrate_disk again", o.Target))
 	}
 	return nil
@@ -206,11 +189,15 @@ func (m *Migration) usage(ctx context.Context, dir string) (u decide.Usage, err 
 
 // copyStore copies and verifies while the store can be read but not changed, and records the new disk. On failure the
 // store is there and can be written to again.
-func (m *Migration) copyStore(ctx context.Context, o decide.Migration, old mount.Entry, mark decide.Mark,
+func (m *Migration) copyStore(ctx context.Context, o decide.Migration, old mount.Entry, mark identity.Store,
 	total decide.Usage) error {
 	if m.Progress != nil {
 		// From before the store is read-only, so that the status never shows that without its reason.
 		m.Progress(Progress{Phase: worker.PhaseCopy, TotalBytes: total.Bytes})
+	}
+	m.Machine.CrashPoint("begin migration")
+	if err := m.Machine.Record.Update(func(r *record.Record) { r.ReadOnly = true }); err != nil {
+		return err
 	}
 	m.Machine.CrashPoint("store read-only")
 	limited, cancel := busyLimit(ctx)

@@ -2,8 +2,10 @@ package persistent
 
 import (
 	"errors"
+	"maps"
 	"os"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -16,6 +18,7 @@ import (
 	"cambium/platform/mount"
 	"cambium/settings"
 	"cambium/storage/decide"
+	"cambium/storage/identity"
 	"cambium/storage/internal/machine"
 	"cambium/storage/record"
 )
@@ -34,7 +37,7 @@ func (d *Disks) hint(p settings.PersistentDisk) device.Hint {
 
 // applyReleases forgets what operators have released.
 func (d *Disks) applyReleases() error {
-	r, err := d.Machine.Record.Read()
+	r, err := d.Machine.ReadRecord()
 	if err != nil {
 		return err
 	}
@@ -56,14 +59,6 @@ func (d *Disks) applyReleases() error {
 	return nil
 }
 
-// foundFor is what the disk at path is recorded as under a CID.
-func (d *Disks) foundFor(cid, path string) (record.Disk, error) {
-	found, _ := d.identify(path) // what cannot be read stays as it is on record
-	number, err := blkdev.NumberOf(path)
-	found.Hardware = machine.HardwareOf(number, cid)
-	return found, err
-}
-
 // identify reads the identifiers of a disk, which may be mounted. Those that cannot be read are missing, and the error says why.
 func (d *Disks) identify(path string) (record.Disk, error) {
 	s, err := d.inspect(path)
@@ -82,7 +77,6 @@ func (d *Disks) inspect(path string) (layout.State, error) {
 func (d *Disks) identity(s layout.State, inspectErr error) (found record.Disk, err error) {
 	number, err := blkdev.NumberOf(s.Path)
 	if err == nil {
-		found.Hardware = machine.Hardware(number)
 		var info blkdev.Info
 		info, err = blkdev.Lookup("/sys", number)
 		found.Bytes = info.Size
@@ -98,45 +92,16 @@ func (d *Disks) identity(s layout.State, inspectErr error) (found record.Disk, e
 	return found, errors.Join(err, inspectErr)
 }
 
-// claims tells which disks the device at path may be. found is what it was found to be, and unread why that is not all.
-func (d *Disks) claims(v view, path string, number blkdev.Number, onStore bool, found record.Disk,
-	unread error) (c decide.Claims) {
+// at tells which disks' hints lead to a device, and which do not. A hint that finds nothing leads elsewhere.
+func (v view) at(number blkdev.Number, path string) (here, elsewhere []string) {
 	for _, cid := range v.Known {
-		switch l := v.leads[cid]; {
-		case l.err != nil:
-		case l.Number != number && l.Path != path:
-			c.Elsewhere = append(c.Elsewhere, cid)
-		case l.Identified:
-			c.ByIdentifier = append(c.ByIdentifier, cid)
-		default:
-			c.ByPath = append(c.ByPath, cid)
+		if l := v.leads[cid]; l.err == nil && (number != 0 && l.Number == number || l.Path == path) {
+			here = append(here, cid)
+		} else {
+			elsewhere = append(elsewhere, cid)
 		}
 	}
-	if onStore {
-		c.Recorded = v.storeDisk()
-	}
-	c.ByRecord = v.Record.Owners(found)
-	if unread == nil {
-		c.Absent = v.Record.Absent(found)
-	}
-	if len(c.ByRecord) > 1 {
-		c.Twins = d.twins(v, c, found)
-	}
-	return c
-}
-
-// twins are the disks on record with the identifiers of this one whose path leads to another device with them.
-func (d *Disks) twins(v view, c decide.Claims, found record.Disk) (twins []string) {
-	for _, cid := range c.ByRecord {
-		l := v.leads[cid]
-		if !slices.Contains(c.Elsewhere, cid) || l.Identified || cid == v.OnStore || cid == v.OnTarget {
-			continue // a disk that is mounted is where its hint leads
-		}
-		if other, err := d.identify(l.Path); err == nil && other.FileSystem == found.FileSystem {
-			twins = append(twins, cid)
-		}
-	}
-	return twins
+	return here, elsewhere
 }
 
 // duplicateUUID reports whether another device with a file system of this kind and UUID is mounted.
@@ -187,25 +152,60 @@ func (d *Disks) diskOf(e mount.Entry) (path string, number blkdev.Number, err er
 	return path, number, err
 }
 
-// owner is the CID of the disk that is mounted on a directory, by the identifiers on the device and by the hints, empty
-// if nothing tells; and the disk that is mounted, unless it is a directory or its device is gone.
-func (d *Disks) owner(v view, dir string, e mount.Entry) (cid, path string, found record.Disk) {
+// owner is the disk that is mounted on a directory, without a CID if nothing tells: what it says tells, then the hints,
+// then the record.
+func (d *Disks) owner(v view, dir string, e mount.Entry) (on decide.Disk) {
 	if d.BindMounted {
-		return v.ownerOfBind(dir), "", found
+		on.CID, on.Path = v.ownerOfBind(dir), dir
+		on.Said, _ = saidAt(dir, on.FileSystem) // what cannot be read says nothing
+		return on
 	}
 	if !onDevice(e) {
-		return "", "", found
+		return on
 	}
 	path, number, err := d.diskOf(e)
-	if err == nil {
-		var unread error // without what cannot be read, the other claims count
-		found, unread = d.identify(path)
-		cid = d.claims(v, path, number, dir == v.Store, found, unread).Owner()
+	if err != nil {
+		path, number = e.Source, e.Number
 	}
-	if cid == "" {
-		cid = d.formerOwner(v, dir, e)
+	on.Path = path
+	if c, err := filesystem.Probe(e.Source); err == nil && c.Kind.Managed() {
+		on.FileSystem = c.UUID
 	}
-	return cid, path, found
+	if top, there, err := mount.At(dir); err == nil && there && top.ID == e.ID {
+		on.Said, _ = saidAt(dir, on.FileSystem)
+	}
+	if on.CID = v.ownerOf(dir, number, on); on.CID == "" {
+		on.CID = d.formerOwner(v, dir, e)
+	}
+	return on
+}
+
+// ownerOf is the CID of the disk with this number that is mounted on a directory.
+func (v view) ownerOf(dir string, number blkdev.Number, on decide.Disk) string {
+	if cid := on.Said.CID; slices.Contains(v.Known, cid) && (dir == v.Store || cid != v.OnStore) {
+		return cid
+	}
+	recorded := v.storeDisk()
+	here, _ := v.at(number, on.Path)
+	if dir == v.Store && slices.Contains(here, recorded) {
+		return recorded
+	}
+	for _, cid := range here {
+		if dir == v.Store || cid != v.OnStore {
+			return cid
+		}
+	}
+	known := v.Record.Disks[recorded].FileSystem
+	if l := v.leads[recorded]; dir == v.Store && recorded != "" && (l.err != nil || !slices.Contains(v.Known, recorded)) &&
+		identity.SameFileSystem(known, on.FileSystem) {
+		return recorded
+	}
+	for _, cid := range slices.Sorted(maps.Keys(v.Record.Disks)) {
+		if known := v.Record.Disks[cid].FileSystem; known != "" && strings.EqualFold(known, on.FileSystem) && cid != v.OnStore {
+			return cid
+		}
+	}
+	return ""
 }
 
 // onDevice reports a mount of a block device. File systems without one, such as tmpfs, have numbers with major 0.

@@ -35,13 +35,29 @@ func (d *Disks) Mount(ctx context.Context, cid string) error {
 	return d.PutBack(ctx, cid)
 }
 
+// occasion is why a disk is mounted.
+type occasion int
+
+const (
+	asked    occasion = iota // mount_disk, or a migration puts a disk back
+	atBoot                   // it was the store
+	migrated                 // it was just copied, and the old disk is unmounted: this chooses it
+)
+
 // PutBack mounts a disk that a migration has unmounted. The caller has the lock.
-func (d *Disks) PutBack(ctx context.Context, cid string) error {
+func (d *Disks) PutBack(ctx context.Context, cid string) error { return d.mountFor(ctx, cid, asked) }
+
+// MountCopy mounts a complete copy of the disk that was the store in its place. The caller has the lock.
+func (d *Disks) MountCopy(ctx context.Context, cid string) error {
+	return d.mountFor(ctx, cid, migrated)
+}
+
+func (d *Disks) mountFor(ctx context.Context, cid string, why occasion) error {
 	p, err := d.known(cid)
 	if err != nil {
 		return err
 	}
-	_, err = d.mount(ctx, p, false)
+	_, err = d.mount(ctx, p, why)
 	return mountError(cid, err)
 }
 
@@ -67,20 +83,38 @@ func (d *Disks) MountLast(ctx context.Context) (made []decide.Change, warning st
 	if err := d.applyReleases(); err != nil {
 		return nil, "", err
 	}
-	v, err := d.usable()
-	if err != nil {
-		return nil, "", err
-	}
-	cid, warning, err := decide.StoreDisk(v.Around)
+	cid, warning, err := d.storeDisk(ctx, true)
 	if cid == "" || err != nil {
 		return nil, warning, err
 	}
-	made, err = d.mount(ctx, v.known[cid], true)
+	for range 2 {
+		made, err = d.mount(ctx, d.Records.Disks()[cid], atBoot)
+		outranked, ok := errors.AsType[*decide.Outranked](err)
+		if !ok {
+			break
+		}
+		err = mountError(cid, err)
+		d.Machine.Log.WithError(err).WithField("cid", outranked.By).Warn("another disk is the store")
+		cid = outranked.By
+	}
 	return made, "", mountError(cid, err)
 }
 
+// storeDisk is the disk that a boot mounts; empty if there is none.
+func (d *Disks) storeDisk(ctx context.Context, replay bool) (cid, warning string, err error) {
+	v, err := d.usable()
+	if err != nil {
+		return "", "", err
+	}
+	cid, warning, err = decide.StoreDisk(v.Around)
+	if cid == decide.Pick {
+		cid, err = d.pick(ctx, v, replay)
+	}
+	return cid, warning, err
+}
+
 // mount waits for a disk, decides about it and does what was decided.
-func (d *Disks) mount(ctx context.Context, p settings.PersistentDisk, atBoot bool) ([]decide.Change, error) {
+func (d *Disks) mount(ctx context.Context, p settings.PersistentDisk, why occasion) ([]decide.Change, error) {
 	dev, err := d.Resolver.Resolve(ctx, d.hint(p))
 	if err != nil {
 		return nil, err
@@ -93,32 +127,41 @@ func (d *Disks) mount(ctx context.Context, p settings.PersistentDisk, atBoot boo
 		}
 		defer release()
 	}
+	// A crash may have left it where it is looked at.
+	if err := mount.Detach(d.Machine.Dirs.DiskLook(), func([]mount.Process) {}); err != nil {
+		return nil, err
+	}
 	v, err := d.usable()
 	if err != nil {
+		return nil, err
+	}
+	if err := d.lapse(v, p.CID, dev, true); err != nil {
 		return nil, err
 	}
 	o, err := d.observe(ctx, v, p, dev, true)
 	if err != nil {
 		return nil, err
 	}
-	o.Boot = atBoot
+	o.Boot = why == atBoot
 	plan, err := decide.MountDisk(o)
 	if err != nil {
 		return nil, err
 	}
-	return d.apply(ctx, dev.Path, plan)
-}
-
-// apply does what was decided about the disk at path.
-func (d *Disks) apply(ctx context.Context, path string, plan decide.Plan) (made []decide.Change, err error) {
-	cid := plan.Records.CID
-	if of := plan.Records.Correct; of != "" {
-		d.Machine.Log.WithFields(logrus.Fields{"cid": of, "recorded": cid}).
-			Warn("another agent has recorded the disk for the migration target as the store")
-		if err := d.correct(of); err != nil {
+	at := &placing{Disks: d, o: o, plan: plan, identified: dev.Identified}
+	if plan.Records.Store && why != migrated {
+		at.others = d.candidates(ctx, v, p.CID, true)
+	}
+	if plan.Records.Store && (plan.Formats() || plan.Leave != "") { // what is lost, or left, is not brought back by a refusal
+		if err := at.choose(decide.Disk{CID: p.CID, Path: dev.Path, FileSystem: o.Found.FileSystem, Said: o.Said}); err != nil {
 			return nil, err
 		}
 	}
+	return at.apply(ctx, dev.Path)
+}
+
+// apply does what was decided about the disk at path.
+func (p *placing) apply(ctx context.Context, path string) (made []decide.Change, err error) {
+	d, plan, cid := p.Disks, p.plan, p.plan.Records.CID
 	if plan.Leave != "" {
 		if err := mount.UnmountReporting(ctx, plan.Leave, d.Busy(plan.Leave)); err != nil {
 			return nil, err
@@ -132,16 +175,10 @@ func (d *Disks) apply(ctx context.Context, path string, plan decide.Plan) (made 
 			Warn("another disk's hint resolves to the same device and is ignored")
 	}
 	d.warnNotGrown(path, plan.NotGrown)
-	if !plan.Records.Store {
-		// What is about to be migrated has not been, also where a crash comes before it is on record.
-		if err := d.Machine.Record.Update(func(r *record.Record) { r.Migrated = "" }); err != nil {
-			return nil, err
-		}
-	}
-	if made, err = d.Machine.Apply(ctx, cid, plan); err != nil {
+	if made, err = d.Machine.ApplyAdmitting(ctx, cid, plan, p.admit); err != nil {
 		return made, err
 	}
-	if plan.Records.Accepted {
+	if p.o.Request() == record.Accept {
 		d.Machine.Log.WithField("cid", cid).Warn("an operator has accepted the disk that is attached")
 	}
 	if plan.MakeWritable {
@@ -150,9 +187,6 @@ func (d *Disks) apply(ctx context.Context, path string, plan decide.Plan) (made 
 			return made, err
 		}
 	}
-	if err := d.checkMark(plan, path); err != nil {
-		return nil, err
-	}
 	if e, there, err := mount.At(plan.Directory); err == nil && there {
 		d.note(cid, e, plan.Records.Store)
 	}
@@ -160,65 +194,38 @@ func (d *Disks) apply(ctx context.Context, path string, plan decide.Plan) (made 
 	if slices.ContainsFunc(made, mounts) {
 		d.Machine.Log.WithFields(logrus.Fields{"cid": cid, "device": path, "mount": plan.Directory}).
 			Info("persistent disk mounted")
+	} else if err := p.stay(); err != nil {
+		return made, err
 	}
-	return made, d.record(plan.Records, path)
-}
-
-// checkMark refuses the store to a disk with a mark, which is mounted now, unless an operator has accepted it: then it
-// loses the mark.
-func (d *Disks) checkMark(plan decide.Plan, path string) error {
-	m, err := d.Mark(plan.Directory)
-	if err != nil || m == nil {
-		return err
-	}
-	if plan.Records.Accepted {
-		return d.removeMark(plan.Records.CID, plan.Directory)
-	}
-	if err := decide.CheckCopy(plan.Records.CID, path, m); err != nil && plan.Records.Store {
-		return errors.Join(err, mount.Detach(plan.Directory, d.Busy(plan.Directory)))
-	}
-	return nil
-}
-
-// correct records the disk that is on the store.
-func (d *Disks) correct(cid string) error {
-	e, there, err := mount.At(d.Machine.Dirs.Store())
-	if err != nil || !there {
-		return err
-	}
-	path := e.Source
-	if !d.BindMounted {
-		if path, _, err = d.diskOf(e); err != nil {
-			return err
-		}
-	}
-	return d.record(decide.Records{CID: cid, Store: true}, path)
+	return made, d.record(plan.Records, path, p.says.Generation)
 }
 
 // record puts a disk on record that is mounted: as the store, or only as what it is. Its identity protects it from
 // later mistakes; that it cannot be written is not a reason to keep the store away that is on record already.
-func (d *Disks) record(what decide.Records, path string) error {
+func (d *Disks) record(what decide.Records, path string, generation uint64) error {
 	d.Machine.CrashPoint("record disk")
-	var found record.Disk
+	found := record.Disk{Generation: generation}
 	if !d.BindMounted {
-		var err error
-		if found, err = d.foundFor(what.CID, path); err != nil {
-			return err
-		}
+		found, _ = d.identify(path) // what cannot be read stays as it is on record
+		found.Generation = generation
 	}
 	told, _ := d.Records.MountedCID()
-	before, err := d.Machine.Record.Read()
+	before, err := d.Machine.ReadRecord()
 	if err != nil {
 		return err
 	}
 	err = d.Machine.Record.Update(func(r *record.Record) {
 		_, wasStore := r.Disks[what.CID]
 		switch {
-		case d.BindMounted || !what.Store && !wasStore:
-			delete(r.Asked, what.CID)
+		case !what.Store && !wasStore:
+			r.Done(what.CID)
 		default:
+			if !what.Store {
+				found.Generation = r.Disks[what.CID].Generation
+			}
 			r.Put(what.CID, found)
 		}
+		r.ReadOnly = r.ReadOnly && !what.Store
 		if what.Store && (r.Store != what.CID || told != what.CID) {
 			r.Store, r.Published = what.CID, false
 		}

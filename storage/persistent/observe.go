@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 
+	"cambium/internal/blkdev"
 	"cambium/platform/device"
 	"cambium/platform/disk"
 	"cambium/platform/disk/layout"
@@ -27,7 +29,11 @@ type view struct {
 	leads map[string]lead
 	// owners are the disks on the store and the migration target, by the ID of their mounts.
 	owners map[int]string
-	// unread is why the disk record cannot be used.
+	// onTarget is the disk that is visible on the migration target, with what it says.
+	onTarget decide.Disk
+	// storeNumber and targetNumber are those of what is mounted there.
+	storeNumber, targetNumber blkdev.Number
+	// unread is why the disk record cannot be read.
 	unread error
 }
 
@@ -47,7 +53,8 @@ func (d *Disks) around() (v view, err error) {
 		dev, err := d.Resolver.Look(d.hint(v.known[cid]))
 		v.leads[cid] = lead{dev, err}
 	}
-	if v.Record, v.unread = d.Machine.Record.Read(); v.unread != nil {
+	v.Lost = !d.Machine.Record.There()
+	if v.Record, v.unread = d.Machine.ReadRecord(); v.unread != nil {
 		v.Record = record.New()
 	}
 	v.Told, v.Unreadable = d.Records.MountedCID()
@@ -83,20 +90,21 @@ func (d *Disks) aroundMounts(v *view, dir string) error {
 		if d.BindMounted && !top {
 			continue
 		}
-		cid, path, found := d.owner(*v, dir, e)
-		if v.owners[e.ID] = cid; cid != "" {
-			d.note(cid, e, dir == v.Store)
+		on := d.owner(*v, dir, e)
+		if v.owners[e.ID] = on.CID; on.CID != "" {
+			d.note(on.CID, e, dir == v.Store)
 		}
 		if !top {
 			continue
 		}
-		*taken, *owner = true, cid
+		*taken, *owner = true, on.CID
 		switch {
-		case dir != v.Store:
-		case cid == "":
+		case dir == v.MigrationTarget:
+			v.onTarget, v.targetNumber = on, e.Number
+		case on.CID == "":
 			v.Foreign = fmt.Sprintf("%s (%s)", e.Source, e.Type)
 		default:
-			v.StorePath, v.StoreIdentity = path, found // what cannot be read does not differ
+			v.OnStoreIs, v.storeNumber = on, e.Number
 		}
 	}
 	return err
@@ -115,12 +123,14 @@ func (v view) storeDisk() string {
 }
 
 // observe looks at a disk that was found, and changes nothing on it. With acting set, its partitions are announced to
-// the kernel; otherwise it is also looked at for the mark of an incomplete copy, which is read after the mount when
-// acting.
+// the kernel; otherwise what it says is read without replaying its journal, and when it is mounted if acting.
 func (d *Disks) observe(ctx context.Context, v view, p settings.PersistentDisk, dev device.Device,
 	acting bool) (o decide.Observed, err error) {
 	o = decide.Observed{Around: v.Around, Persistent: d.wish(v, p), Directory: dev.Directory}
 	o.Disk.Path = dev.Path
+	here, elsewhere := v.at(dev.Number, dev.Path)
+	other := func(cid string) bool { return cid == p.CID }
+	o.Leftover, o.Elsewhere = slices.DeleteFunc(here, other), slices.DeleteFunc(elsewhere, other)
 	if d.BindMounted {
 		return o, d.observeDirectory(&o)
 	}
@@ -131,21 +141,32 @@ func (d *Disks) observe(ctx context.Context, v view, p settings.PersistentDisk, 
 		return o, err
 	}
 	inspected, inspectErr := d.inspect(dev.Path)
-	var unread error
-	o.Found, unread = d.identity(inspected, inspectErr)
+	o.Found, _ = d.identity(inspected, inspectErr)
 	o.Disk.Bytes = o.Found.Bytes
-	o.Claims = d.claims(v, dev.Path, dev.Number, o.MountedOn == v.Store, o.Found, unread)
-	o.Serial, o.Hardware = machine.Serial(dev.Number), machine.HardwareOf(dev.Number, p.CID)
+	o.Serial = machine.Serial(dev.Number)
 	if err := d.observeDisk(ctx, &o.Persistent, inspected, inspectErr, acting); err != nil {
 		return o, err
 	}
+	return o, d.observeSaid(v, &o, acting)
+}
+
+// observeSaid reads what a disk says that is mounted. With acting set, another one is read when it is mounted.
+func (d *Disks) observeSaid(v view, o *decide.Observed, acting bool) (err error) {
+	part := d.part(o.Disk.Path)
+	number, err := blkdev.NumberOf(part)
 	switch {
-	case o.MountedOn == v.Store || o.MountedOn == v.MigrationTarget:
-		o.Mark, err = d.Mark(o.MountedOn)
+	case errors.Is(err, os.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case o.MountedOn == v.Store && number == v.storeNumber:
+		o.MountedFor, o.Said = v.OnStore, v.OnStoreIs.Said
+	case o.MountedOn == v.MigrationTarget && number == v.targetNumber:
+		o.MountedFor, o.Said = v.OnTarget, v.onTarget.Said
 	case o.MountedOn == "" && !acting:
-		o.Mark = lookForMark(d.part(dev.Path))
+		o.Said, o.Unknown = d.lookWithoutReplay(part)
 	}
-	return o, err
+	return nil
 }
 
 // wish is what settings and agent.json want on a disk.
@@ -173,11 +194,14 @@ func (d *Disks) observeDirectory(o *decide.Observed) (err error) {
 			return err
 		}
 		if same && o.MountedOn != o.Store {
-			o.MountedOn = dir
+			o.MountedOn, o.MountedFor = dir, o.OnTarget
+			if dir == o.Store {
+				o.MountedFor = o.OnStore
+			}
 		}
 	}
 	if o.Directory {
-		o.Mark, err = d.Mark(o.Disk.Path)
+		o.Said, err = saidAt(o.Disk.Path, "")
 	}
 	return err
 }

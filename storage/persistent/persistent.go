@@ -43,6 +43,8 @@ type Disks struct {
 	Reload func(context.Context) error
 	// Foreign says what to do with a disk that carries something which is not ours: "refuse" (or empty) or "format".
 	Foreign func() string
+	// Associated are the disks that jobs know by names of their own: none of them is the store.
+	Associated func() []string
 	// Blank says what a blank disk reads as: "zeros" (or empty), or also "noise".
 	Blank func() string
 

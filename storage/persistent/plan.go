@@ -2,12 +2,20 @@ package persistent
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 
+	"github.com/sirupsen/logrus"
+
+	"cambium/platform/device"
+	"cambium/platform/disk/layout"
 	"cambium/settings"
 	"cambium/storage/decide"
 	"cambium/storage/internal/machine"
+	"cambium/storage/record"
 )
 
 // PlanMountLast says what MountLast would change, without waiting and without writing.
@@ -20,11 +28,15 @@ func (d *Disks) PlanMountLast(ctx context.Context) (changes []decide.Change, war
 	if err != nil {
 		return nil, "", err
 	}
-	cid, warning, err := decide.StoreDisk(v.Around)
+	cid, warning, err := d.storeDisk(ctx, false)
 	if cid == "" || err != nil {
 		return nil, warning, err
 	}
 	plan, err := d.plan(ctx, v, v.known[cid], true)
+	if outranked, ok := errors.AsType[*decide.Outranked](err); ok {
+		cid = outranked.By
+		plan, err = d.plan(ctx, v, v.known[cid], true)
+	}
 	return plan.Changes, "", mountError(cid, err)
 }
 
@@ -78,34 +90,109 @@ func (d *Disks) plan(ctx context.Context, v view, p settings.PersistentDisk, atB
 	case l.err != nil:
 		return decide.Plan{}, l.err
 	}
+	if err := d.lapse(v, p.CID, l.Device, false); err != nil {
+		return decide.Plan{}, err
+	}
 	o, err := d.observe(ctx, v, p, l.Device, false)
 	if err != nil {
 		return decide.Plan{}, err
 	}
 	o.Boot = atBoot
-	return decide.MountDisk(o)
+	plan, err := decide.MountDisk(o)
+	if err != nil {
+		return plan, err
+	}
+	return plan, d.planChoice(ctx, v, o, &plan, l.Device)
 }
 
-// Describe says what is on the disk that is attached under a CID.
-func (d *Disks) Describe(ctx context.Context, cid string) (string, error) {
+// planChoice is what placing decides, as far as it can be known without replaying a journal.
+func (d *Disks) planChoice(ctx context.Context, v view, o decide.Observed, plan *decide.Plan, dev device.Device) error {
+	at := &placing{Disks: d, o: o, plan: *plan, identified: dev.Identified}
+	disk := decide.Disk{CID: o.CID, Path: o.Disk.Path, FileSystem: o.Volume.Content.UUID, Said: o.Said}
+	if !plan.Records.Store {
+		return decide.CheckTarget(disk, o.Around, o.Elsewhere)
+	}
+	at.others = d.candidates(ctx, v, o.CID, false)
+	if o.MountedOn == o.Store {
+		return decide.CheckMounted(o.OnStoreIs, o.Around, at.others)
+	}
+	if o.Unknown {
+		for i, c := range plan.Changes {
+			if c.Op == decide.Mount {
+				plan.Changes[i].Proof += ", unknown until mounted whether it is the store: its journal is used"
+			}
+		}
+		return nil
+	}
+	return at.choose(disk)
+}
+
+// Describe says what is on the disk that is attached under a CID, and which disk that is, for a request about it.
+func (d *Disks) Describe(ctx context.Context, cid string, a record.Action) (text, shown string, err error) {
 	p, err := d.known(cid)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	v, err := d.usable()
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	l := v.leads[cid]
 	if l.err != nil {
-		return "", l.err
+		return "", "", l.err
 	}
-	if d.BindMounted || d.Preformatted {
-		return "", fmt.Errorf("the agent does not format disk %s: according to agent.json, disks come formatted", cid)
+	if a == record.Format && (d.BindMounted || d.Preformatted) {
+		return "", "", fmt.Errorf("the agent does not format disk %s: according to agent.json, disks come formatted", cid)
+	}
+	if shown, err = d.fingerprint(l.Device); err != nil || d.BindMounted {
+		return "the directory " + l.Path, shown, err
 	}
 	o, err := d.observe(ctx, v, p, l.Device, false)
 	if err != nil {
+		return "", "", err
+	}
+	return decide.Describe(o), shown, nil
+}
+
+// fingerprint tells a disk from others: by the identifier of its file system, size and serial number, or, where it has no
+// file system, by what it begins with.
+func (d *Disks) fingerprint(dev device.Device) (string, error) {
+	if d.BindMounted || dev.Directory {
+		return "directory " + dev.Path, nil
+	}
+	found, _ := d.identify(dev.Path)
+	text := fmt.Sprintf("file system %s, table %s, serial %s, %d bytes", found.FileSystem, found.Table, machine.Serial(dev.Number), found.Bytes)
+	if found.FileSystem != "" {
+		return text, nil
+	}
+	f, err := os.Open(dev.Path)
+	if err != nil {
 		return "", err
 	}
-	return decide.Describe(o), nil
+	defer f.Close()
+	sum := sha256.New()
+	if _, err := io.CopyN(sum, f, layout.MiB); err != nil && !errors.Is(err, io.EOF) {
+		return "", err
+	}
+	return fmt.Sprintf("%s, %x", text, sum.Sum(nil)), nil
+}
+
+// lapse drops a request that an operator has made about a disk other than the one that is there. With acting set, also on
+// record.
+func (d *Disks) lapse(v view, cid string, dev device.Device, acting bool) error {
+	if v.Record.Asked[cid] == "" {
+		return nil
+	}
+	found, err := d.fingerprint(dev)
+	if err != nil || !v.Record.Lapsed(cid, found) {
+		return err
+	}
+	asked := v.Record.Asked[cid]
+	v.Record.Done(cid)
+	if !acting {
+		return nil
+	}
+	d.Machine.Log.WithFields(logrus.Fields{"cid": cid, "device": dev.Path, "request": string(asked)}).
+		Warn("the disk is not the one that an operator was shown: the request lapses")
+	return d.Machine.Record.Update(func(r *record.Record) { r.Done(cid) })
 }

@@ -35,7 +35,14 @@ func (d *Disks) MakeWritable(ctx context.Context) error {
 	if err != nil || !there {
 		return err
 	}
-	return d.SetReadOnly(context.WithoutCancel(ctx), false)
+	if err := d.SetReadOnly(context.WithoutCancel(ctx), false); err != nil {
+		return err
+	}
+	err = d.Machine.Record.Update(func(r *record.Record) { r.ReadOnly = false })
+	if cannotBeWritten(err) {
+		return nil // to make it writable once more does no harm
+	}
+	return err
 }
 
 // RenewTarget unmounts the disk on the migration target and mounts it again, when nothing holds it any more. What was
@@ -78,21 +85,7 @@ func (d *Disks) Commit(to string) error {
 		return err
 	}
 	d.Machine.CrashPoint("record new disk")
-	return d.record(decide.Records{CID: to, Store: true}, path)
-}
-
-// EndMigration mounts the disk that is on record as the store; it may be there already.
-func (d *Disks) EndMigration(ctx context.Context, to string) error {
-	if err := d.PutBack(ctx, to); err != nil {
-		return err
-	}
-	d.Machine.CrashPoint("end migration")
-	ended := func(r *record.Record) { r.Migrated, r.Migration = to, record.Migration{} }
-	if err := d.Machine.Record.Update(ended); err != nil {
-		return err
-	}
-	d.Machine.Log.WithField("cid", to).Info("disk migration done")
-	return nil
+	return d.record(decide.Records{CID: to, Store: true}, path, 0)
 }
 
 // ObserveMigration observes what a migration is decided by.
@@ -112,7 +105,6 @@ func (d *Disks) ObserveMigration() (o decide.Migration, err error) {
 			return o, fmt.Errorf("%s has a file system that is not a known persistent disk: unmount it (umount %s)", dir.path, dir.path)
 		}
 	}
-	return decide.Migration{Store: v.Store, Target: v.MigrationTarget, From: v.OnStore, To: v.OnTarget,
-		Recorded: v.storeDisk(),
-		Open:     v.Record.Migration, Done: v.Record.Migrated, Source: v.Record.Disks[v.OnStore].FileSystem}, nil
+	return decide.Migration{Store: v.Store, Target: v.MigrationTarget, From: v.OnStoreIs, To: v.onTarget,
+		Recorded: v.storeDisk(), Known: v.Known}, nil
 }

@@ -138,8 +138,7 @@ func (d *Disks) lead(v view, cid string) decide.Lead {
 	if l.err != nil || d.BindMounted {
 		return decide.Lead{Err: l.err, Missing: machine.Missing(l.err)}
 	}
-	found, unread := d.identify(l.Path)
-	lead := decide.Lead{Source: d.part(l.Path), Claims: d.claims(v, l.Path, l.Number, false, found, unread)}
+	lead := decide.Lead{Source: d.part(l.Path)}
 	number, err := blkdev.NumberOf(lead.Source)
 	if !errors.Is(err, os.ErrNotExist) {
 		lead.Device, lead.Err = uint64(number), err

@@ -17,9 +17,8 @@ type Disk struct {
 	Table string `json:"table,omitempty"`
 	// Bytes is its length; a disk grows and never shrinks.
 	Bytes int64 `json:"bytes"`
-	// Hardware is its WWN or EUI, or a serial number that holds the CID; empty if it has neither. It tells clones
-	// apart.
-	Hardware string `json:"hardware,omitempty"`
+	// Generation is what the disk said when it was mounted on the store; 0 if it could not be told to say that.
+	Generation uint64 `json:"generation,omitempty"`
 }
 
 func (d Disk) String() string {
@@ -70,34 +69,6 @@ func (r Record) Known(cid, fileSystem, table string) (of string, d Disk, known b
 	return "", Disk{}, false
 }
 
-// Owners are the CIDs whose record a disk on this machine fits; a clone fits several.
-func (r Record) Owners(found Disk) (cids []string) {
-	for _, cid := range slices.Sorted(maps.Keys(r.Disks)) {
-		if d := r.Disks[cid]; d.FileSystem != "" && strings.EqualFold(d.FileSystem, found.FileSystem) {
-			cids = append(cids, cid)
-		}
-	}
-	exact := slices.DeleteFunc(slices.Clone(cids), func(cid string) bool {
-		return r.Disks[cid].Hardware == "" || r.Disks[cid].Hardware != found.Hardware
-	})
-	if len(exact) > 0 {
-		return exact
-	}
-	return cids
-}
-
-// Absent are the CIDs whose recorded file system and table are both not on a disk that has been read.
-func (r Record) Absent(found Disk) (cids []string) {
-	for _, cid := range slices.Sorted(maps.Keys(r.Disks)) {
-		d := r.Disks[cid]
-		table := usable(d.Table) && strings.EqualFold(d.Table, found.Table)
-		if d.FileSystem != "" && !strings.EqualFold(d.FileSystem, found.FileSystem) && !table {
-			cids = append(cids, cid)
-		}
-	}
-	return cids
-}
-
 // Put records a disk as it was found, and ends an operator's request about it. Identifiers that could not be read stay
 // on record, unless there was one.
 func (r *Record) Put(cid string, d Disk) {
@@ -106,5 +77,5 @@ func (r *Record) Put(cid string, d Disk) {
 			cmp.Or(d.Bytes, have.Bytes)
 	}
 	r.Disks[cid] = d
-	delete(r.Asked, cid)
+	r.Done(cid)
 }

@@ -27,30 +27,18 @@ func TestConflict(t *testing.T) {
 		found Disk
 		want  string
 	}{
-		"same":                         {one, ""},
-		"grown":                        {Disk{FileSystem: one.FileSystem, Table: one.Table, Bytes: 300}, ""},
-		"shrunk":                       {Disk{FileSystem: one.FileSystem, Table: one.Table, Bytes: 99}, "is smaller"},
-		"other file system":            {Disk{FileSystem: two.FileSystem, Table: one.Table, Bytes: 100}, "has a different file system"},
-		"new table around it":          {Disk{FileSystem: one.FileSystem, Table: "FFFF", Bytes: 100}, ""},
-		"other table, nothing inside":  {Disk{Table: "FFFF", Bytes: 100}, "has a different partition table"},
-		"no table, nothing readable":   {Disk{Bytes: 100}, ""},
-		"hardware alone never refuses": {Disk{FileSystem: one.FileSystem, Table: one.Table, Bytes: 100, Hardware: "naa.2"}, ""},
+		"same":                        {one, ""},
+		"grown":                       {Disk{FileSystem: one.FileSystem, Table: one.Table, Bytes: 300}, ""},
+		"shrunk":                      {Disk{FileSystem: one.FileSystem, Table: one.Table, Bytes: 99}, "is smaller"},
+		"other file system":           {Disk{FileSystem: two.FileSystem, Table: one.Table, Bytes: 100}, "has a different file system"},
+		"new table around it":         {Disk{FileSystem: one.FileSystem, Table: "FFFF", Bytes: 100}, ""},
+		"other table, nothing inside": {Disk{Table: "FFFF", Bytes: 100}, "has a different partition table"},
+		"no table, nothing readable":  {Disk{Bytes: 100}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := one.Conflict(c.found); got != c.want {
 				t.Errorf("Conflict = %q, want %q", got, c.want)
 			}
 		})
-	}
-}
-
-func TestOwnersOfAClone(t *testing.T) {
-	clone := one
-	clone.Hardware = "naa.2"
-	r := Record{Disks: map[string]Disk{"vol-1": one, "vol-2": two, "vol-clone": clone}}
-	for hardware, want := range map[string]int{"naa.1": 1, "naa.2": 1, "": 2, "QM00003": 2} {
-		if got := r.Owners(Disk{FileSystem: one.FileSystem, Hardware: hardware}); len(got) != want {
-			t.Errorf("with hardware %q: %v, want %d", hardware, got, want)
-		}
 	}
 }

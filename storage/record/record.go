@@ -31,24 +31,13 @@ type Record struct {
 	// Unfinished is the identifier of each partition table whose disk is being prepared, by CID or Ephemeral: it never
 	// applies to another disk.
 	Unfinished map[string]string `json:"unfinished,omitempty"`
-	// Migration is the one that is not complete, and Migrated the disk of the last one that is.
-	Migration Migration `json:"migration,omitzero"`
-	Migrated  string    `json:"migrated,omitempty"`
+	// ReadOnly is set while the store is read-only because of a migration.
+	ReadOnly bool `json:"read_only,omitempty"`
 	// Asked is what an operator has asked about a disk, by CID.
 	Asked map[string]Action `json:"asked,omitempty"`
+	// Shown is which disk the operator was shown: the request is not for another one.
+	Shown map[string]string `json:"shown,omitempty"`
 }
-
-// Migration is a copy of the store that has begun, by CIDs.
-type Migration struct {
-	From string `json:"from"`
-	To   string `json:"to"`
-	// Copied says that the new disk held a verified copy and nothing else, and loses its mark now. It is not the store
-	// before it is on record as that.
-	Copied bool `json:"copied,omitempty"`
-}
-
-// Concerns reports whether a disk is on either side.
-func (m Migration) Concerns(cid string) bool { return cid != "" && (m.From == cid || m.To == cid) }
 
 // Action is what an operator asks about a disk. The agent acts upon it at its next decision about that disk.
 type Action string
@@ -66,7 +55,7 @@ var Actions = []Action{Accept, Release, Format}
 // New is an empty record.
 func New() Record {
 	return Record{Version: version, Disks: map[string]Disk{}, Unfinished: map[string]string{},
-		Asked: map[string]Action{}}
+		Asked: map[string]Action{}, Shown: map[string]string{}}
 }
 
 // Decode reads a record. It is read whole or not at all.
@@ -80,7 +69,7 @@ func Decode(data []byte) (Record, error) {
 	if decoder.More() {
 		return Record{}, errors.New("unexpected data after the document")
 	}
-	if r.Version != version || r.Disks == nil || r.Unfinished == nil || r.Asked == nil {
+	if r.Version != version || r.Disks == nil || r.Unfinished == nil || r.Asked == nil || r.Shown == nil {
 		return Record{}, fmt.Errorf("version %d, want %d", r.Version, version)
 	}
 	for cid, a := range r.Asked {
@@ -117,18 +106,24 @@ func (r Record) Accepted() (cid string) {
 	return cid
 }
 
+// Done ends a request about a disk.
+func (r *Record) Done(cid string) {
+	delete(r.Asked, cid)
+	delete(r.Shown, cid)
+}
+
+// Lapsed reports a request about a disk other than the one that was found.
+func (r Record) Lapsed(cid, found string) bool {
+	shown, known := r.Shown[cid]
+	return known && r.Asked[cid] != "" && shown != found
+}
+
 // Remove forgets a disk that is no longer attached. Its identity stays: it is never formatted.
 func (r *Record) Remove(cid string) {
 	delete(r.Unfinished, cid)
-	delete(r.Asked, cid)
+	r.Done(cid)
 	if r.Store == cid {
-		r.Store, r.Published = "", false
-	}
-	if r.Migration.Concerns(cid) {
-		r.Migration = Migration{}
-	}
-	if r.Migrated == cid {
-		r.Migrated = ""
+		r.Store, r.Published, r.ReadOnly = "", false, false
 	}
 }
 

@@ -1,5 +1,5 @@
-// Package recordfile keeps the disk record in one file. A file that cannot be read is an error, never an empty
-// record: only an operator begins a new one.
+// Package recordfile keeps the disk record in one file. One that is damaged, or of a newer version, is set aside by the next
+// change: what is on the disks themselves decides then.
 package recordfile
 
 import (
@@ -19,7 +19,7 @@ import (
 	"cambium/storage/record"
 )
 
-// ErrDamaged means that there is a record which cannot be used.
+// ErrDamaged means that there is a record which cannot be used. An empty one is returned with it.
 var ErrDamaged = errors.New("the disk record is damaged")
 
 // File is where the record of one agent is.
@@ -28,25 +28,29 @@ type File struct{ dirs vcap.Dirs }
 // In returns the file of the agent with these directories.
 func In(dirs vcap.Dirs) File { return File{dirs} }
 
+// There reports whether there is a record that can be used.
+func (f File) There() bool {
+	_, err := os.Lstat(f.dirs.DiskRecord())
+	if err == nil {
+		_, err = f.Read()
+	}
+	return err == nil
+}
+
 // Read returns the record; an empty one if there is no file.
 func (f File) Read() (record.Record, error) {
 	data, err := os.ReadFile(f.dirs.DiskRecord())
 	if errors.Is(err, fs.ErrNotExist) {
-		return f.readFormer()
+		return record.New(), nil
 	}
 	if err != nil {
 		return record.Record{}, fmt.Errorf("read the disk record: %w", err)
 	}
 	r, err := record.Decode(data)
 	if err != nil {
-		return record.Record{}, damaged(f.dirs.DiskRecord(), err)
+		return record.New(), fmt.Errorf("%w: %s: %w", ErrDamaged, f.dirs.DiskRecord(), err)
 	}
 	return r, nil
-}
-
-func damaged(path string, why error) error {
-	return fmt.Errorf("%w: %s: %w: run 'agent disk accept CID' with the CID of the disk that belongs on the store",
-		ErrDamaged, path, why)
 }
 
 // Update changes the record, and writes it if it is another one then. A command and the agent may both do so.
@@ -56,6 +60,9 @@ func (f File) Update(change func(*record.Record)) (err error) {
 	}
 	return f.locked(func() error {
 		r, err := f.Read()
+		if errors.Is(err, ErrDamaged) {
+			err = f.setAside()
+		}
 		if err != nil {
 			return err
 		}
@@ -73,12 +80,8 @@ func (f File) write(r record.Record, change func(*record.Record)) error {
 	if err != nil || bytes.Equal(before, after) {
 		return err
 	}
-	_, first := os.Lstat(f.dirs.DiskRecord())
 	if err := atomicfile.Write(f.dirs.DiskRecord(), after, 0o600); err != nil {
 		return fmt.Errorf("write the disk record: %w", err)
-	}
-	if first != nil {
-		return f.removeFormer()
 	}
 	return nil
 }
@@ -96,37 +99,38 @@ func (f File) locked(do func() error) (err error) {
 	return do()
 }
 
-// Ask leaves an operator's request for the agent. To accept a disk begins a new record where the present one is
-// damaged.
-func (f File) Ask(a record.Action, cid string) error {
+// Ask leaves an operator's request for the agent. shown is which disk the operator was shown; without one it is for any.
+func (f File) Ask(a record.Action, cid, shown string) error {
 	if cid == "" {
 		return errors.New("the disk's CID is empty")
 	}
-	return f.locked(func() error {
+	if a == record.Release {
 		r, err := f.Read()
-		if errors.Is(err, ErrDamaged) && a == record.Accept {
-			if err := f.setAside(); err != nil {
-				return err
-			}
-			r, err = record.New(), nil
+		_, known := r.Disks[cid]
+		if err == nil && !known && r.Store != cid && r.Asked[cid] == "" {
+			err = fmt.Errorf("disk %s is not on record; recorded disks: %q", cid, slices.Sorted(maps.Keys(r.Disks)))
 		}
 		if err != nil {
 			return err
 		}
-		_, known := r.Disks[cid]
-		if a == record.Release && !known && r.Store != cid && r.Asked[cid] == "" {
-			return fmt.Errorf("disk %s is not on record; recorded disks: %q", cid, slices.Sorted(maps.Keys(r.Disks)))
+	}
+	if _, err := os.Stat(filepath.Dir(f.dirs.DiskRecord())); err != nil {
+		return err
+	}
+	return f.Update(func(r *record.Record) {
+		r.Done(cid)
+		r.Asked[cid] = a
+		if shown != "" {
+			r.Shown[cid] = shown
 		}
-		return f.write(r, func(r *record.Record) { r.Asked[cid] = a })
 	})
 }
 
 // setAside renames what is damaged, so that an operator can inspect it.
 func (f File) setAside() error {
-	for _, path := range []string{f.dirs.DiskRecord(), f.dirs.FormerDiskRecords(), f.dirs.FormerDiskIntents()} {
-		if err := os.Rename(path, path+".damaged"); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
+	path := f.dirs.DiskRecord()
+	if err := os.Rename(path, path+".damaged"); err != nil {
+		return err
 	}
-	return atomicfile.SyncDir(filepath.Dir(f.dirs.DiskRecord()))
+	return atomicfile.SyncDir(filepath.Dir(path))
 }

@@ -13,8 +13,16 @@ import (
 	"cambium/storage/recordfile"
 )
 
-// Describe tells in one line what is on a disk, and returns the key of a request to format it.
-type Describe func(ctx context.Context, dirs vcap.Dirs, disk string) (key, text string, err error)
+// Shown is a disk as an operator is shown it before a request.
+type Shown struct {
+	// Key is that of the request, and Text what is on the disk, in one line.
+	Key, Text string
+	// Disk tells it from others: the request is not for another one. It is empty where nothing tells.
+	Disk string
+}
+
+// Describe looks at a disk.
+type Describe func(ctx context.Context, dirs vcap.Dirs, disk string, a record.Action) (Shown, error)
 
 // Command is `agent disk`.
 func Command(describe Describe) cli.RunFunc {
@@ -31,37 +39,37 @@ ephemeral, or the path of an ephemeral or raw disk. Exit codes: 0 recorded, 1 no
 nothing done, 2 usage.`,
 		Terms: []cli.Term{
 			{Word: "accept", Text: "The disk that is attached under this CID is the right one, whatever the record says: mount it and " +
-				"record its identifiers. It is not formatted unless it is blank."},
+				"record its identifiers. It is not formatted unless it is blank. Without --yes, only shows the disk."},
 			{Word: "release", Text: "Forget what is on record about this CID: the disk is gone, or may hold another store."},
 			{Word: "format", Text: "Reformat the disk, once. ALL DATA ON IT IS LOST. Without --yes, only shows what would be " +
 				"lost."},
 		},
-		Examples: []string{"agent disk accept vol-0a1b2c3d", "agent disk release vol-0a1b2c3d",
+		Examples: []string{"agent disk accept vol-0a1b2c3d --yes", "agent disk release vol-0a1b2c3d",
 			"agent disk format vol-0a1b2c3d --yes", "agent disk format ephemeral"}}, stdout, stderr)
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory")
-	yes := flags.Bool("yes", false, "format: confirm that all data on the disk is lost")
+	yes := flags.Bool("yes", false, "accept, format: confirm that this disk is meant; to format, that all data on it is lost")
 	if code, ok := flags.Parse(args, 2, 2); !ok {
 		return code
 	}
 	action, cid, dirs := record.Action(flags.Arg(0)), flags.Arg(1), vcap.New(*base)
-	key := cid
 	if !slices.Contains(record.Actions, action) {
 		return flags.Misused("%q is not one of accept, release and format", action)
 	}
-	if action == record.Format {
-		var text string
+	shown := Shown{Key: cid}
+	if action != record.Release {
 		var err error
-		if key, text, err = describe(ctx, dirs, cid); err != nil {
+		if shown, err = describe(ctx, dirs, cid, action); err != nil {
 			fmt.Fprintf(stderr, "agent disk: %v\n", err)
 			return cli.ExitFailed
 		}
-		fmt.Fprintln(stdout, text)
+		fmt.Fprintln(stdout, shown.Text)
 		if !*yes {
-			fmt.Fprintf(stderr, "agent disk: nothing was done; to erase this disk, run 'agent disk format %s --yes'\n", cid)
+			what := map[record.Action]string{record.Accept: "accept", record.Format: "erase"}[action]
+			fmt.Fprintf(stderr, "agent disk: nothing was done; to %s this disk, run 'agent disk %s %s --yes'\n", what, action, cid)
 			return cli.ExitFailed
 		}
 	}
-	if err := recordfile.In(dirs).Ask(action, key); err != nil {
+	if err := recordfile.In(dirs).Ask(action, shown.Key, shown.Disk); err != nil {
 		fmt.Fprintf(stderr, "agent disk: %v\n", err)
 		return cli.ExitFailed
 	}

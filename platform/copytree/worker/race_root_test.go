@@ -107,7 +107,7 @@ func TestRootRacerNeverLeadsOut(t *testing.T) {
 	target, err := openDetached(to, 0)
 	must(t, err)
 	defer target.Close()
-	copying := copytree.New(mark, false)
+	copying := copytree.New(mark, "trusted.own", false)
 	outcomes := map[string]int{}
 	deadline := time.Now().Add(raceLimit)
 	for round := range raceRounds {
@@ -157,7 +157,7 @@ func TestRootRacerNeverLeadsOut(t *testing.T) {
 		return nil
 	}))
 	// Left alone, the copy becomes whole.
-	copying = copytree.New(mark, true)
+	copying = copytree.New(mark, "trusted.own", true)
 	must(t, copying.Copy(t.Context(), source, target, &copytree.Counter{}))
 	_, err = copying.Verify(t.Context(), source, target, &copytree.Counter{})
 	must(t, err)

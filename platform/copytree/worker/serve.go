@@ -102,11 +102,9 @@ func (s *server) work(ctx context.Context, m message, counter *copytree.Counter)
 		return clamped, err
 	}
 	defer to.Close()
-	lock, err := lockMark(to, m.Request.Mark)
-	if err != nil {
+	if err := lock(to); err != nil {
 		return clamped, err
 	}
-	defer lock.Close()
 	if m.Phase == phaseComplete {
 		return clamped, s.trees.Complete(to)
 	}
@@ -118,23 +116,17 @@ func (s *server) work(ctx context.Context, m message, counter *copytree.Counter)
 	if m.Phase == PhaseVerify {
 		return s.trees.Verify(ctx, from, to, counter)
 	}
-	s.trees = copytree.New(m.Request.Mark, m.Request.Exact)
+	s.trees = copytree.New(m.Request.Mark, m.Request.Own, m.Request.Exact)
 	return clamped, s.trees.Copy(ctx, from, to, counter)
 }
 
-// lockMark waits until no other process works on the target: one that was killed may not have ended yet. Nobody but
-// root can open the mark.
-func lockMark(to *os.File, name string) (*os.File, error) {
-	fd, err := unix.Openat(int(to.Fd()), name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, &os.PathError{Op: "open the mark of", Path: to.Name(), Err: err}
-	}
-	mark := os.NewFile(uintptr(fd), name)
+// lock waits until no other process works on the target: one that was killed may not have ended yet.
+func lock(to *os.File) (err error) {
 	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
-		err = unix.Flock(fd, unix.LOCK_EX)
+		err = unix.Flock(int(to.Fd()), unix.LOCK_EX)
 	}
 	if err != nil {
-		return nil, errors.Join(&os.PathError{Op: "lock", Path: to.Name(), Err: err}, mark.Close())
+		return &os.PathError{Op: "lock", Path: to.Name(), Err: err}
 	}
-	return mark, nil
+	return nil
 }

@@ -41,6 +41,8 @@ type Request struct {
 	From, To string
 	// Mark is the name of the file at the top of the target that says that it is incomplete. Complete removes it.
 	Mark string
+	// Own is the extended attribute of the top directory that is not copied.
+	Own string
 	// Exact says that what is on the target besides is left over from an interrupted copy: it is removed.
 	Exact bool
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
@@ -20,6 +21,13 @@ import (
 // Apply makes the changes of a plan and returns those that were made. key is that of the record of unfinished work:
 // it is written before anything is made, and cleared when everything is, before the disk is used.
 func (m *Machine) Apply(ctx context.Context, key string, p decide.Plan) (made []decide.Change, err error) {
+	return m.ApplyAdmitting(ctx, key, p, nil)
+}
+
+// ApplyAdmitting is Apply that asks, before what is mounted gets a path, whether it may: admit is given the directory at
+// its top.
+func (m *Machine) ApplyAdmitting(ctx context.Context, key string, p decide.Plan,
+	admit func(top *os.File) error) (made []decide.Change, err error) {
 	if p.Begin != "" {
 		if err := m.begin(key, p.Begin); err != nil {
 			return nil, err
@@ -52,7 +60,7 @@ func (m *Machine) Apply(ctx context.Context, key string, p decide.Plan) (made []
 			}
 			continue
 		}
-		if err := m.apply(ctx, key, c, p.Finish); err != nil {
+		if err := m.apply(ctx, key, c, p.Finish, admit); err != nil {
 			return made, err
 		}
 		mounted[c.Device] = c.Op == decide.Mount
@@ -76,7 +84,8 @@ func uses(op decide.Op) bool {
 }
 
 // apply makes one change. onRecord says that a preparation is put on record.
-func (m *Machine) apply(ctx context.Context, key string, c decide.Change, onRecord bool) error {
+func (m *Machine) apply(ctx context.Context, key string, c decide.Change, onRecord bool,
+	admit func(top *os.File) error) error {
 	log := m.Log.WithFields(logrus.Fields{"device": c.Device, "proof": c.Proof})
 	switch c.Op {
 	case decide.CreateTable:
@@ -124,12 +133,54 @@ func (m *Machine) apply(ctx context.Context, key string, c decide.Change, onReco
 		})
 	case decide.Mount:
 		return m.work(key, c.Device, "is being mounted, which replays its journal", func(func(int)) error {
-			return damaged(c, mount.Device(ctx, c.Device, c.Target, string(c.FileSystem), c.MountOptions))
+			return damaged(c, m.mount(ctx, c, admit))
 		})
 	case decide.BindMount:
-		return mount.Bind(ctx, c.Device, c.Target, 0)
+		return m.bind(ctx, c, admit)
 	}
 	return fmt.Errorf("%s: unknown change: %s", c.Device, c.Op)
+}
+
+// mount mounts a file system, at no path before it is admitted.
+func (m *Machine) mount(ctx context.Context, c decide.Change, admit func(top *os.File) error) error {
+	if admit == nil {
+		return mount.Device(ctx, c.Device, c.Target, string(c.FileSystem), c.MountOptions)
+	}
+	place := m.Dirs.DiskLook()
+	if err := EnsureDir(place, 0o700); errors.Is(err, unix.EROFS) || errors.Is(err, unix.ENOSPC) {
+		place = c.Target // where it is for a moment only
+	} else if err != nil {
+		return err
+	}
+	aside, err := mount.Aside(ctx, c.Device, place, string(c.FileSystem), c.MountOptions)
+	if err != nil {
+		return err
+	}
+	defer aside.Close() // if it is not admitted
+	top, err := mount.Top(aside)
+	if err != nil {
+		return err
+	}
+	defer top.Close()
+	if err := admit(top); err != nil {
+		return errors.Join(err, top.Close(), aside.Close(), mount.AwaitIdle(ctx, c.Device))
+	}
+	m.CrashPoint("attach")
+	return mount.Attach(aside, c.Target)
+}
+
+// bind binds a directory that is admitted.
+func (m *Machine) bind(ctx context.Context, c decide.Change, admit func(top *os.File) error) error {
+	if admit != nil {
+		top, err := os.Open(c.Device)
+		if err == nil {
+			err = errors.Join(admit(top), top.Close())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return mount.Bind(ctx, c.Device, c.Target, 0)
 }
 
 // damaged says what to do about a file system that the kernel refuses, such as an ext4 of whose superblock a power cut

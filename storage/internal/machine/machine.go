@@ -26,6 +26,7 @@ import (
 	"cambium/platform/mount"
 	"cambium/settings"
 	"cambium/storage/decide"
+	"cambium/storage/record"
 	"cambium/storage/recordfile"
 )
 
@@ -88,6 +89,16 @@ func HintOf(cid string, h settings.DiskHint) device.Hint {
 // Missing reports that a disk was looked for and not found.
 func Missing(err error) bool {
 	return errors.Is(err, device.ErrAbsent) || errors.Is(err, device.ErrTimedOut)
+}
+
+// ReadRecord returns the disk record. One that is damaged is an empty one: the disks decide.
+func (m *Machine) ReadRecord() (record.Record, error) {
+	r, err := m.Record.Read()
+	if errors.Is(err, recordfile.ErrDamaged) {
+		m.Log.WithError(err).Warn("the record is not used")
+		err = nil
+	}
+	return r, err
 }
 
 // Announce makes the kernel know the partitions of a disk.
@@ -173,33 +184,6 @@ func Serial(number blkdev.Number) string {
 		return ""
 	}
 	return info.Serial
-}
-
-// serialLength is how much of a serial number a virtio disk can hold.
-const serialLength = 20
-
-// Hardware is what the hardware of a disk is called: its WWN or EUI, or its serial number.
-func Hardware(number blkdev.Number) string {
-	info, err := blkdev.Lookup("/sys", number)
-	if err != nil {
-		return ""
-	}
-	for _, kind := range []string{"naa.", "eui.", "uuid."} {
-		if strings.HasPrefix(info.WWID, kind) {
-			return info.WWID
-		}
-	}
-	return info.Serial
-}
-
-// HardwareOf is Hardware if it tells the disk of this CID from others. A serial number does only if it holds the CID; others name a slot.
-func HardwareOf(number blkdev.Number, cid string) string {
-	name := Hardware(number)
-	serial := Serial(number)
-	if name != serial || cid != "" && (strings.Contains(serial, cid) || serial == cid[:min(len(cid), serialLength)]) {
-		return name
-	}
-	return ""
 }
 
 func memTotal() (int64, error) {

@@ -1,0 +1,552 @@
+//go:build root
+
+package storage
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cambium/internal/looptest"
+	"cambium/platform/disk/layout"
+	"cambium/platform/mount"
+	"cambium/settings"
+	"cambium/storage/identity"
+	"cambium/storage/persistent"
+	"cambium/storage/record"
+)
+
+// The histories of docs/adr/0036-a-store-says-who-it-is.md, on real disks.
+
+// clone is a byte-identical copy of a disk, as it is restored from a snapshot.
+func clone(t *testing.T, of *looptest.Device) *looptest.Device {
+	t.Helper()
+	image := filepath.Join(t.TempDir(), "clone.img")
+	b, err := exec.Command("sync", of.Path).CombinedOutput()
+	if err != nil {
+		t.Fatalf("sync: %v: %s", err, b)
+	}
+	if out, err := exec.Command("cp", "--sparse=always", of.Image, image).CombinedOutput(); err != nil {
+		t.Fatalf("cp: %v: %s", err, out)
+	}
+	return looptest.Attach(t, image)
+}
+
+// used mounts a disk by the boot, or else mount_disk, and looks for what it holds.
+func (b *bench) used(dev *looptest.Device, cid, content string) {
+	b.t.Helper()
+	b.onStoreIs(dev, cid)
+	b.kept(b.Dirs.Store(), content)
+}
+
+// withheld checks that neither a boot nor mount_disk of a disk mounts anything on the store.
+func (b *bench) withheld(cid string, texts ...string) {
+	b.t.Helper()
+	b.fails(boot(b.disks()), texts...)
+	b.nothingOnStore()
+	b.fails(b.Mount(ctx, cid), texts...)
+	b.nothingOnStore()
+}
+
+// aStore has the file of a job on the store.
+func aStore(t *testing.T) (*bench, *looptest.Device) {
+	t.Helper()
+	b := newBench(t, Options{})
+	dev := b.disk(64<<20, "old")
+	b.ok(b.Mount(ctx, "old"))
+	b.put("one")
+	return b, dev
+}
+
+// away is where a hint leads whose disk is not there.
+const away = "/dev/cambium-away"
+
+// a: first deploy; reboot; recreate with the same disk; the disk moved to another VM and back.
+func TestRootHistoryMoves(t *testing.T) {
+	b, dev := aStore(t)
+	b.reboot()
+	b.used(dev, "old", "one")
+	b.unmountAll()
+	other := newBench(t, Options{})
+	other.attach("old", dev.Path)
+	other.ok(other.Mount(ctx, "old"))
+	other.used(dev, "old", "one")
+	other.put("two")
+	other.reboot()
+	other.used(dev, "old", "two")
+	other.unmountAll()
+	b.ok(boot(b.disks()))
+	b.used(dev, "old", "two")
+}
+
+// interrupted is a machine on which a migration was cut off before a step, with all mounts gone.
+func interrupted(t *testing.T, step string) (b *bench, old, fresh *looptest.Device) {
+	t.Helper()
+	b, old, fresh = migrating(t, 64<<20)
+	b.put("one")
+	b.killedAt(step, func() { _ = b.Migrate(ctx, "old", "new") })
+	b.unmountAll()
+	return b, old, fresh
+}
+
+// migrationSteps are those at which a migration can be cut off.
+func migrationSteps(t *testing.T) (steps []string) {
+	t.Helper()
+	b, _, _ := migrating(t, 64<<20)
+	b.CrashPoint = func(name string) {
+		if !slices.Contains(steps, name) {
+			steps = append(steps, name)
+		}
+	}
+	b.ok(b.Migrate(ctx, "old", "new"))
+	return steps
+}
+
+// b: cut off at every step, then a reboot: one whole store; then the old disk is detached.
+func TestRootHistoryCutMigration(t *testing.T) {
+	for _, step := range migrationSteps(t) {
+		t.Run(step, func(t *testing.T) {
+			b, old, fresh := interrupted(t, step)
+			b.ok(boot(b.disks()))
+			b.kept(b.Dirs.Store(), "one")
+			if got := mountedSource(t, b.Dirs.Store()); got == fresh.Path+"p1" {
+				delete(b.records.disks, "old")
+				b.reboot()
+				b.used(fresh, "new", "one")
+				return
+			}
+			b.used(old, "old", "one")
+			b.put("two") // makes the copy stale, if there is one
+			b.unmountAll()
+			delete(b.records.disks, "old")
+			for _, err := range []error{boot(b.disks()), b.Mount(ctx, "new")} {
+				if err == nil && !slices.Contains([]string{"mark migration target"}, step) {
+					t.Errorf("a stale copy is the store: %q", mountedSource(t, b.Dirs.Store()))
+				}
+				b.unmountAll()
+			}
+		})
+	}
+}
+
+// c: the copy is complete, the power is cut, the new disk appears late, and jobs write to the old one. Then both are there,
+// and the migration is repeated.
+func TestRootHistoryLateCopy(t *testing.T) {
+	steps := migrationSteps(t)
+	for _, step := range steps[slices.Index(steps, "complete tree"):] {
+		t.Run(step, func(t *testing.T) {
+			b, old, fresh := interrupted(t, step)
+			path := b.records.disks["new"].Hint.Path
+			b.attach("new", away)
+			if err := boot(b.disks()); err != nil {
+				// The record names the new disk, which may have been the store.
+				b.fails(err, "timed out")
+				b.nothingOnStore()
+				b.attach("new", path)
+				b.ok(boot(b.disks()))
+				b.kept(b.Dirs.Store(), "one")
+				return
+			}
+			b.used(old, "old", "one")
+			b.put("later")
+			b.attach("new", path)
+			b.reboot()
+			b.used(old, "old", "later")
+			b.ok(b.Mount(ctx, "new"))
+			b.ok(b.Migrate(ctx, "old", "new"))
+			b.used(fresh, "new", "later")
+			b.reboot()
+			b.used(fresh, "new", "later")
+		})
+	}
+}
+
+// d: the migration fails half-way and is repeated; the target dies meanwhile. A disk that was not empty is not emptied.
+func TestRootHistoryFailedMigration(t *testing.T) {
+	for name, empty := range map[string]bool{"an empty disk": true, "a disk with files": false} {
+		t.Run(name, func(t *testing.T) {
+			b, old, fresh := migrating(t, 64<<20)
+			b.put("one")
+			if !empty {
+				write(t, filepath.Join(b.Dirs.StoreMigrationTarget(), "theirs"), "x")
+			}
+			stop, cancel := context.WithCancel(ctx)
+			defer cancel()
+			b.CrashPoint = func(name string) {
+				if name == "verify" {
+					cancel()
+				}
+			}
+			b.fails(b.Migrate(stop, "old", "new"), "canceled")
+			b.CrashPoint = func(string) {}
+			b.used(old, "old", "one")
+			b.ok(os.Remove(filepath.Join(b.Dirs.Store(), "two")))
+			path := b.records.disks["new"].Hint.Path
+			b.attach("new", away) // dead
+			b.reboot()
+			b.used(old, "old", "one")
+			b.unmountAll()
+			b.attach("new", path)
+			delete(b.records.disks, "old")
+			b.fails(b.Mount(ctx, "new"), "incomplete copy of old", "agent disk accept new")
+			b.attach("old", old.Path)
+			b.ok(boot(b.disks()))
+			b.ok(b.Mount(ctx, "new"))
+			b.ok(b.Migrate(ctx, "old", "new"))
+			b.used(fresh, "new", "one")
+			_, theirs := os.Stat(filepath.Join(b.Dirs.Store(), "theirs"))
+			_, removed := os.Stat(filepath.Join(b.Dirs.Store(), "two"))
+			if empty && removed == nil || !empty && theirs != nil {
+				t.Errorf("a removed file is back: %v; theirs is kept: %v", removed == nil, theirs == nil)
+			}
+		})
+	}
+}
+
+// e: from "publish store" on, nothing can be recorded.
+func TestRootHistoryNoRecord(t *testing.T) {
+	b, old, fresh := migrating(t, 64<<20)
+	b.put("one")
+	full := &forgetful{records: b.records, full: true}
+	b.Persistent.Records = full
+	if err := b.Migrate(ctx, "old", "new"); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("Migrate = %v, want no space left", err)
+	}
+	b.put("later")
+	for range 2 {
+		b.reboot()
+		b.kept(b.Dirs.Store(), "later")
+	}
+	full.full = false
+	b.reboot()
+	b.used(old, "old", "later")
+	b.ok(b.Mount(ctx, "new"))
+	b.ok(b.Migrate(ctx, "old", "new"))
+	b.used(fresh, "new", "later")
+}
+
+// copyAsTheOldAgent is what cloudfoundry/bosh-agent does: tar with all extended attributes, after the new disk is recorded.
+func (b *bench) copyAsTheOldAgent(whole bool) {
+	b.t.Helper()
+	b.records.mounted = "new"
+	what := "."
+	if !whole {
+		what = "./one"
+	}
+	copying := exec.Command("sh", "-ec", `tar -C "$0" --xattrs --xattrs-include='*.*' -cf - `+what+
+		` | tar -C "$1" --xattrs --xattrs-include='*.*' -xpf -`, b.Dirs.Store(), b.Dirs.StoreMigrationTarget())
+	if out, err := copying.CombinedOutput(); err != nil {
+		b.t.Fatalf("tar: %v: %s", err, out)
+	}
+}
+
+// f: the old agent has migrated, wholly or in part, and the old disk is still attached.
+func TestRootHistoryOldAgent(t *testing.T) {
+	for name, whole := range map[string]bool{"copied wholly": true, "killed in the copy": false} {
+		for where, here := range map[string]bool{"on this machine": true, "on another": false} {
+			t.Run(name+", "+where, func(t *testing.T) {
+				b, old, fresh := migrating(t, 64<<20)
+				b.put("one")
+				b.copyAsTheOldAgent(whole)
+				b.unmountAll()
+				if !here {
+					b = newBench(t, Options{})
+					b.attach("old", old.Path)
+					b.attach("new", fresh.Path)
+					b.fails(b.Mount(ctx, "new"), "old", fresh.Path, "agent disk accept new")
+					b.nothingOnStore()
+				} else {
+					b.withheld("new", "old", "new", "agent disk accept")
+				}
+				b.ok(b.Mount(ctx, "old"))
+				b.used(old, "old", "one")
+				b.unmountAll()
+				b.records.mounted = "new"
+				delete(b.records.disks, "old")
+				if here {
+					b.ok(b.Record.Update(func(r *record.Record) { r.Store = "" }))
+				}
+				b.ok(b.Mount(ctx, "new"))
+				b.onStoreIs(fresh, "new")
+				b.reboot()
+				b.onStoreIs(fresh, "new")
+			})
+		}
+	}
+}
+
+// g and h: a snapshot of the store is restored as another disk.
+func TestRootHistoryClones(t *testing.T) {
+	for _, kind := range []string{"ext4", "xfs"} {
+		t.Run(kind, func(t *testing.T) {
+			b := newBench(t, Options{})
+			original := b.disk(512<<20, "old")
+			p := b.records.disks["old"]
+			p.FileSystem = kind
+			b.records.disks["old"] = p
+			b.ok(b.Mount(ctx, "old"))
+			b.put("one")
+			b.unmountAll()
+			copied := clone(t, original)
+			b.attach("copy", copied.Path)
+			b.fails(b.Mount(ctx, "copy"), "it says that it is persistent disk old", "agent disk accept copy")
+			b.nothingOnStore()
+			// Only their paths tell them apart.
+			b.withheld("old", "agent disk accept old")
+			b.ok(b.Record.Ask(record.Accept, "old", ""))
+			b.ok(boot(b.disks()))
+			b.used(original, "old", "one")
+			b.put("later")
+			// Beside it, it is no target either.
+			b.ok(b.Mount(ctx, "copy"))
+			b.lists("old", "copy")
+			b.fails(b.Migrate(ctx, "old", "copy"), "copy is a clone of old")
+			b.used(original, "old", "later")
+			b.reboot()
+			b.used(original, "old", "later")
+			// j: their paths are exchanged.
+			b.unmountAll()
+			b.attach("old", copied.Path)
+			b.attach("copy", original.Path)
+			b.withheld("old", "agent disk accept old")
+			b.attach("old", original.Path)
+			b.attach("copy", copied.Path)
+			b.ok(boot(b.disks()))
+			b.used(original, "old", "later")
+			b.unmountAll()
+			b.ok(b.Remove(ctx, "old"))
+			b.ok(b.Mount(ctx, "copy"))
+			b.used(copied, "copy", "one")
+			b.reboot()
+			b.used(copied, "copy", "one")
+		})
+	}
+}
+
+// i: the CID of the same volume changes, and the hint of the former one is left over.
+func TestRootHistoryUpdateDisk(t *testing.T) {
+	for name, left := range map[string]bool{"with a leftover hint": true, "without": false} {
+		t.Run(name, func(t *testing.T) {
+			b, dev := aStore(t)
+			b.unmounted("old", "Unmounted partition of old")
+			if !left {
+				b.ok(b.Remove(ctx, "old"))
+			}
+			b.attach("new", dev.Path)
+			b.ok(b.Mount(ctx, "new"))
+			b.used(dev, "new", "one")
+			b.lists("new")
+			b.reboot()
+			b.used(dev, "new", "one")
+		})
+	}
+}
+
+// j: the paths of two disks are exchanged. The other one says nothing, or has been a store as well.
+func TestRootHistoryExchangedPaths(t *testing.T) {
+	exchange := func(b *bench, old, fresh *looptest.Device) {
+		b.attach("old", fresh.Path)
+		b.attach("new", old.Path)
+	}
+	t.Run("beside a new disk", func(t *testing.T) {
+		b, old, fresh := migrating(t, 64<<20)
+		b.put("one")
+		b.unmountAll()
+		exchange(b, old, fresh)
+		b.withheld("old", "agent disk accept old")
+		b.fails(b.Mount(ctx, "new"), "it says that it is persistent disk old")
+		b.nothingOnStore()
+	})
+	t.Run("after a migration", func(t *testing.T) {
+		b, old, fresh := migrating(t, 64<<20)
+		b.put("one")
+		b.ok(b.Migrate(ctx, "old", "new"))
+		b.unmountAll()
+		exchange(b, old, fresh)
+		b.withheld("new", "agent disk accept new")
+		b.attach("old", old.Path)
+		b.attach("new", fresh.Path)
+		b.ok(boot(b.disks()))
+		b.used(fresh, "new", "one")
+	})
+}
+
+// k: the volume is set back to an older snapshot under its CID.
+func TestRootHistoryReverted(t *testing.T) {
+	b, dev := aStore(t)
+	b.unmountAll()
+	snapshot := clone(t, dev)
+	b.ok(boot(b.disks()))
+	b.put("two")
+	b.reboot()
+	b.unmountAll()
+	from, err := os.Open(snapshot.Path)
+	b.ok(err)
+	to, err := os.OpenFile(dev.Path, os.O_WRONLY, 0)
+	b.ok(err)
+	_, err = io.Copy(to, from)
+	b.ok(errors.Join(err, to.Sync(), to.Close(), from.Close()))
+	b.ok(boot(b.disks()))
+	b.used(dev, "old", "one")
+	if !strings.Contains(b.log.String(), "set back to an earlier state") {
+		t.Error("it is not in the log")
+	}
+}
+
+// l: a known disk other than the recorded one is on the store when the agent starts.
+func TestRootHistoryAnotherDiskOnTheStore(t *testing.T) {
+	b, old, fresh := migrating(t, 64<<20)
+	b.put("one")
+	b.unmountAll()
+	b.ok(mount.Device(ctx, layout.PartitionPath(fresh.Path, 1), b.Dirs.Store(), "ext4", nil))
+	for range 2 {
+		b.fails(boot(b.disks()), "new is mounted on", "but old is on record", "agent disk accept new")
+		if r, err := b.Record.Read(); err != nil || r.Store != "old" || b.records.mounted != "old" {
+			t.Fatalf("on record is %+v, %v, and %q", r, err, b.records.mounted)
+		}
+	}
+	b.unmounted("new", "Unmounted partition of new")
+	b.ok(boot(b.disks()))
+	b.used(old, "old", "one")
+	b.unmountAll()
+	b.ok(mount.Device(ctx, layout.PartitionPath(fresh.Path, 1), b.Dirs.Store(), "ext4", nil))
+	b.records.mounted = "new" // another agent did that
+	b.ok(boot(b.disks()))
+	b.onStoreIs(fresh, "new")
+}
+
+// m: attributes cannot be written: the disks are used as before, and the mark of an incomplete copy is a file.
+func TestRootHistoryWithoutAttributes(t *testing.T) {
+	b := newBench(t, Options{BindMountPersistentDisk: true, UsePreformattedPersistentDisk: true})
+	dirs := map[string]string{}
+	for _, cid := range []string{"old", "new"} {
+		dir := filepath.Join(t.TempDir(), "volume")
+		b.ok(os.Mkdir(dir, 0o755))
+		b.ok(unix.Mount("ramfs", dir, "ramfs", 0, ""))
+		t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+		b.records.disks[cid] = settings.PersistentDisk{CID: cid, Hint: settings.DiskHint{Path: dir}}
+		dirs[cid] = dir
+	}
+	t.Cleanup(b.unmountAll)
+	if err := unix.Setxattr(dirs["old"], "trusted.x", []byte("x"), 0); !errors.Is(err, unix.ENOTSUP) {
+		t.Fatalf("ramfs takes attributes: %v", err)
+	}
+	b.ok(b.Mount(ctx, "old"))
+	b.put("one")
+	b.reboot()
+	b.kept(b.Dirs.Store(), "one")
+	b.ok(b.Mount(ctx, "new"))
+	mark := identity.Store{CID: "new", Incomplete: true, Origin: identity.Origin{CID: "old"}}
+	b.ok(b.Persistent.Mark(mark))
+	b.unmountAll()
+	b.fails(b.Mount(ctx, "new"), "incomplete copy of old")
+	b.ok(boot(b.disks()))
+	b.ok(b.Mount(ctx, "new"))
+	b.ok(b.Persistent.Mark(mark))
+	b.ok(b.Persistent.Complete(mark)) // after the copying process has removed the file
+	b.ok(os.Chmod(dirs["new"], 0o751))
+	if _, err := os.Lstat(filepath.Join(dirs["new"], persistent.MarkName)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the mark is left: %v", err)
+	}
+}
+
+// n: a bind-mounted store, and then its volume is not mounted.
+func TestRootHistoryDirectory(t *testing.T) {
+	b := newBench(t, Options{BindMountPersistentDisk: true, UsePreformattedPersistentDisk: true})
+	dev := looptest.New(t, 64<<20)
+	tool(t, dev.Path, "mkfs.ext4", "-qF", dev.Path)
+	dir := filepath.Join(t.TempDir(), "volume")
+	b.ok(os.Mkdir(dir, 0o755))
+	b.ok(mount.Device(ctx, dev.Path, dir, "ext4", nil))
+	b.attach("old", dir)
+	t.Cleanup(b.unmountAll)
+	b.ok(b.Mount(ctx, "old"))
+	b.put("one")
+	b.reboot()
+	b.kept(b.Dirs.Store(), "one")
+	b.unmountAll()
+	b.ok(mount.Unmount(ctx, dir))
+	b.withheld("old", "its volume may not be mounted", "agent disk accept old")
+	b.ok(mount.Device(ctx, dev.Path, dir, "ext4", nil))
+	b.ok(boot(b.disks()))
+	b.kept(b.Dirs.Store(), "one")
+}
+
+// o: disks.json is lost, damaged or newer: the disks tell.
+func TestRootHistoryLostRecord(t *testing.T) {
+	for name, lose := range map[string]func(b *bench) error{
+		"lost":    func(b *bench) error { return os.Remove(b.Dirs.DiskRecord()) },
+		"damaged": func(b *bench) error { return os.WriteFile(b.Dirs.DiskRecord(), []byte(`{"version":1,"di`), 0o600) },
+		"newer":   func(b *bench) error { return os.WriteFile(b.Dirs.DiskRecord(), []byte(`{"version":9}`), 0o600) },
+	} {
+		for _, told := range []bool{true, false} {
+			t.Run(name+map[bool]string{true: ", the other file is there", false: ", and the other file"}[told], func(t *testing.T) {
+				b, old, fresh := migrating(t, 64<<20)
+				b.put("one")
+				b.ok(b.Migrate(ctx, "old", "new"))
+				b.put("two")
+				forget := func() {
+					b.unmountAll()
+					b.ok(lose(b))
+					if !told {
+						b.records.mounted = ""
+					}
+				}
+				forget()
+				b.ok(boot(b.disks())) // both are attached
+				b.used(fresh, "new", "two")
+				forget()
+				delete(b.records.disks, "old")
+				b.ok(boot(b.disks()))
+				b.used(fresh, "new", "two")
+				b.reboot()
+				b.used(fresh, "new", "two")
+				forget()
+				b.records.disks, b.records.mounted = map[string]settings.PersistentDisk{}, ""
+				b.ok(boot(b.disks()))
+				b.ok(b.setupEphemeral(b.disk(256<<20, "").Path, nil))
+				_ = old
+			})
+		}
+	}
+}
+
+// p: an operator asks about the disk that is shown, and then the paths are exchanged.
+func TestRootHistoryRequestLapses(t *testing.T) {
+	for _, a := range []record.Action{record.Accept, record.Format} {
+		t.Run(string(a), func(t *testing.T) {
+			b, old := aStore(t)
+			b.unmountAll()
+			foreign := b.disk(64<<20, "new")
+			tool(t, foreign.Path, "mkfs.ext4", "-qF", foreign.Path)
+			text, shown, err := b.Persistent.Describe(ctx, "new", a)
+			b.ok(err)
+			if !strings.Contains(text, foreign.Path) || shown == "" {
+				t.Errorf("shown are %q and %q", text, shown)
+			}
+			b.ok(b.Record.Ask(a, "new", shown))
+			b.attach("new", old.Path)
+			b.attach("old", away)
+			b.fails(b.Mount(ctx, "new"), "it says that it is persistent disk old")
+			if r, err := b.Record.Read(); err != nil || len(r.Asked) > 0 {
+				t.Errorf("still asked: %v, %v", r.Asked, err)
+			}
+			b.attach("old", old.Path)
+			b.attach("new", foreign.Path)
+			b.ok(boot(b.disks()))
+			b.used(old, "old", "one")
+			if a == record.Format { // of the disk that was shown
+				b.ok(b.Record.Ask(a, "new", shown))
+				b.ok(b.Mount(ctx, "new"))
+			}
+		})
+	}
+}
