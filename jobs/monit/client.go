@@ -17,8 +17,8 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
-	"regexp"
 	"os"
+	"regexp"
 	"strings"
 	"time"
 
