@@ -5,14 +5,13 @@
 package stucktest
 
 import (
-	"bufio"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
-	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -31,17 +30,13 @@ type FileSystem struct {
 	close     func() error
 }
 
-// node is the file. Its first reads fail: the kernel has dropped the lock of the address space for them.
+// node is the file. It does not answer reads.
 type node struct {
 	fs.Inode
 	silent  atomic.Bool
 	release chan struct{}
-	next    chan struct{} // fails the read that waits
-	reads   atomic.Int32
+	reads   chan struct{} // has a value when a read waits
 }
-
-// failedReads is how often the kernel tries without the lock.
-const failedReads = 2
 
 func (n *node) answer() {
 	if n.silent.Load() {
@@ -56,20 +51,22 @@ func (n *node) Getattr(_ context.Context, _ fs.FileHandle, out *fuse.AttrOut) sy
 	return fs.OK
 }
 
-// Open is open(2).
-func (n *node) Open(context.Context, uint32) (fs.FileHandle, uint32, syscall.Errno) {
+// Open is open(2). Who may write bypasses the page cache.
+func (n *node) Open(_ context.Context, flags uint32) (fs.FileHandle, uint32, syscall.Errno) {
 	n.answer()
+	if flags&syscall.O_ACCMODE == syscall.O_RDWR {
+		return nil, fuse.FOPEN_DIRECT_IO, fs.OK
+	}
 	return nil, 0, fs.OK
 }
 
-// Read is what a page fault waits for.
+// Read is read(2). The pages that are read stay locked until it answers.
 func (n *node) Read(context.Context, fs.FileHandle, []byte, int64) (fuse.ReadResult, syscall.Errno) {
-	if n.reads.Add(1) > failedReads {
-		select {
-		case <-n.release:
-		case <-n.next:
-		}
+	select {
+	case n.reads <- struct{}{}:
+	default:
 	}
+	<-n.release
 	return nil, syscall.EIO
 }
 
@@ -86,7 +83,7 @@ func (r *root) OnAdd(ctx context.Context) {
 
 // Mount mounts a file system that answers at dir.
 func Mount(dir string) (*FileSystem, error) {
-	n := &node{release: make(chan struct{}), next: make(chan struct{})}
+	n := &node{release: make(chan struct{}), reads: make(chan struct{}, 1)}
 	zero := time.Duration(0)
 	server, err := fs.Mount(dir, &root{file: n}, &fs.Options{AttrTimeout: &zero, EntryTimeout: &zero,
 		MountOptions: fuse.MountOptions{DirectMount: true, AllowOther: true}})
@@ -113,7 +110,8 @@ func (f *FileSystem) end() error {
 	return nil
 }
 
-// Process holds its own address space: reads of its command line, its environment or its map wait.
+// Process holds its own address space: reads of its command line or its environment wait, on older kernels also those of
+// its map.
 type Process struct {
 	Pid  int
 	cmd  *exec.Cmd
@@ -121,6 +119,9 @@ type Process struct {
 }
 
 const variable = "CAMBIUM_STUCKTEST"
+
+// startLimit bounds how long a process may take to get stuck.
+const startLimit = time.Minute
 
 // Start starts a process of the test's program that uses a file system at dir, and returns when it is stuck. Files are
 // inherited by it.
@@ -133,7 +134,7 @@ func Start(dir string, files ...*os.File) (*Process, error) {
 	cmd.Env = []string{variable + "=" + f.File}
 	cmd.ExtraFiles = files
 	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
+	in, err := cmd.StdinPipe()
 	if err == nil {
 		err = cmd.Start()
 	}
@@ -142,19 +143,15 @@ func Start(dir string, files ...*os.File) (*Process, error) {
 		return nil, err
 	}
 	p := &Process{Pid: cmd.Process.Pid, cmd: cmd, fuse: f}
-	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
-		return nil, fmt.Errorf("the process did not begin: %w: %w", err, p.Close())
+	select {
+	case <-f.node.reads:
+	case <-time.After(startLimit):
+		return nil, errors.Join(errors.New("the process does not read"), p.Close())
 	}
-	tried := time.Now()
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
-		// Readahead may have made more reads without the lock: the next one has it, or the one after.
-		if time.Since(tried) > 2*time.Second {
-			tried = time.Now()
-			select {
-			case f.node.next <- struct{}{}:
-			default:
-			}
-		}
+	if err := in.Close(); err != nil { // tells it to go on
+		return nil, errors.Join(err, p.Close())
+	}
+	for end := time.Now().Add(startLimit); time.Now().Before(end); {
 		read := make(chan struct{})
 		go func() {
 			defer close(read)
@@ -167,7 +164,7 @@ func Start(dir string, files ...*os.File) (*Process, error) {
 			return p, nil
 		}
 	}
-	return nil, fmt.Errorf("the process does not hold its address space after %d reads: %w", f.node.reads.Load(), p.Close())
+	return nil, errors.Join(errors.New("the process does not hold its address space"), p.Close())
 }
 
 // Close ends process and file system.
@@ -178,13 +175,8 @@ func (p *Process) Close() error {
 	return err
 }
 
-// touch reads a page, of which the last read may fail.
-func touch(page []byte) {
-	defer func() { _ = recover() }()
-	fmt.Println(page[0])
-}
-
-// init is the process.
+// init is the process. One thread reads a page, which stays locked. The other maps the file without the page cache: the
+// kernel first drops the cached pages, and waits for the locked one while it holds the address space.
 func init() {
 	path := os.Getenv(variable)
 	if path == "" {
@@ -196,31 +188,13 @@ func init() {
 			os.Exit(1)
 		}
 	}
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	cached, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	fail(err)
-	page, err := unix.Mmap(fd, 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_PRIVATE)
+	direct, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	fail(err)
-	fmt.Println("begun")
-	var stuck sync.WaitGroup
-	waiting := make(chan struct{})
-	stuck.Go(func() {
-		runtime.LockOSThread()
-		for n := 0; ; n++ { // waits for the lock, and lets no reader pass
-			more, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-			fail(err)
-			fail(unix.Munmap(more))
-			if n == 0 {
-				close(waiting)
-			}
-		}
-	})
-	<-waiting
-	stuck.Go(func() {
-		debug.SetPanicOnFault(true)
-		for {
-			touch(page) // takes the lock to read
-		}
-	})
-	stuck.Wait()
+	go func() { _, _ = unix.Read(cached, make([]byte, 1)) }()
+	_, _ = io.Copy(io.Discard, os.Stdin) // until the read is under way
+	_, err = unix.Mmap(direct, 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_PRIVATE)
+	fail(err)
 	os.Exit(0)
 }
