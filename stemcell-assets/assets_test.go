@@ -87,7 +87,7 @@ func TestAgentUnit(t *testing.T) {
 	for key, want := range map[string]string{
 		"Unit.StartLimitIntervalSec":     "0", // never give up
 		"Service.Type":                   "notify",
-		"Service.ExecStart":              "/var/vcap/bosh/bin/bosh-agent -P ubuntu -C /var/vcap/bosh/agent.json",
+		"Service.ExecStart":              "/var/vcap/bosh/bin/bosh-agent -P ubuntu -C /var/vcap/bosh/agent.json -M systemd",
 		"Service.Restart":                "always",
 		"Service.KillMode":               "process",
 		"Service.FileDescriptorStoreMax": "1", // the alert port

@@ -377,7 +377,7 @@ func TestWhatCannotBePackedIsNamed(t *testing.T) {
 			named = append(named, fmt.Sprint(e.Data["path"]))
 		}
 	}
-	if want := []string{c.Dirs.BoshLog(), journalName}; !slices.Equal(named, want) {
+	if want := []string{c.Dirs.BoshLog(), currentName}; !slices.Equal(named, want) {
 		t.Errorf("the log names %q, want %q", named, want)
 	}
 }
