@@ -7,8 +7,8 @@ import (
 	"cambium/jobs/monit"
 )
 
-// command is when the agent last ran a start or stop of the supervisor. Starts and stops never overlap: they share
-// a lane.
+// command records the times of the last start or stop that the agent gave to the supervisor. Starts and stops never
+// overlap: they share a lane.
 type command struct {
 	mu    sync.Mutex
 	begun time.Time

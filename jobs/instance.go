@@ -27,7 +27,7 @@ import (
 // Process is a supervised process as get_state shows it.
 type Process = monit.Process
 
-// Blobs is where archives come from.
+// Blobs opens the archives of packages and templates.
 type Blobs interface {
 	blob.Opener
 	// Remove deletes the machine's own copy of a blob, if there is one.
@@ -55,11 +55,11 @@ type Instance struct {
 	// CheckMonitFiles refuses monit files of jobs that the supervisor would not understand, before anything is stopped;
 	// nil where that is left to the supervisor.
 	CheckMonitFiles func(files map[string][]byte) error
-	// Withheld is why no job may be started, "" if they may; nil where jobs always may.
+	// Withheld returns the reason why no job may start, or "" if jobs may start; a nil Withheld never withholds them.
 	Withheld func() string
 	// Owner is root and the group vcap.
 	Owner bundle.Owner
-	// Parallel is how many archives are fetched at a time; less than 1 means 1.
+	// Parallel bounds the archives fetched at a time; less than 1 means 1.
 	Parallel int
 	// Root is the system root, for the log rotation.
 	Root string
@@ -84,7 +84,7 @@ func (i *Instance) jobs() bundle.Collection {
 
 func (i *Instance) packages() bundle.Collection { return Packages(i.Dirs, i.Owner) }
 
-// Packages is where packages live; the compiler installs its dependencies there as well.
+// Packages returns the collection of installed packages; the compiler installs dependencies there, too.
 func Packages(dirs vcap.Dirs, owner bundle.Owner) bundle.Collection {
 	return bundle.Collection{Store: dirs.DataPackages(), Links: dirs.Packages(), Mode: 0o755, Owner: owner}
 }
@@ -337,7 +337,7 @@ func (i *Instance) forgetArchive(spec Spec) {
 	}
 }
 
-// healthFile is what bosh-dns and others read.
+// healthFile is the content of health.json, which bosh-dns and others read.
 type healthFile struct {
 	State string `json:"state"`
 }

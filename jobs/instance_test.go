@@ -464,7 +464,7 @@ func TestApplyAfterADeath(t *testing.T) {
 	}
 }
 
-// visible is what jobs and monit can see: links and monit's files.
+// visible lists the files that jobs and monit see: links and monit's files.
 func (m *machine) visible(t testing.TB) string {
 	var lines []string
 	for line := range strings.Lines(m.snapshot(t)) {
@@ -475,7 +475,8 @@ func (m *machine) visible(t testing.TB) string {
 	return strings.Join(lines, "")
 }
 
-// inForce is what an apply changes: what is visible, the spec, the instance files and the log rotation.
+// inForce lists everything that an apply changes: the visible files, the spec, the instance files and the log
+// rotation.
 func (m *machine) inForce(t testing.TB) string {
 	lines := m.visible(t)
 	for line := range strings.Lines(m.snapshot(t)) {

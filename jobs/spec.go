@@ -71,7 +71,7 @@ type Package struct {
 	Headers     map[string]string `json:"blobstore_headers"`
 }
 
-// Archive is where the rendered templates of all jobs are.
+// Archive refers to the blob with the rendered templates of all jobs.
 type Archive struct {
 	// Digest is nil where null was applied, and get_state then answers null.
 	Digest      *string `json:"sha1"`
@@ -170,7 +170,7 @@ func (s Spec) PackageNames() []string {
 	return names
 }
 
-// ref is how the package's archive is fetched.
+// ref returns the reference for fetching the package's archive.
 func (p Package) ref() (blob.Ref, error) {
 	digest, err := blob.ParseDigest(p.Digest)
 	if err != nil {
@@ -191,7 +191,7 @@ func secrets(headers map[string]string) map[string]secret.String {
 	return wrapped
 }
 
-// ref is how the archive of rendered templates is fetched.
+// ref returns the reference for fetching the archive of rendered templates.
 func (a Archive) ref() (blob.Ref, error) {
 	digest, err := blob.ParseDigest(a.digest())
 	if err != nil {

@@ -21,7 +21,7 @@ func decode(t *testing.T, text string) Spec {
 	return s
 }
 
-// emptyShape is what get_state answers, runtime members aside, when nothing was applied.
+// emptyShape is the value of get_state, without its runtime members, before any apply.
 const emptyShape = `{"properties":{"logging":{"max_log_file_size":""}},"job":{"name":null,"release":"","template":"","version":"","templates":null},` +
 	`"packages":{},"configuration_hash":"","networks":{},"resource_pool":{},"deployment":"","name":"","index":null,"id":"","az":"","persistent_disk":0,"rendered_templates_archive":null}`
 

@@ -22,7 +22,7 @@ type StartRequest struct{ Dirs vcap.Dirs }
 
 type startRecord struct {
 	Requested time.Time `json:"requested"`
-	// Shown is when monit first supervised every service after the request; zero until then.
+	// Shown is the time at which monit first supervised every service after the request; zero until then.
 	Shown time.Time `json:"shown"`
 }
 

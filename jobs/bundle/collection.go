@@ -35,7 +35,7 @@ type Collection struct {
 // Bundle names one unpacked archive.
 type Bundle struct{ Name, Hash string }
 
-// Dir is where the bundle is.
+// Dir returns the directory of the bundle's content in the store.
 func (c Collection) Dir(b Bundle) string { return filepath.Join(c.Store, b.Name, b.Hash) }
 
 // Link is the path of the bundle in use: jobs/NAME or packages/NAME.

@@ -47,7 +47,7 @@ func refuse(name, why string) error { return fmt.Errorf("%w: entry %q: %s", errH
 // "..".
 type Target func(name string) (root *os.Root, rel string)
 
-// Rules are how an archive is unpacked.
+// Rules configure Unpack.
 type Rules struct {
 	Target Target
 	// NoLinks refuses symbolic and hard links.
@@ -67,7 +67,7 @@ func Into(root *os.Root) Target {
 	return func(name string) (*os.Root, string) { return root, name }
 }
 
-// Compression is how the archive was packed.
+// Compression names the compression of an archive; Plain means none.
 type Compression string
 
 const (
@@ -318,7 +318,8 @@ func (u *unpacking) entry(archive *tar.Reader, header *tar.Header) error {
 	return nil
 }
 
-// room is how much may be written below root.
+// room returns how many bytes unpacking may add to the file system of root: its free space, less the spare share, and
+// at least 1.
 func room(root *os.Root) (int64, error) {
 	dir, err := root.Open(".")
 	if err != nil {

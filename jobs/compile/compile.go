@@ -34,14 +34,14 @@ type Compiler struct {
 	Log      *logrus.Entry
 }
 
-// Request is what to compile.
+// Request names a package to compile, its source and its compiled dependencies.
 type Request struct {
 	Name, Version string
 	Source        blob.Ref
 	Dependencies  []jobs.Package
 }
 
-// quoted is how much of each output stream a failure quotes.
+// quoted bounds the tail of each output stream that a failure quotes, in bytes.
 const quoted = 10 << 10
 
 // nice keeps the agent responsive while a compiler uses all CPUs.

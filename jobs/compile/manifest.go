@@ -13,8 +13,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// manifest is what is read of a release.MF. Its packages are replaced; the rest of its text is
-// copied byte for byte, which no encoder would do.
+// manifest holds the fields of a release.MF that a compilation reads. It replaces the list of packages and copies the
+// rest of the text byte for byte, which no encoder would do.
 type manifest struct {
 	Name             string            `yaml:"name"`
 	Version          string            `yaml:"version"`
@@ -83,7 +83,7 @@ func mistakes(err error) error {
 	return errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
 }
 
-// lineBreak is what ends a line for YAML 1.1, and so for the line numbers of its nodes.
+// lineBreak matches the line breaks of YAML 1.1, which determine the line numbers of its nodes.
 var lineBreak = regexp.MustCompile("\r\n|[\r\n\u0085\u2028\u2029]")
 
 // split cuts the text at the lines of the packages: from their key to the next key of the top

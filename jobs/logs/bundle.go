@@ -24,8 +24,8 @@ type Bundle struct {
 	SHA512 string // with its prefix
 }
 
-// A bundle is written under a name of its own and renamed when it is complete. It is fetched within seconds;
-// bundleLife is how long the agent keeps one that was not.
+// A bundle is written under a temporary name and renamed when it is complete. A caller fetches it within seconds; one
+// that nobody has fetched is deleted after bundleLife.
 const (
 	completePrefix = "logs-"
 	partialPrefix  = ".logs-"

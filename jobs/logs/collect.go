@@ -76,7 +76,7 @@ func (c Collector) sources(types string) ([]source, error) {
 	return sources, nil
 }
 
-// Selection is what to collect.
+// Selection says which logs to collect.
 type Selection struct {
 	Types   string // "job", "agent", "system", or several with commas
 	Filters []string
@@ -138,7 +138,7 @@ func (c Collector) pack(ctx context.Context, sources []source, globs []string, w
 type packing struct {
 	c   Collector
 	ctx context.Context
-	// out is what tar writes to.
+	// out receives the tar stream.
 	out   destination
 	tar   *tar.Writer
 	globs []string
@@ -147,7 +147,7 @@ type packing struct {
 	listed   string
 	buffer   []byte
 	progress *reporter
-	// skipped is how many files are left out with a warning.
+	// skipped counts the files left out with a warning.
 	skipped int
 }
 
@@ -275,7 +275,7 @@ func (p *packing) skip(rel string, err error) error {
 	return nil
 }
 
-// maxWarnings is how many of the files that are left out are named: a job can make any number of them.
+// maxWarnings bounds the warnings that name a file left out: a job can create any number of such files.
 const maxWarnings = 20
 
 // file packs a file, or leaves it out.

@@ -39,7 +39,7 @@ func Journal(ctx context.Context, w io.Writer) error {
 	return err
 }
 
-// bootTime is when the kernel started, by the clock as it is now.
+// bootTime returns the time at which the kernel started, on the clock as it is set now.
 func bootTime() (time.Time, error) {
 	var since unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &since); err != nil {

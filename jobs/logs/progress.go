@@ -7,8 +7,7 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// Progress is how far a collection is. How much there will be is not known: files are found while
-// others are packed.
+// Progress counts what a collection has packed so far. The total is unknown: files are found while others are packed.
 type Progress struct {
 	Files   int64
 	Bytes   int64 // read, before compression
@@ -23,7 +22,7 @@ func (p Progress) Rate() int64 {
 	return int64(float64(p.Bytes) / p.Elapsed.Seconds())
 }
 
-// String is what an operator wants to know; the zero value, which ends a collection, is empty.
+// String formats the progress for an operator; the zero value, which ends a collection, gives "".
 func (p Progress) String() string {
 	if p == (Progress{}) {
 		return ""

@@ -64,8 +64,8 @@ func total(data []extent) (n int64) {
 	return n
 }
 
-// sparseMap is what precedes the data of a sparse entry: the number of extents, then offset and length of each,
-// a line for every number, filled up to a whole block.
+// sparseMap encodes the map that precedes the data of a sparse entry: the number of extents, then the offset and
+// length of each, one number per line, padded to a whole block.
 func sparseMap(data []extent) []byte {
 	text := strconv.AppendInt(nil, int64(len(data)), 10)
 	text = append(text, '\n')

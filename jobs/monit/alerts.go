@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AlertsAddress is where a stemcell's monit sends its mails.
+// AlertsAddress is the address to which a stemcell's monit sends its mails.
 const AlertsAddress = "127.0.0.1:2825"
 
 // AlertsSocket is the name under which the service manager keeps the socket of that port.

@@ -27,7 +27,7 @@ import (
 	"cambium/internal/sockowner"
 )
 
-// DefaultURL is where every stemcell's monit listens.
+// DefaultURL is the address at which monit listens on every stemcell.
 const DefaultURL = "http://127.0.0.1:2822"
 
 // Limits of single requests. A status that takes longer than statusTimeout counts as no answer.
@@ -272,7 +272,7 @@ func (c *Client) do(ctx context.Context, method, path string, form url.Values) (
 	return answer, nil
 }
 
-// reason is what monit says about an error, on its page after the heading.
+// reason extracts monit's explanation of an error from its page: the text after the heading.
 func reason(answer []byte) string {
 	_, text, _ := strings.Cut(string(answer), "</h2>")
 	text, _, _ = strings.Cut(text, "<")

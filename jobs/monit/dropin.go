@@ -53,7 +53,7 @@ func (d DropIn) differs() (bool, error) {
 	return !bytes.Equal(have, d.Content), nil
 }
 
-// change is what the wanted state takes.
+// change returns the change that brings the drop-in into the wanted state.
 func (d DropIn) change() Change {
 	if len(d.Content) == 0 {
 		return Change{Op: OpRemoveFile, Path: d.Path}

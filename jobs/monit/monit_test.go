@@ -42,10 +42,10 @@ type fakeService struct {
 	seen                     int // status reads since todo was ordered
 }
 
-// codes are what monit shows as pendingaction.
+// codes maps an action to the number that monit shows as pendingaction.
 var codes = map[string]int{"restart": 2, "start": 3, "stop": 4, "unmonitor": 6, "monitor": 7}
 
-// cycle is what the daemon does when it wakes up.
+// cycle does the daemon's work of one wakeup for a service.
 func (f *fakeMonit) cycle(s *fakeService) {
 	if s.todo == "" || s.seen < f.slow {
 		s.seen++

@@ -21,7 +21,7 @@ const UnitName = "monit"
 // firewall decides which processes reach monit.
 const account = "vcap:random-password"
 
-// Services is what starting monit asks of the service manager, beside Unit.
+// Services are the calls to the service manager that starting monit needs besides those of Unit.
 type Services interface {
 	// Setup makes the service known to a service manager that does not know it by itself.
 	Setup(ctx context.Context, name string) error

@@ -13,7 +13,7 @@ import (
 // group is the service group that belongs to the jobs of a deployment.
 const group = "vcap"
 
-// Status is what monit says about its services.
+// Status is a parsed status report of monit.
 type Status struct {
 	Incarnation int64
 	Version     string

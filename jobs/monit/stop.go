@@ -14,8 +14,8 @@ import (
 	"cambium/supervisor/monitfile"
 )
 
-// stopBudget is how long StopAll waits for all services together. A Director stops asking after five minutes and takes
-// the stop for done: an error has to be there before.
+// stopBudget bounds how long StopAll waits for all services together. A Director stops asking after five minutes and
+// takes the stop for done, so an error must reach it before that.
 const stopBudget = 5*time.Minute - 5*time.Second
 
 var errBudget = errors.New("the time for stopping is over")

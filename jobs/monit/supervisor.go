@@ -58,8 +58,8 @@ func (s Supervisor) StartUnmonitored(ctx context.Context) (started []string, err
 	return started, nil
 }
 
-// stateWritten is when monit last wrote its state file, below the system root and the base directory; the zero time
-// if there is none. Look before monit is started, which writes a new one.
+// stateWritten returns the time at which monit last wrote its state file, below the system root or the base directory,
+// or the zero time if there is no such file. Call it before monit starts, which writes a new one.
 func stateWritten(root string, dirs vcap.Dirs) (last time.Time) {
 	// The stemcell's monitrc names one, monit's own default is in root's home.
 	own := []string{filepath.Join(root, "root/.monit.state"), filepath.Join(root, ".monit.state")}

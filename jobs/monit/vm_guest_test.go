@@ -64,7 +64,7 @@ func multipath(ctx context.Context) (*net.TCPListener, error) {
 	return listener.(*net.TCPListener), nil
 }
 
-// forgeries is how often a mail is sent.
+// forgeries is the number of mails that forge sends.
 const forgeries = 100
 
 func nobodyForges(ctx context.Context, listen func(context.Context) (*net.TCPListener, error), sockets sockowner.Table) error {

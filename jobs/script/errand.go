@@ -13,9 +13,9 @@ import (
 	"cambium/internal/tempfile"
 )
 
-// maxErrandOutput is how much of each stream of an errand is answered, measured as it is encoded.
-// Both together fit the message size of a NATS server, so that an errand with long output still has
-// a result. Of a longer stream the first quarter and the end are kept.
+// maxErrandOutput bounds the answered part of each output stream of an errand, in bytes as encoded. Both together fit
+// the message size of a NATS server, so that an errand with long output still has a result. Of a longer stream the
+// first quarter and the end are kept.
 const maxErrandOutput = 448 << 10
 
 // Outcome is the answer to run_errand.
@@ -97,7 +97,7 @@ func section(file io.ReaderAt, from, size int64) (string, error) {
 	return b.String(), nil
 }
 
-// encodedLen is how many bytes a text takes between the quotes of a JSON string.
+// encodedLen returns the number of bytes that a text takes between the quotes of a JSON string.
 func encodedLen(text string) int {
 	n := 0
 	for i := 0; i < len(text); {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxLinks is how many links one log may lead through; the kernel allows 40.
+// maxLinks bounds the symbolic links on the way to one log; the kernel allows 40.
 const maxLinks = 16
 
 // openLog opens the log at path below base to append to it, and makes it and its directories where they are

@@ -33,7 +33,7 @@ type Runner struct {
 	Log  *logrus.Entry
 }
 
-// path is where a job's script is.
+// path returns the path of a job's script.
 func (r Runner) path(job, name string) string { return r.Dirs.JobScript(job, name) }
 
 func installed(path string) (bool, error) {
