@@ -12,8 +12,8 @@ import (
 	"cambium/jobs/monit"
 )
 
-// Alert is what the Health Monitor passes on to operators. It drops an alert whose id it has seen
-// before, so each one has an id of its own.
+// Alert is a message that the Health Monitor passes on to operators. It drops an alert whose id it has seen before, so
+// each one has an id of its own.
 type Alert struct {
 	ID       string `json:"id"`
 	Severity int    `json:"severity"`

@@ -39,12 +39,12 @@ type TransportKind struct {
 	New func(e settings.Effective, events BusEvents) (Transport, error)
 }
 
-// BusEvents are what a transport reports. They do not block.
+// BusEvents are the callbacks of a transport. They do not block.
 type BusEvents struct {
-	// Connected is for each time the transport has become reachable, over or at a server.
+	// Connected is called each time the transport has become reachable, over or at a server.
 	Connected func(server string)
-	// Failed is for each try that failed, and for a connection that was lost. Refused says that one side has
-	// rejected the other's identity.
+	// Failed is called after each failed try and after the loss of a connection. The flag refused says that one side
+	// has rejected the other's identity.
 	Failed func(server string, err error, refused bool)
 }
 

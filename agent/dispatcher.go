@@ -34,8 +34,8 @@ type Dispatcher struct {
 	lanes map[action.Lane]*lane
 	group sync.WaitGroup
 
-	// AnswerHold is how long the answer about a running task is held back; nil or 0 means not at all.
-	// It is read for each request, because settings can change it.
+	// AnswerHold returns the time for which an answer about a running task is held back; nil or 0 means not at all. It
+	// is called for each request, because settings can change the time.
 	AnswerHold  func() time.Duration
 	heldAnswers atomic.Int64
 
@@ -326,5 +326,5 @@ func (d *Dispatcher) logTask(q *request, took time.Duration, err error) {
 	}
 }
 
-// requestID is what a Director calls a request: the last token of its reply subject.
+// requestID returns the Director's name for a request: the last token of its reply subject.
 func requestID(replyTo string) string { return replyTo[strings.LastIndexByte(replyTo, '.')+1:] }

@@ -35,7 +35,7 @@ type Expiry struct {
 	Log  *logrus.Entry
 }
 
-// expiryCheck is how often the certificates are looked at.
+// expiryCheck is the interval between checks of the certificates.
 const expiryCheck = time.Hour
 
 // expirySteps are the remaining days at which to warn, and how urgently; the most urgent first.

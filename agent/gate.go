@@ -11,9 +11,8 @@ import (
 )
 
 const (
-	// pingHold is how long a ping is kept before the agent is ready. The Director waits one
-	// second for each and asks again at once after an answer, so the hold is what keeps one
-	// new VM from drawing thousands of pings.
+	// pingHold bounds how long a ping waits for the agent to become ready. The Director waits one second for each ping
+	// and asks again at once after an answer: without the hold, one new VM would draw thousands of pings.
 	pingHold = 900 * time.Millisecond
 	// maxHeld bounds the requests that wait for the agent to become ready.
 	maxHeld = 1000

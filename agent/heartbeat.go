@@ -24,8 +24,8 @@ type Publisher interface {
 	Connected() bool
 }
 
-// heartbeat is what the Health Monitor learns every half minute. Its null values mean: nothing
-// applied, or a supervisor that does not answer.
+// heartbeat is the report that the Health Monitor gets every half minute. Its null values mean: nothing applied, or a
+// supervisor that does not answer.
 type heartbeat struct {
 	Deployment string  `json:"deployment"`
 	Job        *string `json:"job"`
@@ -81,10 +81,10 @@ func (h Heartbeats) Run(ctx context.Context) error {
 }
 
 const (
-	// connectDebounce is how long after a heartbeat a new connection calls for none.
+	// connectDebounce is the time after a heartbeat in which a new connection triggers no second one.
 	connectDebounce = 2 * time.Second
-	// supervisorStart is how long the first heartbeat waits for the supervisor, which starts beside the agent:
-	// without its answer the heartbeat would say that the number of processes is not known.
+	// supervisorStart bounds how long the first heartbeat waits for the supervisor, which starts beside the agent:
+	// without its answer the heartbeat would say that the number of processes is unknown.
 	supervisorStart = 10 * time.Second
 )
 

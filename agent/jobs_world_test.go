@@ -121,7 +121,7 @@ func (w *workshop) serve(response http.ResponseWriter, r *http.Request) {
 	http.ServeFile(response, r, filepath.Join(w.dirs.Blobs(), filepath.Base(r.URL.Path)))
 }
 
-// uploaded is what was sent to a signed URL last, and a header of that.
+// uploaded returns the body of the last upload to a signed URL, and its X-Key header.
 func (w *workshop) uploaded() (content []byte, key string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -224,7 +224,7 @@ func substitution(t *testing.T, fixtures map[string]any) *strings.Replacer {
 	return strings.NewReplacer(pairs...)
 }
 
-// pidFile is where the scripts that wait leave their process ids.
+// pidFile returns the path to which scripts that wait write their process ids.
 func (w *workshop) pidFile() string { return filepath.Join(w.root, "pid") }
 
 // running waits until a script that waits does so.

@@ -6,9 +6,9 @@ import (
 )
 
 const (
-	// queueLength is how much work a lane takes on beyond what it is doing.
+	// queueLength bounds the work that waits in a lane's queue, beyond the work in progress.
 	queueLength = 1000
-	// queueTimeout is how long work waits for a place in a full queue.
+	// queueTimeout bounds how long work waits for a place in a full queue.
 	queueTimeout = 30 * time.Second
 	// maxWaiting bounds those that wait; it is a guard against running out of memory.
 	maxWaiting = 20000

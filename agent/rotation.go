@@ -9,7 +9,7 @@ import (
 	"cambium/settings"
 )
 
-// NATSIdentity is what settings say about the bus, as natsbus wants it.
+// NATSIdentity converts the bus settings into the form that natsbus takes.
 func NATSIdentity(b settings.Bus) natsbus.Identity {
 	return natsbus.Identity{URLs: b.URLs, CA: b.Cert.CA, Certificate: b.Cert.Certificate, PrivateKey: b.Cert.PrivateKey}
 }

@@ -299,7 +299,7 @@ func newWorld(t testing.TB, extra action.Table) *world {
 	return w
 }
 
-// identity is what the agent logs in with.
+// identity returns the agent's certificate, key and CA for NATS.
 func (w *world) identity() natsbus.Identity {
 	pair := w.deployment.Client(testca.AgentName(agentID))
 	return natsbus.Identity{URLs: []secret.URL{w.deployment.URL()}, CA: string(w.deployment.CA.PEM),

@@ -8,8 +8,8 @@ import (
 	"cambium/jobs/script"
 )
 
-// Deps is what the actions work with. cmd/agent fills it with concrete types, and a test there fails if one is missing;
-// each interface is declared beside the action that needs it.
+// Deps holds the dependencies of the actions. cmd/agent fills it with concrete types, and a test there fails if one is
+// missing; each interface is declared beside the action that needs it.
 type Deps struct {
 	Tasks          Tasks
 	State          StateSource
@@ -32,7 +32,7 @@ type Deps struct {
 	SayShutdown func(ctx context.Context)
 }
 
-// startReplyTimeout is how long `bosh start` waits.
+// startReplyTimeout matches the time that `bosh start` waits for a reply.
 const startReplyTimeout = 90 * time.Second
 
 // Actions returns the table of all methods.

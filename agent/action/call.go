@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 )
 
-// Call is what a running action may know about the request it serves.
+// Call describes the request that a running action serves.
 type Call struct {
 	Method   string
 	Protocol int    // 0 for create-env, 3 for a Director

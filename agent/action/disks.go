@@ -33,7 +33,7 @@ func (c *cid) Check() error {
 	return nil
 }
 
-// hint is where a CPI says a disk is attached: a text or an object.
+// hint is a CPI's hint about where a disk is attached, sent as a string or an object.
 type hint struct{ settings.DiskHint }
 
 // UnmarshalJSON reads either form.

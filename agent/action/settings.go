@@ -37,7 +37,7 @@ type Bus interface {
 	Rotate(ctx context.Context, b settings.Bus) (Rotation, error)
 }
 
-// Blobstore is where blobs come from.
+// Blobstore is the blobstore in service, which an update of the settings can replace.
 type Blobstore interface {
 	// Prepare checks the options; use puts the store into service.
 	Prepare(b settings.Blobstore) (use func(), err error)
@@ -64,8 +64,8 @@ type UpdateSettings struct {
 	Disks        Associations
 }
 
-// rotateTime is how long a new identity may take to work. The server learns of it within ten
-// seconds, the Director waits for minutes.
+// rotateTime bounds the wait for a connection with a new identity. The server learns of the identity within ten
+// seconds; the Director waits for minutes.
 const rotateTime = time.Minute
 
 // update is the argument of update_settings.

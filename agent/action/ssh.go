@@ -27,10 +27,10 @@ type SSHUsers interface {
 	Remove(ctx context.Context, match func(name string) bool) error
 }
 
-// SSH is what the ssh action needs.
+// SSH holds the dependencies of the ssh action.
 type SSH struct {
 	Users SSHUsers
-	// HostKey is what the caller puts into its known hosts; see HostKeyBelow.
+	// HostKey returns the key that the caller puts into its known hosts; see HostKeyBelow.
 	HostKey  func(ctx context.Context) (string, error)
 	Networks Networks
 
@@ -106,7 +106,8 @@ func (s *SSH) cleanup(ctx context.Context, p sshParams) (sshResult, error) {
 	return sshResult{Command: "cleanup", Status: "success"}, nil
 }
 
-// hostKeyWait is how long a machine may take for its first host key, within the time that callers wait for an answer.
+// hostKeyWait bounds the wait for a machine's first host key. It is shorter than the time that callers wait for an
+// answer.
 const hostKeyWait = 30 * time.Second
 
 // HostKeyBelow returns the public key of the sshd below a system root: the RSA key where there is one, since
@@ -139,8 +140,8 @@ func readHostKey(dir string) (string, error) {
 	return "", nil
 }
 
-// address is where the caller connects to: a network that is the default for something, else any
-// other, VIPs last.
+// address returns the IP address for the caller to connect to: that of a network that is the default for something,
+// else of any other, VIPs last.
 func (s *SSH) address() (string, error) {
 	networks := s.Networks()
 	names := slices.Sorted(maps.Keys(networks))

@@ -8,7 +8,7 @@ import (
 	"cambium/jobs"
 )
 
-// Jobs is what runs on the machine.
+// Jobs reports the applied spec and the state of the machine's jobs and processes.
 type Jobs interface {
 	// Spec is the spec that was applied last, or the empty one.
 	Spec() (jobs.Spec, error)
@@ -16,7 +16,7 @@ type Jobs interface {
 	Processes(ctx context.Context) ([]jobs.Process, error)
 }
 
-// StateSource is what get_state reads.
+// StateSource collects the value of get_state.
 type StateSource struct {
 	AgentID string
 	VMName  func() string
@@ -35,13 +35,13 @@ type InstanceState struct {
 	Processes []jobs.Process `json:"processes,omitempty"`
 }
 
-// VM is what the IaaS calls the machine.
+// VM holds the name that the IaaS gives to the machine.
 type VM struct {
 	Name string `json:"name"`
 }
 
-// stateTimeout is how long the supervisor, and a measurement, may take to answer. `bosh vms` waits five seconds and
-// shows a state of "unknown", but fails without an answer.
+// stateTimeout bounds the wait for the supervisor and for a measurement. An answer with the state "unknown" is better
+// than none: `bosh vms` shows it, but fails if no answer comes within five seconds.
 const stateTimeout = 3 * time.Second
 
 // unknown is the state of a job whose supervisor does not answer.
@@ -99,7 +99,7 @@ func Observe(ctx context.Context, j Jobs) (state string, processes []jobs.Proces
 	}
 }
 
-// Outcome is what a function returned.
+// Outcome is the result of a function that Background runs.
 type Outcome[T any] struct {
 	Value T
 	Err   error

@@ -90,8 +90,9 @@ type Row struct {
 	// to wait for, and wait, called in a goroutine of its own, returns when the answer is worth
 	// giving or ctx ends. The dispatcher bounds how long and how many.
 	Await func(arguments []json.RawMessage) (done func() bool, wait func(ctx context.Context))
-	// ReplyTimeout is how long a caller waits for the first reply; 45 seconds if zero. A request that has not begun by
-	// then is dropped, and a synchronous one outside the instance lane is canceled: nobody waits for the answer.
+	// ReplyTimeout is the time that a caller waits for the first reply; 45 seconds if zero. A request that has not
+	// begun by then is dropped, and a synchronous one outside the instance lane is canceled: nobody waits for the
+	// answer.
 	ReplyTimeout time.Duration
 }
 

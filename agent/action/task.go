@@ -8,7 +8,7 @@ import (
 	"cambium/agent/task"
 )
 
-// Tasks is what get_task and cancel_task need to know.
+// Tasks looks up and cancels tasks, for get_task and cancel_task.
 type Tasks interface {
 	Outcome(id string) (task.Outcome, error)
 	Cancel(id string) error

@@ -1,6 +1,6 @@
 package task
 
-// Counts is how many tasks of a document are in which state.
+// Counts is the number of tasks of a document in each state.
 type Counts struct {
 	Running   int `json:"running"` // or interrupted, if the agent does not run
 	Succeeded int `json:"succeeded"`

@@ -15,7 +15,7 @@ import (
 	"cambium/internal/atomicfile"
 )
 
-// entry is what survives a restart of one task. It never holds a task's arguments.
+// entry is the durable part of a task, which survives a restart. It never holds the task's arguments.
 type entry struct {
 	ID      string          `json:"id"`
 	Method  string          `json:"method"`

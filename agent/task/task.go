@@ -15,12 +15,13 @@ import (
 )
 
 const (
-	// keepAtLeast is how long a result is kept in any case: a Director may ask for it for
-	// nearly four minutes after the end, and create-env needs to see a failure eleven times.
+	// keepAtLeast is the time for which a result is kept in any case: a Director may ask for it for nearly four
+	// minutes after the end, and create-env needs to see a failure eleven times.
 	keepAtLeast = 10 * time.Minute
-	// keepNormally is how long it is kept while there is room.
+	// keepNormally is the time for which a result is kept while there is room.
 	keepNormally = time.Hour
-	// maxFinished and maxBytes are the room for results. All of them are written when a task begins and when it ends.
+	// maxFinished and maxBytes bound the results that are kept longer than keepAtLeast. All of them are written when a
+	// task begins and when it ends.
 	maxFinished = 100
 	maxBytes    = 1 << 20
 )
@@ -28,7 +29,7 @@ const (
 // ErrCanceled is the cause of a canceled task's context.
 var ErrCanceled = errors.New("task was canceled")
 
-// ErrRestarted is why a task that cannot be resumed failed.
+// ErrRestarted is the error of a task that a restart of the agent interrupted and that cannot be resumed.
 var ErrRestarted = errors.New("the agent restarted while the task was running")
 
 // Task is one piece of asynchronous work. Its fields do not change.
@@ -46,8 +47,8 @@ type Task struct {
 	entry   entry
 	encoded []byte // the entry as it is written; nil after a change
 	visible bool   // the end is durable and may be seen
-	// kept is when the result began to be kept: at its end, or, for one of an earlier process, when this one started.
-	// Clocks of two processes do not compare: in between the clock may have been set.
+	// kept is the start of the time for which the result is kept: its end, or, for a task of an earlier process, the
+	// start of this one. Clocks of two processes do not compare: in between the clock may have been set.
 	kept time.Time
 }
 
