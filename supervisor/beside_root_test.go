@@ -87,7 +87,7 @@ func needMonit(t testing.TB) {
 	}
 }
 
-// seen is what the agent makes of the status of a service.
+// seen returns the state of a service as the agent reads it from the status document.
 func (w *world) seen(service string) string {
 	match := regexp.MustCompile(`(?s)<name>` + service + `</name>.*?<status>(\d+)</status>.*?<monitor>(\d)</monitor>`).
 		FindStringSubmatch(w.get("/_status?format=xml"))
@@ -150,7 +150,7 @@ type reaction struct {
 	calls   int    // so many calls are compared; 0: all
 	state   string // of service a, in the end
 	want    string // the calls of both
-	// monit is what the real one, which is newer than the one of stemcells, does otherwise.
+	// monit describes how the real monit, which is newer than that of stemcells, differs; nil if it does not.
 	monit *otherwise
 }
 

@@ -89,7 +89,7 @@ func probe(ctx context.Context, e monitfile.Endpoint) error {
 	return checkAnswer(conn)
 }
 
-// maxAnswer is how much is read of a job's answer; monit reads half a kilobyte.
+// maxAnswer bounds the bytes read of a job's answer; monit reads half a kilobyte.
 const maxAnswer = 4 << 10
 
 // checkAnswer reads the first line of an HTTP answer, which has its status.
@@ -112,7 +112,7 @@ func checkAnswer(answer io.Reader) error {
 	return nil
 }
 
-// udpWait is how long a UDP port is given to refuse: one that is open may have nothing to say.
+// udpWait bounds the wait for a refusal by a UDP port: an open one may send nothing at all.
 const udpWait = time.Second
 
 // probeUDP sends a byte to each address of the host, as monit does to the first one, until one does not refuse it.

@@ -35,7 +35,7 @@ var eventNames = map[event][3]string{
 	eventPpid:       {"PPID failed", "PPID succeeded", "PPID changed"},
 }
 
-// outcome is what one look at a service found.
+// outcome is the result of one look at a service.
 type outcome int
 
 const (
@@ -58,12 +58,13 @@ func ruleOf(e event, t monitfile.Test) rule {
 	return rule{e, t.Rate, t.RecoveryRate, t.Then, t.Recovery}
 }
 
-// defaultRule is what holds without a test in the file.
+// defaultRule returns the rule that applies to an event without a test in the file: the given verb at once, and an
+// alert on recovery.
 func defaultRule(e event, then monitfile.Verb) rule {
 	return rule{e, once, once, monitfile.Action{Verb: then}, monitfile.Action{Verb: monitfile.Alert}}
 }
 
-// history is what a test found in the last 64 cycles.
+// history records the results of a test in the last 64 cycles.
 type history struct {
 	failures, looks uint64 // a bit for each look, the last one lowest
 	failed          bool

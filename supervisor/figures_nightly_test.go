@@ -108,7 +108,7 @@ func mortals() map[string]string {
 	return files
 }
 
-// started is when the start program of a service ran.
+// started returns the times at which the start program of a service ran.
 func (w *world) started(name string) (all []time.Time) {
 	text, _ := os.ReadFile(filepath.Join(w.dir, name+".started")) // none: it has not run
 	for _, word := range strings.Fields(string(text)) {
@@ -119,7 +119,7 @@ func (w *world) started(name string) (all []time.Time) {
 	return all
 }
 
-// alerted is when an alert about a service came, after some time.
+// alerted returns the time of the first alert about an event of a service after some time, and whether there was one.
 func (w *world) alerted(name, event string, after time.Time) (at time.Time, found bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -164,7 +164,7 @@ func measureDeaths(w *world) (found latencies) {
 	return found
 }
 
-// cost is what a supervisor takes.
+// cost is the memory and CPU time that a supervisor uses.
 type cost struct {
 	memory int // KiB
 	cpu    time.Duration

@@ -273,7 +273,7 @@ func uptime(p process) int {
 
 var typeNames = [...]string{"Filesystem", "Directory", "File", "Process", "Remote Host", "System", "Fifo"}
 
-// fine is what the summary says of a service without errors.
+// fine maps the type of a service without errors to its state in the summary.
 var fine = [...]string{"accessible", "accessible", "accessible", "running", "online with all services", "running",
 	"accessible"}
 

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// look is what a cycle does with one service.
+// look checks one service in a cycle, unless it is unmonitored, waits, or is due in a later cycle.
 func (c *chain) look(ctx context.Context, s *service, all processes) {
 	if v := s.known(); v.monitor == Off || s.waiting {
 		return
@@ -280,7 +280,7 @@ func (c *chain) measureSystem(ctx context.Context, s *service, t *monitfile.Test
 	}
 }
 
-// usedMemory is what cannot be had without swapping, in KiB.
+// usedMemory returns the memory, in KiB, that programs cannot get without swapping.
 func usedMemory() uint64 {
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {

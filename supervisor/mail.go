@@ -16,7 +16,7 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// maxMails is how many alerts wait for the agent; the oldest are dropped first.
+// maxMails bounds the alerts that wait for the agent; the oldest are dropped first.
 const maxMails = 5000
 
 // permanentFailure is the lowest code of SMTP that tells not to send the same again.

@@ -151,7 +151,7 @@ func (all processes) matching(pattern *regexp.Regexp) (found int, err error) {
 	return found, err
 }
 
-// usage is what a process had used at the last look.
+// usage records the CPU time that a process and its tree had used at the last look.
 type usage struct {
 	pid          int
 	at           time.Time

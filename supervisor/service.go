@@ -22,7 +22,8 @@ const (
 	Initializing
 )
 
-// status is what others see of a service. Its chain alone changes it, but for the pending action; both under the mutex.
+// status is the part of a service's state that others can see. Only its chain changes it, except for the pending
+// action; all changes are made under the mutex.
 type status struct {
 	monitor Monitor
 	pending monitfile.Verb // an action that was asked for and has not ended
@@ -138,7 +139,7 @@ func (s *service) missing() string {
 	return text
 }
 
-// runs is whether a process service runs; other services have no process.
+// runs reports whether a process service runs; other services have no process.
 func (s *service) runs() bool {
 	return s.Type == monitfile.Process && s.pid(nil) != 0
 }

@@ -34,7 +34,7 @@ const Version = "5.2.5"
 // Group is the group of services that belong to the jobs of a deployment.
 const group = "vcap"
 
-// Options are what a supervisor works with.
+// Options configure a supervisor.
 type Options struct {
 	// Patterns name the control files.
 	Patterns []string
@@ -45,7 +45,7 @@ type Options struct {
 	StateFile string
 	// UserFile holds the account of the HTTP interface as "user:password".
 	UserFile string
-	// MailAddress is where alerts are sent to.
+	// MailAddress is the address to which alerts are sent.
 	MailAddress string
 	Log         *logrus.Entry
 }

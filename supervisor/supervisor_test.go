@@ -48,7 +48,8 @@ type world struct {
 	// grace and log are what the supervisor gets.
 	grace time.Duration
 	log   io.Writer
-	// mailTo is where alerts are sent to; to the world itself if empty, which refuses mails with a certain word.
+	// mailTo is the address to which alerts are sent. If it is empty, they go to the world itself, which refuses mails
+	// that contain the word in refuse.
 	mailTo, refuse string
 
 	mu    sync.Mutex
@@ -272,7 +273,7 @@ func (w *world) request(service, action string) {
 	}
 }
 
-// state is what the summary says of a service.
+// state returns the state of a service as the summary shows it.
 func (w *world) state(service string) string {
 	w.t.Helper()
 	for line := range strings.Lines(w.get("/_status?format=text&level=summary")) {
@@ -887,7 +888,7 @@ func TestOneProgramAtATime(t *testing.T) {
 	}
 }
 
-// looked is when a service was looked at last.
+// looked returns the part of a service's status document that holds the time of the last look.
 func (w *world) looked(service string) string {
 	w.t.Helper()
 	_, rest, _ := strings.Cut(w.get("/_status2?format=xml"), `<service name="`+service+`">`)
@@ -1057,7 +1058,7 @@ func (w *world) restart(services []string, n int) (held []resources) {
 	return held
 }
 
-// resources are what must not grow.
+// resources counts everything that must not grow with the number of restarts.
 type resources struct {
 	goroutines, descriptors int
 	heap                    uint64

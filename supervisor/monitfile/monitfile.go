@@ -59,11 +59,11 @@ type Command struct {
 	Args []string
 	// User and Group are names or numbers; empty: root's.
 	User, Group string
-	// Timeout is how long a start or stop may take; 30 s by default.
+	// Timeout bounds a start or stop; 30 s by default.
 	Timeout time.Duration
 }
 
-// TestKind is what a test looks at.
+// TestKind says which property of a service a test examines.
 type TestKind int
 
 // The kinds of tests.
@@ -93,7 +93,7 @@ type Test struct {
 	Line int
 	// Connection is set for that kind only.
 	Connection *Endpoint
-	// Subject is what is measured, in lower case: totalmem, mem, cpu, totalcpu, children, loadavg(1), loadavg(5),
+	// Subject is the measured quantity, in lower case: totalmem, mem, cpu, totalcpu, children, loadavg(1), loadavg(5),
 	// loadavg(15), pid, ppid, timestamp, size, space, inode.
 	Subject  string
 	Operator Operator
@@ -105,15 +105,15 @@ type Test struct {
 
 	Rate Rate
 	Then Action
-	// Recovery is what to do when the test passes again; alert by default, as monit does.
+	// Recovery is taken when the test passes again; alert by default, as in monit.
 	Recovery     Action
 	RecoveryRate Rate
 }
 
-// Rate is how often a test must fail: in Count of the last Cycles cycles. Both are at least 1.
+// Rate sets the threshold of a test: it must fail in Count of the last Cycles cycles. Both are at least 1.
 type Rate struct{ Count, Cycles int }
 
-// Endpoint is what a connection test connects to.
+// Endpoint is the peer of a connection test, and the request to send to it.
 type Endpoint struct {
 	Host       string // of a port; localhost by default
 	Port       int
@@ -125,7 +125,7 @@ type Endpoint struct {
 	Timeout    time.Duration // 5 s by default
 }
 
-// Verb is what an action does. The numbers are those of monit's status documents.
+// Verb names the effect of an action. The numbers are those of monit's status documents.
 type Verb int
 
 // The verbs.
@@ -144,7 +144,7 @@ var verbs = [...]string{"ignore", "alert", "restart", "stop", "exec", "unmonitor
 
 func (v Verb) String() string { return verbs[v] }
 
-// Action is what follows from a test.
+// Action is taken when a test fails or passes again.
 type Action struct {
 	Verb Verb
 	Exec *Command // of Exec

@@ -29,7 +29,7 @@ var types = map[string]Type{
 // typeNames are the words again, for errors.
 var typeNames = [...]string{"filesystem", "directory", "file", "process", "host", "system", "fifo"}
 
-// subject is what a test can measure, of which kinds of services, and in which units.
+// subject describes a quantity that a test can measure: on which kinds of services, and in which units.
 type subject struct {
 	kind    TestKind
 	of      []Type

@@ -28,7 +28,8 @@ type token struct {
 
 func (t token) isEnd() bool { return t.text == "" && !t.quoted }
 
-// lower is what a keyword is compared with: a string between quotes is none.
+// lower returns the token in lower case, for comparison with keywords, or "" for a string between quotes, which is
+// never a keyword.
 func (t token) lower() string {
 	if t.quoted {
 		return ""
