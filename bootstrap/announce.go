@@ -27,7 +27,7 @@ type Announcer struct {
 	Notify func(state string)
 }
 
-// guestinfoKey is where a vSphere operator finds the verdict in the VM's configuration.
+// guestinfoKey is the key under which a vSphere operator finds the verdict in the VM's configuration.
 const guestinfoKey = "guestinfo.cambium.verdict"
 
 // Failed announces a failed boot. Each channel is tried; none may hold up the others for long.

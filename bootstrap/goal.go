@@ -103,8 +103,8 @@ func (m *Machine) expectTree(f *engine.Forecast, have tree.State, want tree.Desi
 	return have
 }
 
-// asMade is what is found where an earlier boot has made an entry and nothing has changed it since.
-// A mount is not: it ends with the boot that made it.
+// asMade returns the state in which an earlier boot left an entry that nothing has changed since. Of a mount only the
+// directory is left: the mount ends with the boot that made it.
 func asMade(have tree.State, e tree.Entry) tree.Found {
 	found := tree.Found{Exists: true, Type: fs.ModeDir, Mode: e.Mode,
 		UID: have.Users[e.Owner.User], GID: have.Groups[e.Owner.Group]}

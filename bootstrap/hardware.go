@@ -12,12 +12,12 @@ import (
 	"cambium/platform/network/wait"
 )
 
-// Hardware is what a failed boot may have lacked: names of disks, NICs, and NICs with a carrier.
+// Hardware lists the devices whose absence may have failed a boot: names of disks, NICs, and NICs with a carrier.
 type Hardware struct{ Disks, NICs, Carriers []string }
 
 const (
-	// quietPeriod is how long there must be no device events before a boot is retried: a disk comes
-	// as a burst of nodes and links.
+	// quietPeriod is the time without device events that precedes the retry of a boot: a disk comes as a burst of
+	// nodes and links.
 	quietPeriod = 200 * time.Millisecond
 	// quietLimit bounds the wait for a quiet period.
 	quietLimit = 3 * time.Second

@@ -32,8 +32,8 @@ var retryPauses = retry.Backoff{Min: 15 * time.Second, Max: time.Minute, Jitter:
 // pauseOver is the reason for an attempt for which nothing is known to have changed.
 const pauseOver = "pause"
 
-// backgroundGrace is how long background steps may take to end before the boot is retried. One that
-// takes longer goes on, and is not begun a second time.
+// backgroundGrace bounds how long the retry of a boot waits for background steps to end. A step that takes longer goes
+// on, and is not begun a second time.
 const backgroundGrace = 10 * time.Second
 
 // Run returns when the machine is ready, or ctx ends; its error is for a boot that cannot be begun.

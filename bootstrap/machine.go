@@ -63,7 +63,7 @@ type Supervisor interface {
 	Start(ctx context.Context) ([]monit.Change, error)
 }
 
-// Machine is what the boot's steps work on. A part that is nil is one the machine does not have.
+// Machine holds the parts of the machine that the boot's steps work on. A part that the machine does not have is nil.
 type Machine struct {
 	Dirs   vcap.Dirs
 	Linux  agentjson.Linux

@@ -22,7 +22,7 @@ import (
 	"cambium/settings"
 )
 
-// linkTimeout is how long a NIC that the settings name may take to appear.
+// linkTimeout bounds the wait for a NIC named in the settings.
 const linkTimeout = 30 * time.Second
 
 func (m *Machine) planNetwork(ctx context.Context, f *engine.Forecast) ([]engine.Change, error) {

@@ -7,8 +7,8 @@ import (
 	"cambium/platform/host"
 )
 
-// settingsAnnounceAfter is how long a machine waits for settings before it announces a verdict. Settings may
-// come at any time, so the step has no deadline; by then each source has been asked more than ten times.
+// settingsAnnounceAfter is the time that a machine waits for settings before it announces a verdict. Settings may come
+// at any time, so the step has no deadline; by then each source has been asked more than ten times.
 const settingsAnnounceAfter = 20 * time.Second
 
 // Steps is the boot table. docs/operating.md lists it for people; a test compares the two. A row

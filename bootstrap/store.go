@@ -13,11 +13,12 @@ import (
 // A machine whose store cannot be mounted serves the Director, but its jobs are withheld: they would initialize themselves on
 // the empty directory. They are released when the disk is mounted, or is no longer attached.
 
-// storeHold is how long the boot waits for a check of the store's file system, or for a mount that replays its journal.
-// Both then go on in the background: the Health Monitor declares an agent lost after a minute without heartbeats.
+// storeHold bounds how long the boot waits for a check of the store's file system, or for a mount that replays its
+// journal. Both then go on in the background: the Health Monitor declares an agent lost after a minute without
+// heartbeats.
 const storeHold = 30 * time.Second
 
-// JobsWithheld is why no job may be started; empty if they may.
+// JobsWithheld returns the reason why no job may be started, or "" if jobs may start.
 func (m *Machine) JobsWithheld() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -43,7 +44,7 @@ func (m *Machine) withhold(reason string) {
 	}
 }
 
-// mountOutcome is what mounting the store came to.
+// mountOutcome is the result of mounting the store.
 type mountOutcome struct {
 	changes []storage.Change
 	warning string

@@ -47,14 +47,14 @@ func Changes[C DomainChange](changes []C) []Change {
 	return all
 }
 
-// PlannedStep is what one step of the table would change.
+// PlannedStep lists the changes that one step of the table would make.
 type PlannedStep struct {
 	Step     string   `json:"step"`
 	Changes  []Change `json:"changes"`
 	Warnings []string `json:"warnings,omitempty"`
-	// Notes are what the boot does not do and an operator may want to know.
+	// Notes tell an operator what the boot leaves undone.
 	Notes []string `json:"notes,omitempty"`
-	// Error is why the step would fail the boot, or why its changes cannot be known.
+	// Error says why the step would fail the boot, or why its changes cannot be known.
 	Error string `json:"error,omitempty"`
 }
 
@@ -90,7 +90,7 @@ func Plan(ctx context.Context, steps []Step) ([]PlannedStep, error) {
 	return all, nil
 }
 
-// Forecast is what earlier steps and goals of a plan will leave.
+// Forecast collects the changes that earlier steps and goals of a plan will make.
 type Forecast struct {
 	step    PlannedStep // that is being planned
 	planned []Change

@@ -59,11 +59,11 @@ func (e *Engine) release(step string) {
 var errCanceled = errors.New("another step failed")
 
 const (
-	// hangGrace is how long a step may take to obey its deadline. After that the step counts as failed:
-	// one that hangs in a system call must not keep the verdict back, nor, if it is optional, the machine
-	// from being ready.
+	// hangGrace is the time that a step has to end after its deadline. A step that takes longer counts as failed: one
+	// that hangs in a system call must not keep the verdict back, nor, if it is optional, the machine from being
+	// ready.
 	hangGrace = 5 * time.Second
-	// yieldLimit is how long a step lets others go first. What they wait for may never come.
+	// yieldLimit bounds how long a step lets others go first: the event that those wait for may never come.
 	yieldLimit = 5 * time.Second
 )
 
@@ -131,7 +131,7 @@ type schedule struct {
 	stopped    bool // a step was ended by the agent's stop
 }
 
-// scheduled is how far a step is.
+// scheduled records the progress of a step.
 type scheduled struct {
 	started  bool
 	yielding bool // until it has yielded long enough

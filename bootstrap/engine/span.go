@@ -11,7 +11,7 @@ import (
 	"cambium/internal/status"
 )
 
-// Span is how a running step reports: what it writes here shows up in status, journal and verdict.
+// Span takes the reports of a running step and shows them in status, journal and verdict.
 type Span struct {
 	name    string
 	attempt *attempt
@@ -71,7 +71,7 @@ func (s *Span) WaitingSoon(reason string) (done func()) {
 	}
 }
 
-// waitAnnounceDelay is how long a device that is present may take to be found.
+// waitAnnounceDelay gives a device that is present time to be found before its wait is reported.
 const waitAnnounceDelay = 500 * time.Millisecond
 
 // Evidence records a fact that helps to understand the step's outcome.

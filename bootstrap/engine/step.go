@@ -36,11 +36,11 @@ type Step struct {
 	// Always lets the step run to its end although another has failed the boot: the verdict
 	// reaches the Director only if there is a network and a bus.
 	Always bool
-	// Advice is what an operator can do when the step fails.
+	// Advice tells an operator what to do when the step fails.
 	Advice string
 	// Wants returns the states that the step brings about, in their order. It only reads: a plan calls it, too.
 	Wants func(ctx context.Context, r Report) ([]Goal, error)
-	// Run is what a step does besides, once these states are there: it starts or records something.
+	// Run does the rest of the step after these states have been reached: it starts or records something.
 	Run func(ctx context.Context, s *Span) error
 	// Plan says what Run would change, and changes nothing; nil if Run changes nothing on the machine.
 	Plan func(ctx context.Context, f *Forecast) ([]Change, error)
@@ -58,7 +58,7 @@ type Goal struct {
 	Optional bool
 }
 
-// Report is how a step reports, in a plan as in a boot.
+// Report takes the warnings and the evidence of a step, in a plan as in a boot.
 type Report interface {
 	// Warn records something that is wrong but does not keep the machine from being ready.
 	Warn(format string, args ...any)
@@ -121,7 +121,7 @@ func (s Step) run(ctx context.Context, span *Span) error {
 // optional reports a step whose failure only warns.
 func (s Step) optional() bool { return s.Optional || s.Background }
 
-// Verdict is how a boot ended.
+// Verdict is the result of a boot.
 type Verdict struct {
 	State    status.State
 	Step     string // the step that failed
