@@ -97,7 +97,7 @@ type agentFile struct {
 
 func (f agentFile) position(n ast.Node) token.Position { return f.set.Position(n.Pos()) }
 
-// agentFiles are what the agent is built of, without package vcap.
+// agentFiles parses the source files that the agent is built from, except those of package vcap.
 func agentFiles(t *testing.T) (files []agentFile) {
 	t.Helper()
 	out, err := exec.Command("go", "list", "-deps", "-json=ImportPath,Dir,GoFiles", "./cmd/agent").Output()
