@@ -24,13 +24,13 @@ type Fault struct {
 	Vcap    Other  // what differs for vcap
 }
 
-// Screen is what a command prints, and its exit code.
+// Screen is the output of a command and its exit code.
 type Screen struct {
 	Code int
 	Text string
 }
 
-// Other is what vcap sees; empty texts are those of root.
+// Other holds the differences that vcap sees; an empty text means the same one as for root.
 type Other struct {
 	Status, Doctor Screen
 	NoSample       bool // the metric is left out

@@ -69,7 +69,7 @@ func serve(file string) {
 	s.WaitForShutdown()
 }
 
-// naming is where in a certificate a server finds the name of its user.
+// naming selects the field of a certificate in which a server finds the name of its user.
 type naming string
 
 const (
@@ -307,7 +307,7 @@ func (n *node) monitor(page string, into any) error {
 	return json.NewDecoder(response.Body).Decode(into)
 }
 
-// state is what a server says about itself.
+// state returns the state that a server reports about itself.
 func (c *cluster) state(n *node) (v server.Varz) {
 	c.t.Helper()
 	eventually.Nil(c.t, "the state of "+n.name, func() error { return n.monitor("varz", &v) })

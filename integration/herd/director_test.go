@@ -96,7 +96,7 @@ func (d *director) send(id, token, method string, arguments ...any) {
 	}
 }
 
-// patience is how long agents may take; only a test that fails waits for so long.
+// patience bounds the wait for agents; only a test that fails waits for so long.
 const patience = 30 * time.Minute
 
 // pings asks all agents, those that are silent again and again, until each has answered; it returns how long after
@@ -142,7 +142,7 @@ func longest(after map[string]time.Duration) (last time.Duration) {
 	return last
 }
 
-// inFlight is how many requests a Director has at a time: its max_threads.
+// inFlight is the number of requests that a Director has under way at a time: its max_threads.
 const inFlight = 32
 
 // each sends a request to all agents, some at a time, and wants the same reply from all. The argument is made for each.
@@ -205,7 +205,8 @@ func (c *cluster) monitor() *monitor {
 	return m
 }
 
-// seen is how many agents sent a heartbeat, and how many heartbeats there were.
+// seen returns the number of agents that sent a heartbeat, the number of heartbeats, and the longest gap between two
+// of one agent.
 func (m *monitor) seen() (agents, beats int, gap time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -42,7 +42,7 @@ func (m member) identity() natsbus.Identity {
 	return id
 }
 
-// order is what the test asks of a flock, one JSON document each; a report answers it.
+// order is a JSON document that the test sends to a flock, which answers each with a report.
 type order struct {
 	Start []member `json:"start"`
 	// Names makes agents serve sync_dns, with the blobs of this store.
@@ -51,7 +51,7 @@ type order struct {
 	Collect bool `json:"collect"`
 }
 
-// report is what a flock did since the last report.
+// report holds the events of a flock since the last report, and its present resources.
 type report struct {
 	// Attempts are the times of attempts to connect, in nanoseconds.
 	Attempts []int64 `json:"attempts"`
@@ -330,13 +330,13 @@ func (f *flocks) start(all []member) {
 	})
 }
 
-// report is what happened since the last one.
+// report returns the sum of all flocks' reports since the last one.
 func (f *flocks) report() report {
 	f.t.Helper()
 	return f.order(func(int) order { return order{} })
 }
 
-// memory is what all processes take when the garbage is collected.
+// memory returns the bytes that all processes occupy after a garbage collection.
 func (f *flocks) memory() int64 {
 	f.t.Helper()
 	f.order(func(int) order { return order{Collect: true} })

@@ -25,10 +25,10 @@ import (
 	"cambium/internal/testca"
 )
 
-// zoneAgents is how many agents a broadcast of DNS records has.
+// zoneAgents is the number of agents that a broadcast of DNS records reaches.
 const zoneAgents = 1000
 
-// broadcast is what a new version of the DNS records cost.
+// broadcast holds the cost of a new version of the DNS records.
 type broadcast struct {
 	What          string
 	Records       int

@@ -15,7 +15,7 @@ import (
 	"cambium/internal/vcap"
 )
 
-// names is how the agents of a flock fetch DNS records: from a WebDAV server, into a directory of each agent.
+// names configures how the agents of a flock fetch DNS records: from a WebDAV server, into a directory of each agent.
 type names struct {
 	Endpoint string `json:"endpoint"`
 	CA       string `json:"ca"`

@@ -2,7 +2,7 @@
 
 package herd
 
-// paper is what the figures mean for more agents than were measured.
+// paper explains the figures and extends them to more agents than were measured.
 const paper = `## What this means
 
 For the agent: memory does not depend on their number, and jitter bounds connects as long as servers keep up. From the file

@@ -19,7 +19,7 @@ const (
 	picture     = "../../docs/results/herd.svg"
 )
 
-// results are what the page is made of: parts that were run at different times.
+// results holds the figures of the page; its parts were measured at different times.
 type results struct {
 	Herds   []figures
 	Users   []usersRow

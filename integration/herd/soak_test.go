@@ -27,10 +27,10 @@ var sizes = []int{100, 300, 1000, 3000, 10000}
 // had logged in after twelve minutes.
 const mostBySubject = 3000
 
-// syncEvery is how often nats-sync writes the file of users.
+// syncEvery is the interval at which nats-sync writes the file of users.
 const syncEvery = 10 * time.Second
 
-// figures are what a herd of one size needed. Times are in seconds.
+// figures holds the measurements of a herd of one size. Times are in seconds.
 type figures struct {
 	Agents  int
 	Naming  naming
@@ -154,7 +154,7 @@ func (h *herd) cold(known []member, f *figures) {
 	h.t.Logf("cold start: %.1f s, failures %v", f.ColdStart, r.Failures)
 }
 
-// listening is when the first server accepted connections.
+// listening returns the time at which the first server began to accept connections.
 func (h *herd) listening() (first time.Time) {
 	for _, n := range h.cluster.nodes {
 		if at := h.cluster.state(n).Start; first.IsZero() || at.Before(first) {
@@ -164,8 +164,8 @@ func (h *herd) listening() (first time.Time) {
 	return first
 }
 
-// allowed is how many of n attempts jitter has within a second, of which each has the given share; three deviations more
-// are chance.
+// allowed returns how many of n attempts jitter may put into one second, each with the given probability: the expected
+// number, plus three standard deviations for chance.
 func allowed(n int, share float64) float64 {
 	return float64(n)*share + 3*math.Sqrt(float64(n)*share*(1-share))
 }
@@ -213,7 +213,7 @@ func (h *herd) serverTime() (sum time.Duration) {
 	return sum
 }
 
-// serverMemory is what the servers take for each of n connections.
+// serverMemory returns the memory of the servers, in bytes for each of n connections.
 func (h *herd) serverMemory(n int) (sum int64) {
 	for _, node := range h.cluster.nodes {
 		sum += resident(strconv.Itoa(node.process.Process.Pid))

@@ -33,7 +33,7 @@ func onlooker() release.Job {
 	}}
 }
 
-// seen is where scripts write down what they inherited.
+// seen is the directory in which scripts record what they inherited.
 const seen = "/var/vcap/data/seen/"
 
 func look(who string) string {

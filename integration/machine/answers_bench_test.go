@@ -181,7 +181,7 @@ func recreated(b *testing.B, ctx context.Context, l *lab.Lab, old *lab.Instance,
 	return i
 }
 
-// agentLog is what the agent has logged.
+// agentLog returns the agent's log so far.
 func agentLog(b testing.TB, i *lab.Instance) string {
 	b.Helper()
 	return run(b, i, "journalctl", "-o", "cat", "--identifier=bosh-agent")

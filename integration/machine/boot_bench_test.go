@@ -60,7 +60,7 @@ func vitalsOf(b testing.TB, pid int) (m measured) {
 	return m
 }
 
-// writtenTo is what has been written to the machine's ephemeral disk, in kB.
+// writtenTo returns the kB written so far to the machine's ephemeral disk.
 func writtenTo(b testing.TB, i *lab.Instance) int {
 	b.Helper()
 	fields := strings.Fields(run(b, i, "sh", "-c", "sync -f /var/vcap/data; cat /sys/dev/block/$(findmnt -nf -o MAJ:MIN /var/vcap/data | tr -d '[:space:]')/stat"))
@@ -74,7 +74,7 @@ func writtenTo(b testing.TB, i *lab.Instance) int {
 	return sectors / 2
 }
 
-// rest is how long an agent is left alone before its memory is read.
+// rest is the time that an agent is left alone before its memory is read.
 const rest = 1500 * time.Millisecond
 
 // observe takes a blank machine with the agent through a first boot, a restart of the agent, the
@@ -135,7 +135,7 @@ func collect(b testing.TB, watch *execs.Watch, namespace string, end time.Time, 
 	return m
 }
 
-// rounds is how often each agent is measured; the medians are compared. benchstat gives bounds from six on.
+// rounds is the number of measurements of each agent; the medians are compared. benchstat gives bounds from six on.
 const rounds = 6
 
 // BenchmarkBoot compares this agent with the others in the same machines under the same files.

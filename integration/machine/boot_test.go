@@ -53,7 +53,7 @@ func ended(t *testing.T, i *lab.Instance) (d status.Document) {
 	return d
 }
 
-// hooks are what a stemcell has the agent run. Each leaves a line where the test looks.
+// hooks returns the programs of a stemcell that the agent runs. Each appends a line to the file that the test reads.
 func hooks() (files []machine.File) {
 	for _, name := range []string{"bosh-agent-rc", "bosh-start-logging-and-auditing"} {
 		files = append(files, machine.File{Path: "/var/vcap/bosh/bin/" + name, Data: []byte("#!/bin/sh\necho " + name + " >>/run/hooks.ran\n"), Mode: 0o755})
@@ -61,8 +61,7 @@ func hooks() (files []machine.File) {
 	return files
 }
 
-// starts is how often the agent's log says that monit was started, which is what others take for
-// the end of a boot.
+// starts counts the lines in the agent's log that report a start of monit, which others take for the end of a boot.
 func starts(t *testing.T, i *lab.Instance) int {
 	t.Helper()
 	journal, err := i.Journal(t.Context())
@@ -84,7 +83,7 @@ func wantMarker(t *testing.T, i *lab.Instance, path string) {
 	}
 }
 
-// counted is what the watch has counted once every event of the past has arrived.
+// counted returns the counts of the watch after every past event has arrived.
 func counted(watch *execs.Watch, namespace string) (execs.Family, error) {
 	if err := watch.CatchUp(); err != nil {
 		return execs.Family{}, err

@@ -145,7 +145,7 @@ func (c *cloud) benchVirtualMachines(b *testing.B, stemcell string) {
 	ratio(b, "3-vms/1", c.atOnce(b, stemcell, iaas.QEMU, 3), times[0])
 }
 
-// plainVM is what it takes to boot a VM of the CPI once more, without CPI and lab.
+// plainVM holds everything needed to boot a VM of the CPI once more, without CPI and lab.
 type plainVM struct {
 	image       string   // of the stemcell
 	drive       []byte   // the config drive
@@ -274,7 +274,7 @@ func available(t testing.TB) int64 {
 	return 0
 }
 
-// inotifyLimit is how many inotify instances all processes of root may have together.
+// inotifyLimit returns the number of inotify instances that all processes of root may have together.
 func inotifyLimit(t testing.TB) int {
 	t.Helper()
 	data, err := os.ReadFile("/proc/sys/fs/inotify/max_user_instances")

@@ -239,7 +239,7 @@ func stemcell(t testing.TB) string {
 	return path
 }
 
-// vm is what the holder says of a VM.
+// vm returns the holder's record of a VM, or of the only VM if cid is empty.
 func (c *cloud) vm(cid string) iaas.VMListing {
 	c.t.Helper()
 	l, held, err := c.client().List(c.t.Context())
@@ -297,7 +297,7 @@ func (c *cloud) shares(vms ...string) {
 	}
 }
 
-// occupied is what the files below a directory occupy.
+// occupied returns the bytes that the files below a directory occupy on the disk.
 func occupied(t testing.TB, dir string) (total int64) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(_ string, e os.DirEntry, err error) error {

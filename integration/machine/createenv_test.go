@@ -46,8 +46,8 @@ func bareArchive(t *testing.T, files map[string]string) []byte {
 	return b.Bytes()
 }
 
-// TestMachineCreateEnv is what `bosh create-env` does to a new machine, and to the old one before it:
-// over HTTPS, without a protocol version, with blobs put into the agent itself.
+// TestMachineCreateEnv treats a new machine, and the old one before it, as `bosh create-env` does: over HTTPS, without
+// a protocol version, with blobs put into the agent itself.
 func TestMachineCreateEnv(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)

@@ -81,7 +81,7 @@ func TestMachineDependants(t *testing.T) {
 	}
 }
 
-// marks are what the control scripts did since the last call.
+// marks returns the marks that the control scripts have left since the last call.
 func (f *flows) marks() []string {
 	f.t.Helper()
 	return strings.Split(strings.TrimSpace(run(f.t, f.i, "sh", "-c", "cat "+trace+"; rm "+trace)), "\n")

@@ -15,7 +15,7 @@ import (
 	"cambium/lab/machine"
 )
 
-// diagnosis is what `agent doctor --json` prints.
+// diagnosis is the output of `agent doctor --json`.
 type diagnosis struct {
 	Findings []struct{ Severity, Check, Checked, Found, Do string }
 }

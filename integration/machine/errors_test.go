@@ -47,7 +47,7 @@ mount $disk /var/vcap
 while [ -e /etc/vcap-hold ]; do sleep 0.1; done
 `
 
-// fault is what goes wrong with a machine for a while. place is empty where it concerns no file system.
+// fault breaks a part of a machine for a while. place is empty where the fault concerns no file system.
 type fault struct {
 	name   string
 	places []string
@@ -264,7 +264,7 @@ func (f *failingMachine) path(place string) string {
 // someBlob is an upload of one byte.
 var someBlob = map[string]any{"blob_id": "b", "checksum": "6dcd4ce23d88e2ee9568ba546c007c63d9131c1b", "payload": "QQ=="}
 
-// askTimeout is how long a request may take during a fault before the test looks on.
+// askTimeout bounds a request during a fault; after that the test goes on.
 const askTimeout = 30 * time.Second
 
 // ask asks during a fault, and says in a few words what came of it.
@@ -300,7 +300,8 @@ func words(text string) string {
 	return strings.ReplaceAll(text, "|", "\\|")
 }
 
-// state is what `agent status` says.
+// state returns the state that `agent status` shows, with the first verdict, problem or warning that is not about
+// syslog.
 func (f *failingMachine) state(options ...string) string {
 	f.t.Helper()
 	d := agentStatus(f.t, f.i, options...)

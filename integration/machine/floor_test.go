@@ -15,8 +15,9 @@ import (
 // container engines that are older than they are deny them.
 const newCalls = "open_tree move_mount mount_setattr fsopen fsconfig fsmount fspick openat2 pidfd_open pidfd_send_signal faccessat2 close_range copy_file_range io_setup io_uring_setup clone3"
 
-// containerCalls are what the default profiles of docker or of garden, the engine of warden, deny to every container
-// that is not privileged, even to one that may mount. TestNightlyContainerProfiles has the profiles themselves.
+// containerCalls lists the system calls that the default profiles of docker or of garden, the engine of warden, deny
+// to every unprivileged container, even to one that may mount. TestNightlyContainerProfiles has the profiles
+// themselves.
 const containerCalls = "acct add_key bpf clock_adjtime clock_settime create_module delete_module finit_module get_mempolicy init_module io_uring_enter io_uring_register " +
 	"io_uring_setup ioperm iopl kcmp kexec_file_load kexec_load keyctl lookup_dcookie mbind migrate_pages move_pages name_to_handle_at nfsservctl open_by_handle_at " +
 	"perf_event_open pivot_root process_vm_readv process_vm_writev ptrace quotactl quotactl_fd request_key set_mempolicy settimeofday swapoff swapon sysfs userfaultfd vhangup"

@@ -62,7 +62,7 @@ esac
 `}}
 }
 
-// trace is where the scripts of cycle leave their marks, on the root disk of the machine.
+// trace is the file to which the scripts of cycle append their marks, on the root disk of the machine.
 const trace = "/var/vcap/trace"
 
 // cycle has no process, but every script there is, and a drain that wants to be asked again.

@@ -31,8 +31,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernelWork is what a first boot cannot do without, done alone and one after the other, in
-// nanoseconds. Unmount is what unmount_disk cannot do without, and no part of the sum.
+// kernelWork holds the time, in nanoseconds, of each piece of work that a first boot cannot do without, done alone and
+// one after the other. Unmount belongs to unmount_disk and is not part of the sum.
 type kernelWork struct{ Table, Mkfs, Mount, Netlink, Fsyncs, Handshake, Unmount int64 }
 
 func (w kernelWork) sum() int64 {
@@ -49,7 +49,7 @@ func medianWork(all []kernelWork) kernelWork {
 	return all[len(all)/2]
 }
 
-// durableFiles is how many files a first boot writes so that they survive a power cut.
+// durableFiles is the number of files that a first boot writes so that they survive a power cut.
 const durableFiles = 12
 
 // kernelWorkDisk tells the copy of this test that runs in a machine which blank disk is its own.

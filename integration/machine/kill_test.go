@@ -66,7 +66,8 @@ func killedInBoot(t *testing.T, i *lab.Instance, left int) (hit bool, readyAfter
 // TestMachineKilledAtRandom kills the agent at random moments of its boots.
 func TestMachineKilledAtRandom(t *testing.T) { killAtRandom(t, 10) }
 
-// killsPerMachine is how often the agent of one machine is killed: in its first boot, and in the boots that follow.
+// killsPerMachine is the number of kills of one machine's agent: the first in its first boot, the others in the boots
+// that follow.
 const killsPerMachine = 5
 
 func killAtRandom(t *testing.T, times int) {
@@ -117,7 +118,7 @@ func part(random *rand.Rand, boot time.Duration, n, parts int) time.Duration {
 	return time.Duration(n)*each + time.Duration(random.Int64N(int64(max(each, 1))))
 }
 
-// bootTimes are how long a first boot and the boot of a restarted agent take on this host, without a kill.
+// bootTimes measures a first boot and the boot of a restarted agent on this host, without a kill.
 func bootTimes(t *testing.T, l *lab.Lab) (first, restart time.Duration) {
 	t.Helper()
 	i := start(t, l, lab.VM{Ephemeral: lab.GiB, Files: killAfter(nil)})

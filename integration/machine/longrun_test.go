@@ -21,7 +21,7 @@ import (
 	"cambium/lab/release"
 )
 
-// load is how much a long run asks for.
+// load holds the numbers of operations in a long run.
 type load struct{ requests, applies, mounts, migrations, restarts int }
 
 // TestMachineLongRun is the short version of TestMachineSoakLongRun.
@@ -123,7 +123,7 @@ func longRun(t *testing.T, want load, warmUp time.Duration) *longRunner {
 	return r
 }
 
-// steps are what is asked for, in random order.
+// steps returns the operations of the run, in random order.
 func (r *longRunner) steps() (all []func()) {
 	for range r.want.applies {
 		all = append(all, r.apply)

@@ -20,9 +20,9 @@ import (
 // dockerModule holds docker's default profile.
 const dockerModule = "github.com/moby/profiles/seccomp@v0.1.0"
 
-// gardenDenies is what the agent, Go's runtime or the programs that it starts may call, and what garden's profile
-// (guardiancmd/seccomp_linux.go of cloudfoundry/guardian) does not allow to containers that are not privileged. Privileged
-// ones, as a warden CPI makes, have no filter.
+// gardenDenies lists the system calls that the agent, Go's runtime or the programs that it starts may make, but that
+// garden's profile (guardiancmd/seccomp_linux.go of cloudfoundry/guardian) denies to unprivileged containers.
+// Privileged ones, as a warden CPI makes, have no filter.
 const gardenDenies = "mount umount2 setns unshare swapon swapoff pivot_root open_tree move_mount mount_setattr fsopen fsconfig fsmount fspick pidfd_open pidfd_send_signal " +
 	"pidfd_getfd faccessat2 fchmodat2 close_range clone3 rseq membarrier epoll_pwait2 preadv2 pwritev2 io_uring_setup io_uring_enter name_to_handle_at sethostname setdomainname " +
 	"settimeofday clock_settime adjtimex reboot bpf keyctl add_key request_key init_module finit_module delete_module quotactl"

@@ -19,7 +19,7 @@ const (
 	raceStore  = "/var/vcap/store/raced"
 	raceTarget = "/var/vcap/store_migration_target/theirs"
 	raceOutput = "/var/vcap/data/racer"
-	// raceExchanges is how often the racer must have succeeded in each directory.
+	// raceExchanges is the number of exchanges that the racer must have made in each directory.
 	raceExchanges = 100
 )
 

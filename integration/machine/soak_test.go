@@ -35,14 +35,14 @@ func TestMachineSoakStartSurvivesACut(t *testing.T) {
 }
 
 const (
-	// atATime is how many instances the Director works on at once.
+	// atATime is the number of instances that the Director works on at once.
 	atATime = 10
-	// inotifyPerMachine is how many of root's inotify instances a container needs: six of systemd, one of logind, three of
-	// the agent. Those of D-Bus and resolved count for their own users. A user namespace would not help: the kernel counts
-	// an instance in the parent namespaces too, for the user who made the namespace.
+	// inotifyPerMachine is the number of root's inotify instances that a container needs: six of systemd, one of
+	// logind, three of the agent. Those of D-Bus and resolved count for their own users. A user namespace would not
+	// help: the kernel counts an instance in the parent namespaces too, for the user who made the namespace.
 	inotifyPerMachine = 10
-	// inFlight is how long before the end of a NATS server a request may have been published that it does not deliver.
-	// One that the agent has received is answered when both are back.
+	// inFlight bounds how long before the end of a NATS server a request may have been published and still be lost. One
+	// that the agent has received is answered when both are back.
 	inFlight = 250 * time.Millisecond
 )
 
@@ -70,7 +70,7 @@ type soak struct {
 	mu sync.Mutex // guards what follows
 	// outages are the times in which agents, by id, were not subscribed because the NATS server was restarted.
 	outages map[string][]*span
-	// returns are how long after the return of the server agents were subscribed again.
+	// returns holds the times from the return of the server until agents were subscribed again.
 	returns []time.Duration
 }
 

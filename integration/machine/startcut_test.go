@@ -157,7 +157,7 @@ func cutAfterStarts(t *testing.T, supervisor string, cuts int) {
 	}
 }
 
-// startRepeated is what the agent logs when it repeats the Director's last start.
+// startRepeated is part of the message that the agent logs when it repeats the Director's last start.
 const startRepeated = "had not recorded the Director's last start"
 
 // monitCycle is longer than one of monit here, which tells neither when it writes its file nor when it looks at services.

@@ -59,7 +59,7 @@ func TestMachineStatus(t *testing.T) {
 	t.Run("settings corrupt", func(t *testing.T) { settingsCorrupt(t, distrusting) })
 }
 
-// screenOf is what a user sees of a command of the agent, and its exit code.
+// screenOf returns the output of a command of the agent as a user sees it, and its exit code.
 func screenOf(t *testing.T, i *lab.Instance, user, command string) string {
 	t.Helper()
 	return run(t, i, "su", "-", user, "-c", "agent "+command+" 2>&1; echo exit $?")

@@ -25,7 +25,7 @@ import (
 // lookAlike is a stemcell with upstream's agent, as far as agents can tell: it has the files, the service manager and the
 // log of one of upstream's lines over the lab's Debian.
 type lookAlike struct {
-	// manager is what agent.json says of the service manager.
+	// manager is the service manager named in agent.json.
 	manager string
 	files   []machine.File
 	// restart restarts the agent, pid prints its process.
@@ -193,7 +193,7 @@ func TestNightlySwap(t *testing.T) {
 	t.Run("noble", func(t *testing.T) { swapThereAndBack(t, noble()) })
 }
 
-// agentLogs are what `bosh logs --agent` shows, by name.
+// agentLogs returns the files that `bosh logs --agent` fetches, by name.
 func agentLogs(t *testing.T, l *lab.Lab, i *lab.Instance) map[string]string {
 	t.Helper()
 	if _, err := i.Agent.Do(t.Context(), "fetch_logs_with_signed_url",

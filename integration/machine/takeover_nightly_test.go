@@ -246,7 +246,7 @@ func (x *exchange) twoDisks() string {
 	return text + x.migrate(sums)
 }
 
-// mountedAnew is what the Director does with ours when neither disk is mounted after a reboot.
+// mountedAnew checks that ours mounts neither disk after a reboot, then has the Director mount both.
 func (x *exchange) mountedAnew(sums string) string {
 	x.t.Helper()
 	if d := agentStatus(x.t, x.i); d.JobsWithheld() == "" {

@@ -72,7 +72,7 @@ func oldStemcell(t *testing.T) func(*lab.VM) {
 	return func(vm *lab.VM) { vm.SCSI, vm.Files = true, append(vm.Files, files...) }
 }
 
-// condition is what an exchange of agents must not change.
+// condition is the state of a machine that an exchange of agents must not change.
 type condition struct {
 	Pids, Addresses, Mounts, Tables, Data string
 	Disks                                 string

@@ -70,7 +70,7 @@ const (
 	noUdev         = "wants links that udev makes, and a container has no udev"
 )
 
-// specPrograms are what the specs start on the machine and a container has to answer in another way.
+// specPrograms maps programs that the specs start on the machine to scripts that answer in their place in a container.
 var specPrograms = map[string]string{
 	// Stemcells of upstream have runit. The specs do not wait for a start to end.
 	"sv": `[ "$1" != start ] || set -- "$1 --no-block" "$2"
@@ -148,8 +148,8 @@ func upstreamSuite(t *testing.T) (dir, release string) {
 	return dir, release
 }
 
-// specFiles are what the specs expect on their machine: programs, SSH for an account with sudo, the agent's log in a
-// file, and the blobstore with what it serves.
+// specFiles returns the files that the specs expect on their machine: programs, SSH for an account with sudo, the
+// agent's log in a file, and the blobstore with its content.
 func specFiles(t *testing.T, dir string) []machine.File {
 	t.Helper()
 	files := []machine.File{
@@ -227,7 +227,7 @@ systemctl start ssh`)
 	}
 }
 
-// specReport is what the suite reports of a spec.
+// specReport is the suite's report on a spec.
 type specReport struct {
 	ContainerHierarchyTexts           []string
 	LeafNodeText, LeafNodeType, State string

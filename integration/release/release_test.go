@@ -126,7 +126,7 @@ func TestNightlyVerify(t *testing.T) {
 	}
 }
 
-// bill is what a bill of materials says: the digest of its program, and "name version digest" of each part.
+// bill is the content of a bill of materials: the digest of its program, and "name version digest" of each part.
 type bill struct {
 	program string
 	parts   []string

@@ -14,7 +14,7 @@ import (
 	"cambium/lab/labtest"
 )
 
-// rounds is how often each stemcell is booted; medians are compared.
+// rounds is the number of boots of each stemcell; medians are compared.
 const rounds = 5
 
 // BenchmarkStemcell compares this stemcell with another from power-on to pong: PREVIOUS_STEMCELL is a tarball for the IaaS qemu. They

@@ -28,10 +28,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// memory is what an agent at rest occupies, at most occupied, and has written so far, in kB.
+// memory is the memory of an agent at rest, its peak, and the amount that the agent has written so far, in kB.
 type memory struct{ rss, anon, peak, written int }
 
-// booted is what one virtual machine shows of its agent.
+// booted holds the measurements of the agent in one virtual machine.
 type booted struct {
 	first, restart time.Duration // exec to pong
 	boot, again    account       // after the first boot, and after a restart
@@ -42,17 +42,17 @@ type booted struct {
 	observed       time.Duration // exec to pong of that boot
 }
 
-// account is what a boot has taken besides time.
+// account holds the costs of a boot besides time.
 type account struct {
 	memory
 	programs int
 	disk     int // kB written to the ephemeral disk, by all processes
 }
 
-// accountFile is where the kernel writes down every process that ends.
+// accountFile is the file in which the kernel records every process that ends.
 const accountFile = "/var/acct"
 
-// accounting has the kernel do that from before the agent's exec on, which costs it next to nothing.
+// accounting has the kernel record processes from before the agent's exec on, which costs next to nothing.
 func accounting() []machine.File {
 	const program = "/usr/local/bin/account"
 	return []machine.File{
@@ -89,7 +89,7 @@ func programsOf(b testing.TB, i *lab.Instance, pid string) (programs int) {
 	return programs
 }
 
-// accountOf is what an agent at rest has taken so far.
+// accountOf returns the costs of an agent at rest so far.
 func accountOf(b testing.TB, i *lab.Instance, pid string) (a account) {
 	b.Helper()
 	a.memory = memoryOf(b, i, pid)
@@ -107,13 +107,13 @@ func accountOf(b testing.TB, i *lab.Instance, pid string) (a account) {
 }
 
 const (
-	// pings is how often it is looked whether the agent listens.
+	// pings is the interval between checks whether the agent listens.
 	pings = 5 * time.Millisecond
-	// rest is how long an agent is left alone before its memory is read.
+	// rest is the time that an agent is left alone before its memory is read.
 	rest = 3 * time.Second
 )
 
-// execAt is when the agent's process began, by the host's clock, and its pid.
+// execAt returns the start of the agent's process, by the host's clock, and its pid.
 func execAt(b testing.TB, i *lab.Instance) (at time.Time, pid string) {
 	b.Helper()
 	out := strings.Fields(run(b, i, "sh", "-c", "systemctl show -P ExecMainStartTimestampMonotonic bosh-agent; systemctl show -P MainPID bosh-agent"))
@@ -165,7 +165,7 @@ func memoryOf(b testing.TB, i *lab.Instance, pid string) (m memory) {
 	return m
 }
 
-// rounds is how often each agent is booted, and restarts how often it is restarted then; medians are compared.
+// rounds is the number of boots of each agent, and restarts the number of restarts after each; medians are compared.
 // benchstat sees differences from four rounds on.
 const rounds, restarts = 4, 3
 
@@ -215,7 +215,7 @@ func bootVM(b testing.TB, agent string, m *booted) (first time.Duration, restart
 	return first, restartTimes, i, pid
 }
 
-// live is what a machine shows of its agent after the boot.
+// live measures the agent of a machine after its boot: the life of a disk, and memory after 1,000 requests.
 func live(b testing.TB, i *lab.Instance, pid string, m *booted) {
 	b.Helper()
 	m.disks = labtest.DiskLife(b, i, 50*time.Millisecond)

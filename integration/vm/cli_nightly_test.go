@@ -15,8 +15,8 @@ import (
 	"cambium/lab/labtest"
 )
 
-// TestNightlyVMCommandLine is what a person does: a lab with a virtual machine, a shell in it, the power
-// switch.
+// TestNightlyVMCommandLine uses the command line as a person does: a lab with a virtual machine, a shell in it, the
+// power switch.
 func TestNightlyVMCommandLine(t *testing.T) {
 	t.Parallel()
 	virtual.Need(t)

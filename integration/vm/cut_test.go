@@ -172,10 +172,9 @@ func letGo(t testing.TB, i *lab.Instance) {
 	run(t, i, "sh", "-c", "rm /etc/hold && sync && systemctl start --no-block bosh-agent")
 }
 
-// layout is what a bootstrap leaves: partitions, file systems, mounts, directories with their
-// modes and owners, addresses. blkid reads the disk itself: what lsblk tells about content comes
-// from udev's database, which may still be behind. An active unit has sent READY=1, after its last file but health.json,
-// which get_state writes.
+// layout describes the result of a bootstrap: partitions, file systems, mounts, directories with their modes and
+// owners, addresses. blkid reads the disk itself: lsblk takes content from udev's database, which may still lag. An
+// active unit has sent READY=1, after writing its last file except health.json, which get_state writes.
 func layout(t testing.TB, i *lab.Instance) string {
 	t.Helper()
 	does(t, i, "get_state")

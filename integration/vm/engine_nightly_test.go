@@ -19,8 +19,8 @@ import (
 	"cambium/lab/machine/qemu"
 )
 
-// TestNightlyVMEngine is what the other tests rely on: power, disks of every kind that come, grow and
-// go, snapshots, files and programs. The agent is only looked at in passing.
+// TestNightlyVMEngine tests the operations that the other tests rely on: power, disks of every kind that come, grow
+// and go, snapshots, files and programs. It looks at the agent only in passing.
 func TestNightlyVMEngine(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)

@@ -47,8 +47,8 @@ while (1) {
 	}
 }
 
-// charged is what the kernel charges to the agent's control group, the programs that the agent starts included, in kB.
-// Page cache is not part of the samples, since it is given up under pressure; it is part of memory.peak.
+// charged is the memory, in kB, that the kernel charges to the agent's control group, including the programs that the
+// agent starts. Page cache is not part of the samples, since it is given up under pressure; it is part of memory.peak.
 type charged struct {
 	samples      int
 	highest      int // anonymous plus kernel memory, the highest sample of a phase

@@ -10,7 +10,8 @@ import (
 	"cambium/lab"
 )
 
-// inherited is what the process of the job has from its supervisor, on a kernel of its own.
+// inherited describes the limits, identity and namespaces that the job's process has from its supervisor, on a kernel
+// of its own.
 func inherited(t *testing.T, i *lab.Instance) string {
 	t.Helper()
 	return run(t, i, "sh", "-c", `p=/proc/$(cat /var/vcap/sys/run/web/web.pid)

@@ -205,7 +205,7 @@ func (m *recordedVM) create(t *testing.T, agent, logs string) (base string) {
 	return base
 }
 
-// mount is what the Director asks for.
+// mount makes the Director's requests for a persistent disk: attach it, then mount it.
 func (m *recordedVM) mount(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
@@ -229,8 +229,8 @@ type logWatch struct {
 	all   []replay.Moment
 }
 
-// logInterval is how exact the order is: at most what an emulated machine needs to write to a second disk because a first
-// one has been flushed.
+// logInterval is the precision of the order: at most the time that an emulated machine needs to write to a second disk
+// because a first one has been flushed.
 const logInterval = time.Millisecond
 
 func watchLogs(t *testing.T, dir string) *logWatch {
@@ -295,7 +295,7 @@ func (w *logWatch) finish(t *testing.T) {
 	}
 }
 
-// fault is why a state did not converge.
+// fault is the error of a state that did not converge.
 type fault struct {
 	what string
 	err  error
@@ -303,7 +303,7 @@ type fault struct {
 
 func (f *fault) Error() string { return fmt.Sprintf("%s: %v", f.what, f.err) }
 
-// stateTimeout is how long a machine may take to converge; on an idle host it takes half a minute.
+// stateTimeout bounds the time in which a machine must converge; on an idle host it takes half a minute.
 const stateTimeout = 10 * time.Minute
 
 // try boots the machine on a state. A fault means that it did not converge.
@@ -403,7 +403,7 @@ func (m *recordedVM) healthy(ctx context.Context) *fault {
 	return nil
 }
 
-// endless is how often an agent may end in a boot until it is given up.
+// endless is the number of times that the agent may end in a boot before the boot is given up.
 const endless = 5
 
 // pong waits for the agent's answer.
@@ -425,7 +425,7 @@ func (m *recordedVM) pong(ctx context.Context) error {
 	}
 }
 
-// account is what a machine that did not converge has logged, as far as it can be reached.
+// account returns the console and the journal of a machine that did not converge, as far as it can be reached.
 func (m *recordedVM) account(ctx context.Context) string {
 	console, _ := os.ReadFile(m.i.Console())
 	journal, err := m.i.Journal(ctx)

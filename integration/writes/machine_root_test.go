@@ -98,7 +98,7 @@ func (m *machine) ok(err error) {
 	}
 }
 
-// document is what the source of the settings answers.
+// document returns the settings document that the source serves.
 func (m *machine) document(version string) string {
 	var persistent []string
 	for _, d := range m.op.disks[1:] {
@@ -187,7 +187,7 @@ func (m *machine) checkFileSystems() {
 	}
 }
 
-// repair is what an operator does who was asked for a decision.
+// repair repairs a file system as an operator would who was asked for a decision.
 func (m *machine) repair(part string) {
 	m.t.Helper()
 	m.ok(looptest.Guard(part))
@@ -198,7 +198,7 @@ func (m *machine) repair(part string) {
 	}
 }
 
-// source is what is mounted on a directory: a disk's name and a partition.
+// source returns the disk's name and the partition mounted on a directory, or "" if nothing is mounted there.
 func (m *machine) source(dir string) string {
 	m.t.Helper()
 	e, there, err := mount.At(dir)

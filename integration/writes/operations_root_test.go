@@ -64,7 +64,7 @@ var mountDisk = &operation{
 	},
 }
 
-// mountVolume is what the Director asks for, after which a job writes to its store.
+// mountVolume mounts the disk at the Director's request; then a job writes to its store.
 func (m *machine) mountVolume() error {
 	if err := m.disks.Persistent.Mount(m.t.Context(), "vol-1"); err != nil {
 		return err

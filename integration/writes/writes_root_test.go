@@ -44,7 +44,7 @@ var (
 	limit  = flag.Duration("limit", 2*time.Hour, "after how long no further state of an operation is tried")
 )
 
-// operation is what is recorded, and what must hold after a power cut.
+// operation is the work to record, with the checks that must hold after a power cut.
 type operation struct {
 	name  string
 	disks []disk

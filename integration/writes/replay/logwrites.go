@@ -82,7 +82,7 @@ func readLog(log io.ReaderAt, disk byte, length int64) (all []logged, err error)
 	return all, nil
 }
 
-// Moment is how long the logs of all disks were at some time, and the mark that was set then, if any.
+// Moment holds the lengths of all disks' logs at some time, and the mark that was set then, if any.
 type Moment struct {
 	Lengths []int64
 	Mark    string

@@ -36,7 +36,7 @@ type Disk struct {
 	Size int64
 }
 
-// Recording is what was done to some disks, in one order.
+// Recording is a log of everything that was done to some disks, in one order for all of them.
 type Recording struct {
 	Disks []Disk
 	Base  []Entry // makes the disks from zeros
@@ -45,8 +45,9 @@ type Recording struct {
 	Cuts []int
 }
 
-// State is what a power cut may leave of the disks: of each, everything that was written before its last flush, and of
-// what was written to it between that and the cut any part, in units of so many bytes (0: whole writes).
+// State selects one possible content of the disks after a power cut. Each disk keeps everything written before its
+// last flush and any part of the data written between that flush and the cut, in units of Unit bytes (0: whole
+// writes).
 type State struct {
 	Cut    int // the entry of the log before which the power is cut
 	Chance float64
@@ -58,7 +59,7 @@ func (s State) String() string {
 	return fmt.Sprintf("cut %d, %.0f %% of units of %d, seed %d", s.Cut, 100*s.Chance, s.Unit, s.Seed)
 }
 
-// Index is where a mark is in the log.
+// Index returns the position of a mark in the log, or the log's length if the mark was not set.
 func (r *Recording) Index(mark string) int {
 	for i, e := range r.Log {
 		if e.Kind == fusetest.Marked && string(e.Data) == mark {
@@ -68,7 +69,7 @@ func (r *Recording) Index(mark string) int {
 	return len(r.Log)
 }
 
-// Count is how many entries of some kinds are between the marks of the recorded work.
+// Count counts the entries of some kinds between the marks of the recorded work.
 func (r *Recording) Count(kinds ...byte) (n int) {
 	for _, e := range r.Log[r.Index(MarkBegin):r.Index(MarkEnd)] {
 		if slices.Contains(kinds, e.Kind) {
@@ -128,7 +129,7 @@ func (r *Recording) States(random *rand.Rand, count int, units ...int64) (all []
 // Whole is the state at the end, with everything that was written: a cut that nothing is lost by.
 func (r *Recording) Whole() State { return State{Cut: len(r.Log), Chance: 1} }
 
-// cut is where the power may be cut first, from an entry on.
+// cut returns the first entry, at or after from, before which the power may be cut.
 func (r *Recording) cut(from int) int {
 	if n, _ := slices.BinarySearch(r.Cuts, from); n < len(r.Cuts) {
 		return r.Cuts[n]
@@ -183,7 +184,7 @@ func (r *Recording) identity(s State) uint64 {
 	return sum.Sum64()
 }
 
-// Punch is how a range of an image is zeroed.
+// Punch is the mode of fallocate that zeroes a range of an image.
 const Punch = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
 
 // Make writes the disks in a state to images in dir, under the names of the disks.
