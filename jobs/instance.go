@@ -151,7 +151,7 @@ func permit(dir *os.Root, name string, owner bundle.Owner) error {
 
 // Apply makes the machine carry spec: bundles installed, links switched, job directories made, monit without job files
 // until Start, log rotation and instance files. spec.json is written last, and only if everything before succeeded;
-// otherwise everything is what it was. A spec without a configuration hash installs nothing and is only recorded.
+// otherwise everything stays as it was. A spec without a configuration hash installs nothing and is only recorded.
 func (i *Instance) Apply(ctx context.Context, spec Spec) error {
 	spec.fill()
 	if err := i.check(spec); err != nil {

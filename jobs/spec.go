@@ -1,5 +1,5 @@
-// Package jobs is what the Director asks of an instance: the apply spec, and how its jobs and
-// packages are prepared, applied, started and stopped. It knows neither the bus nor a blobstore
+// Package jobs does the Director's work on an instance: it reads the apply spec, and prepares, applies,
+// starts and stops the instance's jobs and packages. It knows neither the bus nor a blobstore
 // nor settings; archives come through blob.Opener and processes through Supervisor.
 package jobs
 

@@ -13,7 +13,7 @@ import (
 	"github.com/klauspost/compress/gzip"
 )
 
-// PackGzip is Pack, compressed.
+// PackGzip is like Pack, but compresses the archive with gzip.
 func PackGzip(ctx context.Context, dir string, w io.Writer) error {
 	z := gzip.NewWriter(w)
 	if err := Pack(ctx, dir, z); err != nil {

@@ -358,8 +358,8 @@ func FuzzUnpack(f *testing.F) {
 	})
 }
 
-// FuzzEntries packs three entries, so that no try is lost to the checksum of a header: names, link targets and types
-// are what an escape is made of.
+// FuzzEntries packs three entries, so that no try is lost to the checksum of a header: an escape is made of
+// names, link targets and types.
 func FuzzEntries(f *testing.F) {
 	f.Add("d", byte(tar.TypeSymlink), "..", "d/x", byte(tar.TypeReg), "", "d/x", byte(tar.TypeLink), "d/../../outside")
 	f.Add("a/b/", byte(tar.TypeDir), "", "a/b", byte(tar.TypeSymlink), "/etc", "a/b/c", byte(tar.TypeReg), "")

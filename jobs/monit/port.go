@@ -57,8 +57,8 @@ func (p Port) regain(ctx context.Context, address netip.AddrPort) error {
 	for first := true; ; first = false {
 		held := p.holder(address)
 		if held == nil {
-			// Who takes the port again while monit starts is waited for again; the time that a start has bounds how
-			// often monit is restarted.
+			// If a process takes the port again while monit starts, the wait begins anew; the time limit of a start
+			// bounds how often monit is restarted.
 			err := p.takeBack(ctx)
 			if held = p.holder(address); held == nil || err == nil {
 				p.Held(nil)

@@ -144,7 +144,7 @@ include %[2]s/job/*.monitrc
 	if got := s.State(ctx); got != StateUnknown {
 		t.Errorf("before it runs: got %s", got)
 	}
-	// A reload is also how a monit that does not run comes up.
+	// A reload also starts a monit that does not run.
 	if err := s.Reload(ctx); err != nil {
 		t.Fatal(err)
 	}
