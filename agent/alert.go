@@ -52,7 +52,7 @@ func MonitAlert(a monit.Alert, ips []string) (Alert, bool) {
 	return alert, true
 }
 
-// PortAlert says who has monit's port in its place: operators decide what becomes of that process.
+// PortAlert names the process that has taken monit's port: operators decide what becomes of that process.
 func PortAlert(held error) Alert {
 	return newAlert(severityCritical, "jobs cannot be started or stopped: monit's port is taken", held.Error())
 }

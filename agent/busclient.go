@@ -176,8 +176,8 @@ func (c *BusClient) failed(server string, err error, refused bool) {
 	c.changed()
 }
 
-// How long the agent may be without a bus before it counts as degraded: one that was reachable before, and one that
-// never was. The server of a new VM admits it only at its next synchronization.
+// An agent without a bus counts as degraded after lostGrace if the bus was reachable before, and after firstGrace if
+// it never was. The server of a new VM admits it only at its next synchronization.
 const (
 	lostGrace  = 30 * time.Second
 	firstGrace = time.Minute

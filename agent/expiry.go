@@ -17,7 +17,7 @@ import (
 	"cambium/internal/atomicfile"
 )
 
-// Certificate is one whose expiry is announced by an alert.
+// Certificate is a certificate whose expiry an alert announces.
 type Certificate struct {
 	Name string // for people, such as "NATS client"
 	PEM  string // one or more certificates; what does not parse is left out

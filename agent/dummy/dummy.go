@@ -1,6 +1,6 @@
-// Package dummy is what an agent without a machine (-P dummy) does in place of one. The Director's own
-// integration suite runs hundreds of such agents: it reads the files that are written here below the base
-// directory, and with -M dummy-nats it tells agents over the bus in which state their jobs are.
+// Package dummy stands in for the machine of an agent that has none (-P dummy). The Director's own integration
+// suite runs hundreds of such agents: it reads the files that this package writes below the base directory, and
+// with -M dummy-nats it tells agents over the bus in which state their jobs are.
 package dummy
 
 import (
