@@ -53,7 +53,7 @@ type service struct {
 	status
 	kick chan struct{} // of its chain
 
-	// What only the chain's goroutine uses.
+	// Only the chain's goroutine uses these.
 	histories map[any]*history
 	watch     *pidfile.Watch
 	waiting   bool      // a process has ended, and its pid file is watched

@@ -45,7 +45,7 @@ type world struct {
 	stop func()
 	// daemon is the pid of a supervisor that is a process of its own.
 	daemon int
-	// grace and log are what the supervisor gets.
+	// grace and log are passed to the supervisor.
 	grace time.Duration
 	log   io.Writer
 	// mailTo is the address to which alerts are sent. If it is empty, they go to the world itself, which refuses mails

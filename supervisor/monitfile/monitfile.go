@@ -36,7 +36,7 @@ const (
 type Check struct {
 	Type Type
 	Name string
-	// Source and Line are where the check begins.
+	// Source and Line locate the beginning of the check.
 	Source string
 	Line   int
 

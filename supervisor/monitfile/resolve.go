@@ -15,7 +15,7 @@ func Resolve(files map[string][]Check) (checks []Check, rejected map[string]erro
 	r.order = slices.Sorted(maps.Keys(files))
 	slices.Reverse(r.order)
 	r.rejectDuplicates()
-	// What a rejected file holds may be what another one depends on.
+	// A service of a rejected file may be one that another file depends on.
 	for before := -1; before != len(r.rejected); {
 		before = len(r.rejected)
 		r.rejectMissing()

@@ -54,7 +54,7 @@ func (t token) found() string {
 type scanner struct {
 	source string
 	rest   string
-	// line and column are where rest begins, from 1; a column counts bytes.
+	// line and column locate the beginning of rest, from 1; a column counts bytes.
 	line, column int
 	ahead        *token // what peek has read
 	service      string // the check that has begun
