@@ -55,7 +55,7 @@ func (a Announcer) Waiting(text string) { a.console("bosh-agent: waiting: " + on
 func (a Announcer) console(line string) {
 	targets := []string{"console"}
 	if active, err := os.ReadFile(filepath.Join(a.Root, "sys/class/tty/console/active")); err == nil {
-		// The last one is what /dev/console leads to.
+		// The last one is the target of /dev/console.
 		if names := strings.Fields(string(active)); len(names) > 1 {
 			targets = append(targets, names[:len(names)-1]...)
 		}

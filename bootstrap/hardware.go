@@ -37,7 +37,7 @@ func (m *Machine) hardware() (h Hardware) {
 	return h
 }
 
-// differs says what is not as it was: "disks", "links", or nothing.
+// differs names the kind of device that has changed: "disks", "links", or "" for none.
 func (h Hardware) differs(from Hardware) string {
 	switch {
 	case !slices.Equal(h.Disks, from.Disks):

@@ -65,7 +65,7 @@ func (m *Machine) setUpNetwork(ctx context.Context, s *engine.Span) error {
 	defer s.WaitingSoon(awaitedOf(want))()
 	back, err := m.applyNetwork(ctx, s, have, want, changes)
 	if err := errors.Join(err, planErr, diffErr); err != nil {
-		// What could be applied may be enough to tell the Director what could not.
+		// The part that was applied may be enough to reach the Director and report the rest.
 		return errors.Join(err, m.StartBus(ctx, e))
 	}
 	if back {
@@ -106,8 +106,8 @@ func (m *Machine) probeNetwork(ctx context.Context, want network.Desired) {
 	}
 }
 
-// observeNetwork waits for NICs that are not there yet. planErr is what cannot be had of the
-// settings' networks; the rest is still worth setting up.
+// observeNetwork waits for NICs that are not there yet. planErr reports the part of the
+// settings' networks that cannot be set up here; the rest is still worth setting up.
 func (m *Machine) observeNetwork(ctx context.Context, s *engine.Span, nets map[string]settings.Network) (have network.State, want network.Desired, planErr, err error) {
 	have, err = m.Network.Observe(ctx)
 	if err != nil {

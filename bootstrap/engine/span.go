@@ -60,8 +60,8 @@ func (s *Span) Waiting(reason string) (news bool) {
 // maxWaits bounds the waits of a step in the status.
 const maxWaits = 50
 
-// WaitingSoon is Waiting for work that rarely waits: it says so only after waitAnnounceDelay. The
-// function it returns ends the wait.
+// WaitingSoon reports a wait as Waiting does, but only after waitAnnounceDelay: it is meant for work that
+// rarely waits. The function it returns ends the wait.
 func (s *Span) WaitingSoon(reason string) (done func()) {
 	timer := time.AfterFunc(waitAnnounceDelay, func() { s.Waiting(reason) })
 	return func() {
