@@ -52,7 +52,7 @@ func save(t *testing.T, r results) {
 	}
 }
 
-// load1 is what else the machine did.
+// load1 returns the machine's load average over one minute, which shows other work beside the measurement.
 func load1() string {
 	data, err := os.ReadFile("/proc/loadavg")
 	if err != nil {

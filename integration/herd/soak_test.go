@@ -59,7 +59,7 @@ type figures struct {
 }
 
 // TestSoakHerd measures herds of growing size, and writes the page and the picture. It fails if an agent does not come
-// back or a server falls over; how long things take is what it is to find out.
+// back or a server falls over; times are its result, not a condition.
 func TestSoakHerd(t *testing.T) {
 	for _, by := range []naming{bySubject, bySAN} {
 		t.Run(string(by), func(t *testing.T) {

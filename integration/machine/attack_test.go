@@ -346,7 +346,7 @@ timeout 60 logrotate -s /run/rotate.state /run/rotate.conf >/run/rotate.log 2>&1
 // journal with all its fields, logs, the instance directory, command lines and environments, what the commands print,
 // core dumps, and everything that vcap can read.
 func secrets(t *testing.T, i *lab.Instance) {
-	// Those of the settings, and those that come with requests, most of which fail: their errors are what would tell.
+	// Those of the settings, and those that come with requests, most of which fail: their errors would show a leak.
 	const canary = "canary-4711"
 	headers := map[string]string{"x-key": canary}
 	for _, call := range [][]any{

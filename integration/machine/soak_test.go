@@ -99,7 +99,8 @@ type slot struct {
 
 // TestMachineSoakDeployments keeps containers busy with deployments, recreations, stops and rotations, ten at a time,
 // while the NATS server is restarted. No alert is raised, no heartbeat is missed, nothing is left over, and no task fails,
-// but for requests that NATS drops because their agent has not come back to the server yet; see lost. CAMBIUM_SOAK is how long (two hours), CAMBIUM_SOAK_MACHINES how many containers (20).
+// but for requests that NATS drops because their agent has not come back to the server yet; see lost.
+// CAMBIUM_SOAK sets the duration (two hours), CAMBIUM_SOAK_MACHINES the number of containers (20).
 func TestMachineSoakDeployments(t *testing.T) {
 	length := fromEnvironment(t, "CAMBIUM_SOAK", 2*time.Hour, time.ParseDuration)
 	machines := fromEnvironment(t, "CAMBIUM_SOAK_MACHINES", 20, strconv.Atoi)

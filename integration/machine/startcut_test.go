@@ -188,7 +188,7 @@ func settledState(t *testing.T, ctx context.Context, i *lab.Instance) (state str
 	return state
 }
 
-// stateFile tells when the supervisor last wrote its state file.
+// stateFile returns the time at which the supervisor last wrote its state file.
 func stateFile(t *testing.T, i *lab.Instance) string {
 	t.Helper()
 	return run(t, i, "sh", "-c", "cd /var/vcap/monit; stat -c %y monit.state supervisor.json 2>/dev/null || true")

@@ -117,7 +117,8 @@ func pasteHints(t *testing.T, i *lab.Instance, screen string) {
 	}
 }
 
-// seesLess: what vcap, which is where `bosh ssh` ends, may not read is not checked; nothing is made up of it.
+// seesLess: the commands do not check the files that vcap, the user of `bosh ssh`, may not read, and make nothing up
+// about them.
 func seesLess(t *testing.T, i *lab.Instance) {
 	t.Helper()
 	for _, c := range []struct {

@@ -53,7 +53,7 @@ func BenchmarkStemcell(b *testing.B) {
 	fmt.Printf("\n  power-on to pong, medians of %d: before %.1f s, after %.1f s, ratio %.2f\n", rounds, median("before"), median("after"), median("after")/median("before"))
 }
 
-// analyze is the script of a package that says what systemd says of the boot, once its last services have started.
+// analyze is the script of a package that prints systemd's analysis of the boot, after its last services have started.
 const analyze = `set -e
 systemctl is-system-running --wait || true
 { systemd-analyze; systemd-analyze blame | head -n 30; systemd-analyze critical-chain bosh-agent.service; } >$BOSH_INSTALL_TARGET/boot 2>&1 || true

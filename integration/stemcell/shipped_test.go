@@ -18,8 +18,8 @@ import (
 	"cambium/lab/image"
 )
 
-// TestNightlyStemcell boots the stemcell that is shipped, by EFI and its own boot loader, with nothing of the lab in it; all that
-// is known of the machine is what its agent says.
+// TestNightlyStemcell boots the stemcell that is shipped, by EFI and its own boot loader, with nothing of the lab in
+// it; everything known of the machine comes from its agent.
 func TestNightlyStemcell(t *testing.T) {
 	disk := unpack(t, tarball(t, "qemu"))
 	nothingOfTheLab(t, disk)

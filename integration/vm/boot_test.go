@@ -24,7 +24,7 @@ import (
 	"cambium/lab/release"
 )
 
-// The tests of this file boot one machine each and look at much in it: a boot is what costs.
+// The tests of this file boot one machine each and look at much in it: the boot is the expensive part.
 
 // agentStatus is the agent's own account.
 func agentStatus(t testing.TB, i *lab.Instance) (d status.Document) {

@@ -46,7 +46,7 @@ func does(t testing.TB, i *lab.Instance, method string, arguments ...any) string
 }
 
 // onStore checks that the first partition of the disk that udev calls link is the store. udev may
-// be behind: it leaves a disk alone while the agent holds it.
+// lag: it leaves a disk alone while the agent holds it.
 func onStore(t testing.TB, i *lab.Instance, link string) {
 	t.Helper()
 	got := strings.Fields(run(t, i, "sh", "-c", "findmnt -no SOURCE /var/vcap/store; udevadm wait --timeout=120 /dev/disk/by-id/"+link+"-part1 && readlink -f /dev/disk/by-id/"+link+"-part1"))

@@ -187,8 +187,8 @@ func (m *machine) filled(dir string) {
 	}
 }
 
-// updateSettings: the source has another document, then the Director an update. After the cut the source is away: what
-// is in force is what was on the disk.
+// updateSettings: the source has another document, then the Director an update. After the cut the source is away: the
+// settings on the disk are in force.
 var updateSettings = &operation{
 	name:    "update_settings",
 	disks:   []disk{rootDisk},

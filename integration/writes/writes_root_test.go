@@ -140,7 +140,7 @@ func record(t *testing.T, op *operation, dir string) *replay.Recording {
 		if err := os.Truncate(images[i], d.final()); err != nil {
 			t.Fatal(err)
 		}
-		// The recorder writes to copies: the images are how everything began.
+		// The recorder writes to copies: the images keep the initial state.
 		served = append(served, filepath.Join(dir, "state", d.name))
 		if out, err := exec.Command("cp", "--sparse=always", images[i], served[i]).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
