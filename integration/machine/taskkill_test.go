@@ -166,7 +166,7 @@ func (k *busy) kill(a attempt, after time.Duration, answered, resumes bool) (out
 	return outcome
 }
 
-// outcome waits for the end of a task whose agent was killed, and tells how it ended.
+// outcome waits for the end of a task whose agent was killed, and names the way in which it ended.
 func (k *busy) outcome(request []any, id string, resumes bool) string {
 	t := k.t
 	t.Helper()

@@ -10,8 +10,8 @@ import (
 	"cambium/lab"
 )
 
-// inherited describes the limits, identity and namespaces that the job's process has from its supervisor, on a kernel
-// of its own.
+// inherited lists the attributes that the job's process has from its supervisor, such as limits, priority, identity
+// and namespaces, on a kernel of its own.
 func inherited(t *testing.T, i *lab.Instance) string {
 	t.Helper()
 	return run(t, i, "sh", "-c", `p=/proc/$(cat /var/vcap/sys/run/web/web.pid)
