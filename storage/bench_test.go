@@ -198,7 +198,7 @@ func compareCopies(b *testing.B, fill func(dir string)) {
 	b.ReportMetric(float64(median(durable["ours"]).Milliseconds()), "ms_ours")
 }
 
-// migrateTree is what a migration does between two disks: copy, mount the target anew, verify, complete.
+// migrateTree copies between two disks as a migration does: copy, mount the target anew, verify, complete.
 func migrateTree(from, to, device string) (err error) {
 	const mark = ".mark"
 	if err := os.WriteFile(filepath.Join(to, mark), nil, 0o600); err != nil {

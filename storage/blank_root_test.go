@@ -239,7 +239,7 @@ func TestRootNothingIsDiscarded(t *testing.T) {
 					kept++
 				}
 			}
-			// Some are where the new file system has its own.
+			// Some marks lie where the new file system writes its metadata.
 			if kept < all*3/4 {
 				t.Errorf("%d of %d marks are left", kept, all)
 			}

@@ -34,7 +34,7 @@ import (
 // with SIGKILL: by itself between two steps, or by the parent at a random moment. The parent
 // then starts another child, as the supervisor would the agent, and looks at the disks.
 
-// job is what a child is asked to do.
+// job describes the work of one child process.
 type job struct {
 	Base      string
 	Ephemeral string

@@ -66,7 +66,7 @@ func aStore(t *testing.T) (*bench, *looptest.Device) {
 	return b, dev
 }
 
-// away is where a hint leads whose disk is not there.
+// away is the path in the hint of a disk that is not there.
 const away = "/dev/cambium-away"
 
 // a: first deploy; reboot; recreate with the same disk; the disk moved to another VM and back.
@@ -233,7 +233,8 @@ func TestRootHistoryNoRecord(t *testing.T) {
 	b.used(fresh, "new", "later")
 }
 
-// copyAsTheOldAgent is what cloudfoundry/bosh-agent does: tar with all extended attributes, after the new disk is recorded.
+// copyAsTheOldAgent copies as cloudfoundry/bosh-agent does: by tar with all extended attributes, after the new disk is
+// recorded.
 func (b *bench) copyAsTheOldAgent(whole bool) {
 	b.t.Helper()
 	b.records.mounted = "new"

@@ -14,7 +14,7 @@ import (
 	"cambium/platform/mount"
 )
 
-// hanging is how disks are found while one of them hangs: a search does not end.
+// hanging finds disks while one of them hangs: its search never ends.
 type hanging struct{ Resolver }
 
 func (hanging) Look(device.Hint) (device.Device, error) { select {} }
@@ -137,7 +137,7 @@ func TestRootPluggedInAgainWhileMounted(t *testing.T) {
 	}
 }
 
-// mountedOn is where a device is mounted; empty if nowhere.
+// mountedOn returns the mount point of a device; empty if there is none.
 func mountedOn(t *testing.T, path string) string {
 	t.Helper()
 	all, err := mount.Of(numberOf(t, path))

@@ -57,7 +57,7 @@ func TestRootMatrix(t *testing.T) {
 	t.Logf("%d disks: %v; %d of them done", len(cells), counts, len(done))
 }
 
-// outcome is what happens to a disk.
+// outcome names the fate of a disk.
 type outcome string
 
 const (
@@ -66,19 +66,19 @@ const (
 	isRefused   outcome = "refused"
 )
 
-// matrixVolume is what each volume has; the smallest xfs has 300 MiB. A partition begins within the first MiB, or at 4
-// MiB, and ends one MiB before its disk.
+// matrixVolume is the size of each volume in bytes; the smallest xfs takes 300 MiB. A partition begins within the first
+// MiB, or at 4 MiB, and ends one MiB before its disk.
 const matrixVolume = 314 << 20
 
-// matrixContent is what a volume holds: zeros if nothing makes it.
+// matrixContent fills a volume; without make, the volume stays zeros.
 type matrixContent struct {
 	name string
 	make func(t testing.TB, path string)
 	// sound is an ext4 or xfs; used says that it was mounted and holds the file.
 	sound, used bool
-	// magic is where its signature begins.
+	// magic is the offset of the content's signature.
 	magic int64
-	// rare kinds are looked at in the first three tables.
+	// rare kinds are tried in the first three tables only.
 	rare bool
 }
 
@@ -123,9 +123,9 @@ type matrixTable struct {
 	start  int64
 	// lost are the places that are zeroed afterwards, as pairs of offset and length; an offset below 0 counts from the end.
 	lost []int64
-	// blank is what happens if the volume is zeros, and sound if it is an ext4 or xfs.
+	// blank is the expected outcome for a volume of zeros, and sound that for an ext4 or xfs.
 	blank, sound outcome
-	// preformatted is what the stemcell says about its disks.
+	// preformatted is set if the stemcell says that its disks come with a file system.
 	preformatted bool
 	// older says that the disk had a file system before, whose head is left beneath the table.
 	older bool
@@ -198,7 +198,8 @@ func withCleared(tables []*matrixTable) []*matrixTable {
 	return tables
 }
 
-// matrixDamage is what happened to the disk: the bytes of the volume up to one are zeroed, or those of its signature.
+// matrixDamage zeroes the first bytes of a volume, or with magic set those of its signature, or with grown set only
+// enlarges the disk.
 type matrixDamage struct {
 	name         string
 	to           int64
@@ -226,7 +227,7 @@ func (c matrixCell) preparing() bool {
 	return strings.Contains(c.table.script, decide.PreparingName) || c.unfinished
 }
 
-// want is what has to happen to the disk.
+// want returns the expected outcome for the disk.
 func (c matrixCell) want() outcome {
 	switch {
 	case c.preparing() && c.content.make == nil:
@@ -279,7 +280,7 @@ type matrix struct {
 	volumes map[*matrixContent]string
 	older   string
 	image   string
-	// benches are by whether disks are preformatted, and devices is how they find disks.
+	// benches are keyed by whether disks are preformatted, and devices is the Resolver with which they find disks.
 	benches map[bool]*bench
 	devices Resolver
 	other   *bench // of an agent without persistent disks
@@ -311,7 +312,7 @@ func newMatrix(t *testing.T) *matrix {
 	return m
 }
 
-// size is how large the disk is.
+// size returns the size of the disk in bytes.
 func (c matrixCell) size() int64 {
 	size := int64(matrixVolume)
 	if c.table.script != "" || c.table.cleared {

@@ -58,7 +58,7 @@ type noSettings struct{}
 func (noSettings) Refresh(context.Context) error { return nil }
 func (noSettings) Effective() settings.Effective { return settings.Effective{} }
 
-// Config is what the disks of one agent are made of.
+// Config holds the parameters of New.
 type Config struct {
 	Dirs     vcap.Dirs
 	Options  Options

@@ -39,7 +39,7 @@ const (
 type Change struct {
 	Op     Op     `json:"op"`
 	Device string `json:"device"`
-	// Proof is why it may or must be done.
+	// Proof says why the change may or must be made.
 	Proof       string `json:"proof"`
 	What        string `json:"what"`
 	Destructive bool   `json:"destructive,omitempty"`
@@ -61,7 +61,7 @@ func (Change) Runs() bool { return false }
 
 func (c Change) String() string { return fmt.Sprintf("%s: %s: %s", c.Device, c.Proof, c.What) }
 
-// Plan is what to do with one disk.
+// Plan describes all work on one disk.
 type Plan struct {
 	Changes []Change
 	// Begin, unless empty, is put on record as unfinished before the first change. A new table gets an identifier of
@@ -69,19 +69,19 @@ type Plan struct {
 	Begin string
 	// Finish ends that record when everything is made, before the disk is used. Without it nothing is put on record.
 	Finish bool
-	// MustGrow makes it an error that a file system cannot be grown. Otherwise that is not a reason to keep its data
-	// away.
+	// MustGrow turns a failure to grow a file system into an error. Otherwise such a failure is tolerated, so that its
+	// data stays available.
 	MustGrow bool
-	// RepairAll has errors repaired that e2fsck would ask an operator about: without its ephemeral disk a VM does not
-	// start, and a Director would replace both.
+	// RepairAll also repairs the errors about which e2fsck would ask an operator: a VM does not start without its
+	// ephemeral disk, and a Director would replace both.
 	RepairAll bool
 	// Asked is set when an operator has asked for it: the request is answered when everything is made.
 	Asked bool
-	// NotGrown is why a partition stays smaller than its disk.
+	// NotGrown says why a partition stays smaller than its disk.
 	NotGrown string
 
-	// What follows is for persistent disks. Leave is the directory that the disk is unmounted from first, and Directory
-	// where it is then mounted.
+	// The fields below are for persistent disks. The disk is first unmounted from Leave, unless empty, and then mounted
+	// on Directory.
 	Leave, Directory string
 	// MakeWritable ends the read-only phase of an interrupted migration.
 	MakeWritable bool
@@ -90,7 +90,7 @@ type Plan struct {
 	Stale []string
 }
 
-// Records is what is put on record when a persistent disk is where it was to be mounted.
+// Records says what to put on record once a persistent disk is mounted at its destination.
 type Records struct {
 	CID string
 	// Store is set when the disk is the store now. One that is only the target of a migration must never come back as
@@ -102,11 +102,11 @@ func (p *Plan) add(c Change) { p.Changes = append(p.Changes, c) }
 
 // Volume is a partition, or a whole device that carries a file system, as it was found.
 type Volume struct {
-	// Content is not read from what is mounted: then only its kind is known, from the kernel.
+	// Content has only a kind, which the kernel reports, while the volume is mounted: the device is not read then.
 	Content probe.Content
-	// Residue is what shows that it is not blank, where it was looked for: on what shows no signature.
+	// Residue describes data found on a volume that shows no signature, where the volume was surveyed.
 	Residue probe.Residue
-	// MountedOn is where the whole file system is mounted; empty if nowhere.
+	// MountedOn is the mount point of the file system as a whole; empty if there is none.
 	MountedOn string
 	// InUse is set when at least a part of it is mounted.
 	InUse bool

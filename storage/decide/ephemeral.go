@@ -16,7 +16,7 @@ const FormatEphemeral = "ephemeral"
 // NoEphemeral begins the message that operators and test suites look for.
 const NoEphemeral = "No ephemeral disk found"
 
-// EphemeralWish is what settings and agent.json say about the ephemeral disk.
+// EphemeralWish combines what settings and agent.json say about the ephemeral disk.
 type EphemeralWish struct {
 	Named bool // by the CPI
 	// Missing says that the named disk did not appear.
@@ -44,10 +44,10 @@ func UseRootDisk(w EphemeralWish) (bool, error) {
 	return w.Missing && w.CreateOnRoot && w.FallBack, nil
 }
 
-// Ephemeral is what was observed about the disk for the ephemeral data, and what is wanted on it.
+// Ephemeral describes the disk for the ephemeral data as observed, and the layout wanted on it.
 type Ephemeral struct {
 	Disk layout.State
-	// Replaced is what its content is otherwise, looked at where the layout is not Proven.
+	// Replaced describes any other content of the disk. It is filled in only where the layout is not Proven.
 	Replaced Replaced
 	// Pending says that an unfinished preparation of exactly these partitions is on record.
 	Pending bool
@@ -187,7 +187,7 @@ func pendingOnRoot(t layout.Table, recorded string) bool {
 	return false
 }
 
-// Raw is what was observed about a raw ephemeral disk.
+// Raw describes a raw ephemeral disk as observed.
 type Raw struct {
 	Disk     layout.State
 	Replaced Replaced

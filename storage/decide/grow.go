@@ -6,8 +6,8 @@ import (
 	"cambium/platform/disk/layout"
 )
 
-// growSlack is what a partition may lack of its disk without being grown: older agents left
-// room at the end.
+// growSlack is the least free space after a partition for which it is grown: older agents left room at the end of a
+// disk.
 const growSlack = 100 * layout.MiB
 
 // growTo returns where partition n of a disk could end, or 0 when it already reaches as far
@@ -73,7 +73,7 @@ func RootGrowth(skipDiskSetup, createOnRoot, ephemeralNamed bool) bool {
 	return !skipDiskSetup && (!createOnRoot || ephemeralNamed)
 }
 
-// Root is what was observed about the root disk.
+// Root describes the root disk as observed.
 type Root struct {
 	Disk      layout.State
 	Partition int

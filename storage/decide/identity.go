@@ -8,7 +8,7 @@ import (
 	"cambium/storage/record"
 )
 
-// identity is what the disk that was found is recorded as.
+// identity returns the identifiers under which the disk is recorded.
 func (o Persistent) identity() record.Disk {
 	d := record.Disk{Table: o.Disk.Table.GUID, Bytes: o.Disk.Bytes}
 	if o.Volume.Content.Kind.Managed() {

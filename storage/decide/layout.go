@@ -23,8 +23,8 @@ const (
 	smallestOnRoot = 1 << 30
 )
 
-// ephemeralPrefix is what the names of an ephemeral disk's partitions begin with. It carries
-// the agent id, so that a disk used by an earlier VM is known to be no longer ours.
+// ephemeralPrefix returns the prefix of all partition names on an ephemeral disk. It carries the agent id, so that a
+// disk used by an earlier VM is recognized as no longer ours.
 func ephemeralPrefix(agentID string) string {
 	prefix := persistentPrefix + "-" + agentID
 	if len(prefix) > 33 {
@@ -130,7 +130,7 @@ func afterRoot(t layout.Table, root int) (after []layout.Partition) {
 	return after
 }
 
-// freeFrom is where the space after the root partition, and after the system's partitions there, begins.
+// freeFrom returns the start of the free space after the root partition and the system's partitions that follow it.
 func freeFrom(t layout.Table, rootPart layout.Partition) int64 {
 	end := rootPart.End()
 	for _, p := range t.Partitions {

@@ -19,8 +19,8 @@ func describe(s probe.Superblock, from int64) string {
 	return fmt.Sprintf("%s begins at byte %d", s.Kind, from+s.Start)
 }
 
-// lookAt is a sentence with the command that shows a file system and writes nothing; empty if there is none. Where the
-// first superblock is lost, the command checks the file system by its backup.
+// lookAt returns a sentence with the command that shows a file system and writes nothing; empty if there is none. Where
+// the first superblock is lost, the command checks the file system by its backup.
 func lookAt(disk string, s probe.Superblock, from int64) string {
 	f, managed := managedfs.Find(string(s.Kind))
 	at := from + s.Start
@@ -39,7 +39,8 @@ func lookAt(disk string, s probe.Superblock, from int64) string {
 	return fmt.Sprintf("To look at it without writing, run '%s'. ", command)
 }
 
-// repair is what an operator may run on a file system that begins where its partition does.
+// repair returns the commands with which an operator may look at and repair a file system that begins where its
+// partition does.
 func repair(part string, s probe.Superblock) string {
 	return managedfs.Repairing(s.Repair(part, true), s.Repair(part, false)) + ". "
 }

@@ -29,7 +29,7 @@ type matrixVolume struct {
 
 func (v matrixVolume) zeros() bool { return v.content.Blank() && v.residue.Zeros() }
 
-// superblocks are what is found of the volume where it begins.
+// superblocks returns what a survey finds of the volume, which begins at start.
 func (v matrixVolume) superblocks(start int64) (found []probe.Superblock) {
 	if !v.trace {
 		return nil
@@ -175,7 +175,7 @@ func (c matrixCell) possible() bool {
 	return !c.volume.fresh || c.pending()
 }
 
-// observed is what observation makes of the disk.
+// observed describes the disk as observation would.
 func (c matrixCell) observed() Observed {
 	v, t := c.volume, c.table
 	p := Persistent{Disk: state(100*testMiB, t.table), Preformatted: t.preformatted, AllowForeign: c.wish.foreign,

@@ -9,7 +9,7 @@ import (
 	"cambium/storage/identity"
 )
 
-// Migration is what was observed before the store is migrated.
+// Migration describes the disks as observed before the store is migrated.
 type Migration struct {
 	Store, Target string // directories
 	// From and To are the disks mounted there, with what they say; without a CID if none is.
@@ -21,7 +21,7 @@ type Migration struct {
 	Known []string
 }
 
-// MigrationAction is what migrate_disk does.
+// MigrationAction is the decision about a call of migrate_disk.
 type MigrationAction int
 
 // The actions.
@@ -102,7 +102,7 @@ func keepIt(cid string) string {
 		cid, cid)
 }
 
-// Usage is what a store holds, or a disk has room for.
+// Usage counts the bytes and files that a store holds, or for which a disk has room.
 type Usage struct{ Bytes, Files int64 }
 
 // CheckRoom refuses a target that is too small before the first byte is copied. reusable is what an earlier attempt has

@@ -8,19 +8,20 @@ import (
 	"cambium/storage/record"
 )
 
-// Around is what was observed beside a single persistent disk: records, directories, and which disks there are.
+// Around describes the surroundings of a single persistent disk as observed: records, directories, and the disks that
+// exist.
 type Around struct {
 	Record record.Record
-	// Told is the disk that managed_disk_settings.json names, which other agents write too, and Unreadable why it names
-	// none.
+	// Told is the disk that managed_disk_settings.json names; other agents write that file, too. Unreadable says why it
+	// names none.
 	Told       string
 	Unreadable error
 	// Known are the disks that settings and hints name, in order.
 	Known []string
 	// Store and MigrationTarget are directories.
 	Store, MigrationTarget string
-	// StoreTaken and TargetTaken are set when something is mounted there. OnStore and OnTarget are the known disks that
-	// are visible there, and Foreign is what else is visible on the store.
+	// StoreTaken and TargetTaken are set when something is mounted there. OnStore and OnTarget name the known disks
+	// that are visible there, and Foreign describes anything else visible on the store.
 	StoreTaken, TargetTaken    bool
 	OnStore, OnTarget, Foreign string
 	// OnStoreIs is the disk that is visible on the store, with what it says.
@@ -36,28 +37,28 @@ type Around struct {
 type Observed struct {
 	Around
 	Persistent
-	// Absent is why its device was not found. Nothing else is known of the disk then.
+	// Absent says why the disk's device was not found. Nothing else is known of the disk then.
 	Absent error
-	// Directory is set when what was found is a directory.
+	// Directory is set when the hint leads to a directory.
 	Directory bool
-	// MountedOn is where the disk is mounted; empty if nowhere.
+	// MountedOn is the disk's mount point; empty if there is none.
 	MountedOn string
-	// Found is what the disk was found to be.
+	// Found is the disk's identity as observed.
 	Found record.Disk
 	// MountedFor is the disk that is mounted on the store or the migration target, if that is this device.
 	MountedFor string
-	// Elsewhere are the other disks that settings or hints name and whose hint does not lead to this device, Leftover
-	// those whose hint does.
+	// Elsewhere lists the other disks that settings or hints name and whose hint does not lead to this device. Leftover
+	// lists those whose hint does.
 	Elsewhere, Leftover []string
-	// Said is what the disk says, as far as it has been looked at.
+	// Said is the disk's statement about itself, as far as it has been read.
 	Said Said
-	// Unknown is set if what it says is unknown until its journal is replayed.
+	// Unknown is set if that statement cannot be read until the disk's journal is replayed.
 	Unknown bool
 	// Boot is set when the disk is mounted because it was the store: then it is not formatted.
 	Boot bool
 }
 
-// Request is what an operator has asked about the disk.
+// Request returns the operator's request about the disk; empty if there is none.
 func (o Observed) Request() record.Action { return o.Around.Record.Asked[o.CID] }
 
 // Pick is the CID by which StoreDisk asks for the disks themselves to be looked at.
@@ -92,12 +93,12 @@ func StoreDisk(a Around) (cid, warning string, err error) {
 		"run mount_disk, or 'agent disk release %s' if it is gone", recorded, recorded)
 }
 
-// placement is where a persistent disk goes.
+// placement is the mount point chosen for a persistent disk.
 type placement struct {
 	Directory string
-	// Mounted is set when it is there already.
+	// Mounted is set when the disk is there already.
 	Mounted bool
-	// Leaves is the directory that it is unmounted from first.
+	// Leaves is the directory from which it is unmounted first; empty if there is none.
 	Leaves string
 }
 

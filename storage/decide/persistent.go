@@ -11,23 +11,24 @@ import (
 	"cambium/storage/record"
 )
 
-// Persistent is what was observed about a persistent disk, and what is wanted on it.
+// Persistent describes a persistent disk as observed, and the state wanted of it.
 type Persistent struct {
 	CID    string
 	Disk   layout.State
 	Serial string
-	// Damaged is why its partition table cannot be trusted.
+	// Damaged says why the disk's partition table cannot be trusted.
 	Damaged error
 	// Volume is its only partition, or the whole device where Preformatted is set.
 	Volume Volume
-	// Pending is Unfinished, and Finished says that its file system is complete all the same.
+	// Pending is set when the disk is Unfinished. Finished is set when its file system is complete all the same.
 	Pending, Finished bool
-	// Residue is what shows that it is not blank: the disk where it has no partition, otherwise its only partition if
-	// that shows no signature.
+	// Residue describes data which shows that the disk is not blank. The survey covers the whole disk if it has no
+	// partition, otherwise its only partition if that shows no signature.
 	Residue probe.Residue
-	// Superblocks are what ext and xfs have left anywhere on the disk, looked for where Formats says so.
+	// Superblocks lists the ext and xfs superblocks found anywhere on the disk. They are looked for only where Formats
+	// reports true.
 	Superblocks []probe.Superblock
-	// Record is what is known about disks.
+	// Record is the agent's record of disks.
 	Record record.Record
 	// DuplicateUUID is set when a file system of the same UUID is mounted: a clone.
 	DuplicateUUID bool
@@ -51,10 +52,10 @@ func Unfinished(o Persistent) bool {
 	return t.Label != layout.None && o.Record.Pending(o.CID, t.GUID)
 }
 
-// Part is the device that carries the file system.
+// Part returns the path of the device that carries the file system.
 func (o Persistent) Part() string { return PersistentPart(o.Disk.Path, o.Preformatted) }
 
-// PersistentPart is the device that carries a persistent disk's file system.
+// PersistentPart returns the path of the device that carries a persistent disk's file system.
 func PersistentPart(path string, preformatted bool) string {
 	if preformatted {
 		return path
@@ -219,10 +220,10 @@ func (o Persistent) judge() (judgment, error) {
 // forced says that an operator has asked to format this disk, whatever is on it.
 func (o Persistent) forced() bool { return o.Record.Asked[o.CID] == record.Format }
 
-// verdict is what may be done with a persistent disk.
+// verdict says which changes a persistent disk may undergo.
 type verdict int
 
-// The verdicts. Only create and format destroy, and only what was proven to be nothing.
+// The verdicts. Only create and format destroy anything, and only what was proven to hold no data.
 const (
 	refuse verdict = iota // carries something that is not ours
 	create                // blank: partition and format
@@ -230,7 +231,8 @@ const (
 	keep                  // our partition with a file system
 )
 
-// judgment is a verdict with its proof, and with what to do about a refusal if that is more than releasing the disk.
+// judgment is a verdict with its proof. Advice, unless empty, tells what can be done about a refusal besides releasing
+// the disk.
 type judgment struct {
 	Verdict verdict
 	Proof   string
@@ -239,8 +241,8 @@ type judgment struct {
 	Superblock string
 }
 
-// Formats reports a disk with partitions that a setting has formatted, unless a superblock is on it: Superblocks has to
-// be looked for. Of a disk without partitions, Residue has them already.
+// Formats reports that a setting allows formatting a disk with partitions if no superblock is on it: the caller then
+// has to look for Superblocks. Without partitions, Residue has them already.
 func Formats(o Persistent) bool {
 	return !o.Preformatted && !o.forced() && o.AllowForeign && len(o.Disk.Table.Partitions) > 0 &&
 		judge(o).Verdict == refuse
@@ -300,8 +302,8 @@ func judge(o Persistent) judgment {
 	return refuse("partition %d is blank, but nothing shows that this agent made it", p.Number)
 }
 
-// notBlank refuses a device without a signature of which other traces are left. what describes it without them, and
-// from is where the device begins on its disk.
+// notBlank refuses a device that has no signature but carries other traces of content. what describes the device
+// without those traces, and from is the byte at which it begins on its disk.
 func (o Persistent) notBlank(what string, from int64) judgment {
 	first := slices.IndexFunc(o.Residue.Found, func(s probe.Superblock) bool { return s.Backup == 0 })
 	switch {

@@ -14,22 +14,23 @@ import (
 // if it says itself that it is ephemeral.
 type Replaced struct {
 	Serial string
-	// Busy is why it cannot be used at all: it is mounted or held, or is not a disk.
+	// Busy says why the disk cannot be used at all: it is mounted or held, or is not a disk.
 	Busy error
-	// Persistent is why it is a persistent disk according to settings or hints, and Recorded according to records.
+	// Persistent says why it is a persistent disk according to settings or hints, and Recorded why according to
+	// records.
 	Persistent, Recorded error
-	// Damaged is why its partition table cannot be trusted.
+	// Damaged says why its partition table cannot be trusted.
 	Damaged error
 	// Asked is set when an operator has asked to format it, whatever is on it.
 	Asked bool
 	// Superblocks are those of ext and xfs anywhere on the disk.
 	Superblocks []probe.Superblock
-	// Volume is its only partition, or the whole disk where it has no table, or the data of a layout without names, and
-	// Start is where that begins.
+	// Volume is its only partition, or the whole disk if it has no table, or the data partition of a layout without
+	// names. Start is the byte at which the volume begins.
 	Volume Volume
 	Start  int64
-	// Names are those in the top directory of the file system there, as filesystem.List returns them, and Unlisted is
-	// why they are not known.
+	// Names lists the top directory of the file system there, as filesystem.List returns it. Unlisted says why the
+	// names are not known.
 	Names    []string
 	Unlisted error
 	// Journal is set when the journal of that file system may hold files that Names lacks.
@@ -111,7 +112,7 @@ func (o Replaced) mayBeStore(s layout.State) (found, look string) {
 	return fmt.Sprintf("it holds %s with files that are not ephemeral data", content), look
 }
 
-// proof is why the content of a disk is replaced that is not refused.
+// proof returns the reason for replacing the content of a disk that is not refused.
 func (o Replaced) proof(s layout.State) string {
 	proof := found(s, o.Serial) + ", not in use, not a persistent disk"
 	switch {
@@ -134,7 +135,7 @@ func (o Replaced) ephemeral() bool {
 // formatted reports a disk that is formatted because an operator asked for it. What is in use is not.
 func (o Replaced) formatted() bool { return o.Asked && o.Busy == nil }
 
-// novaLabel is what OpenStack calls the file system that it makes on an ephemeral disk.
+// novaLabel is the label of the file system that OpenStack makes on an ephemeral disk.
 const novaLabel = "ephemeral0"
 
 // empty reports a top directory as a new file system has it.

@@ -10,10 +10,10 @@ import (
 	"cambium/storage/record"
 )
 
-// Said is what a disk says about itself.
+// Said is a disk's statement about itself.
 type Said struct {
 	identity.Store // zero if it says nothing
-	// Strange is why something that it says is not understood.
+	// Strange says why a part of the statement is not understood.
 	Strange error
 }
 
@@ -39,11 +39,12 @@ func (d Disk) copyOf(source Disk) bool {
 		d.Said.Origin.Generation >= source.Said.Generation
 }
 
-// Choice is what decides whether a disk may become the store: it is about to be mounted on the empty store.
+// Choice gathers the facts by which to decide whether a disk may become the store: it is about to be mounted on the
+// empty store.
 type Choice struct {
 	Disk
 	Around
-	// New is set if it is prepared first. Then it says nothing.
+	// New is set if the disk is prepared first. Then it says nothing about itself.
 	New bool
 	// Identified is set if its hint finds it by an identifier, not by a path.
 	Identified bool
@@ -200,7 +201,7 @@ func CheckMounted(on Disk, a Around, others []Disk) error {
 			accept(on.CID))}
 }
 
-// Chosen is what a disk says from when it is mounted on the store.
+// Chosen returns the statement that is written to a disk when it is mounted on the store.
 func Chosen(d Disk) identity.Store {
 	s := identity.Store{CID: d.CID, FileSystem: d.FileSystem, Generation: 1}
 	if d.Said.Strange == nil && d.Said.CID != "" {

@@ -17,22 +17,22 @@ type Mounted struct {
 	Owner string
 }
 
-// Lead is where the hint of a persistent disk leads.
+// Lead is the result of following the hint of a persistent disk.
 type Lead struct {
 	// Source is the device that carries its file system, and Device its number; 0 if there is none.
 	Source string
 	Device uint64
-	// Err is why it was not found, and Missing is set when it is not there.
+	// Err says why the device was not found. Missing is set when it is not there.
 	Err     error
 	Missing bool
 }
 
-// Mounts is what was observed before a disk is unmounted.
+// Mounts describes this machine's mounts as observed before a disk is unmounted.
 type Mounts struct {
 	Around
-	// All are in the order in which they were made.
+	// All lists the mounts in the order in which they were made.
 	All []Mounted
-	// Lead is that of the disk if it owns no mount.
+	// Lead is the disk's own, if the disk owns no mount.
 	Lead Lead
 }
 

@@ -57,7 +57,7 @@ type Disks struct {
 // planLimit bounds what a plan waits for.
 const planLimit = time.Second
 
-// wanted is what the settings say about the ephemeral disk.
+// wanted holds the settings that concern the ephemeral disk.
 type wanted struct {
 	hint    *settings.DiskHint
 	swapMiB *uint64
@@ -155,7 +155,7 @@ func await(what string, err error) decide.Change {
 	return decide.Change{Op: decide.Await, Device: what, Proof: err.Error(), What: "wait for it"}
 }
 
-// look is how a disk is found: when acting, it is waited for.
+// look finds a disk; when acting, it waits for it.
 func (d *Disks) look(ctx context.Context, h settings.DiskHint, acting bool) (device.Device, error) {
 	if acting {
 		return d.Resolver.Resolve(ctx, machine.HintOf("", h))

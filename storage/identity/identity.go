@@ -19,19 +19,19 @@ const Limit = 64 << 10
 // version is that of the format. One that is newer may say what this agent would not honor.
 const version = 1
 
-// Store is what a store says about itself.
+// Store is the statement of a store about itself.
 type Store struct {
 	Version int    `json:"version"`
 	CID     string `json:"cid"`
-	// FileSystem is the identifier of the file system that this was written to. On another one it was carried along
-	// by a program that copies attributes.
+	// FileSystem identifies the file system to which the statement was written. Found on another one, it was carried
+	// along by a program that copies attributes.
 	FileSystem string `json:"file_system,omitempty"`
 	// Generation rises with each read-write mount on the store. A disk that has never been there has 0.
 	Generation uint64 `json:"generation"`
-	// Origin is what it was copied from; zero if it is not a copy.
+	// Origin identifies the source of a copy; zero if the disk is not a copy.
 	Origin Origin `json:"origin,omitzero"`
 	// Incomplete is set from before the first byte of a copy until it is verified. Empty is set if the disk was empty
-	// before: then its files are of this copy, until it is mounted on the store.
+	// before the copy: then all its files belong to the copy until it is mounted on the store.
 	Incomplete bool `json:"incomplete,omitempty"`
 	Empty      bool `json:"empty,omitempty"`
 }

@@ -5,12 +5,13 @@ import (
 	"time"
 )
 
-// Progress is how far a migration has come.
+// Progress reports the progress of a migration.
 type Progress struct {
 	Phase string // "copy" or "verify"
 	Files int64
 	Bytes int64
-	// TotalBytes are what the source uses; Bytes may end a little below, because directories are in the total.
+	// TotalBytes counts the bytes in use on the source. Bytes may end a little lower, because the total includes
+	// directories.
 	TotalBytes int64
 	Elapsed    time.Duration
 }
@@ -23,7 +24,7 @@ func (p Progress) Remaining() time.Duration {
 	return time.Duration(float64(p.Elapsed) * float64(p.TotalBytes-p.Bytes) / float64(p.Bytes)).Round(time.Second)
 }
 
-// String is what an operator wants to know; the zero value, which ends a migration, is empty.
+// String describes the progress for an operator. It is empty for the zero value, which ends a migration.
 func (p Progress) String() string {
 	if p.Phase == "" {
 		return ""

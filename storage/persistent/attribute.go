@@ -21,8 +21,8 @@ import (
 // MarkName is the file at the top of a disk whose copy is not complete, where attributes cannot be written.
 const MarkName = ".cambium-incomplete-copy"
 
-// said is what the directory at the top of a disk says. fileSystem is the identifier of its file system: what was
-// written to another one was carried along by a program that copies attributes, and says nothing.
+// said reads a disk's statement about itself at the disk's top directory. fileSystem identifies the file system there:
+// a statement written to another one was carried along by a program that copies attributes, and is ignored.
 func said(top *os.File, fileSystem string) (s decide.Said, err error) {
 	data := make([]byte, identity.Limit)
 	n, err := unix.Fgetxattr(int(top.Fd()), identity.Attribute, data)
@@ -110,7 +110,7 @@ func unlocked(top *os.File, change func() error) error {
 	return errors.Join(err, unix.IoctlSetPointerInt(int(top.Fd()), unix.FS_IOC_SETFLAGS, flags))
 }
 
-// saidAt is what the disk or directory says that is visible at a path.
+// saidAt reads the statement of the disk or directory that is visible at a path.
 func saidAt(dir, fileSystem string) (s decide.Said, err error) {
 	top, err := os.Open(dir)
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 	"cambium/storage/record"
 )
 
-// lookLimit is how long another disk may take to say something.
+// lookLimit bounds the wait for the statement of another disk.
 const lookLimit = 10 * time.Second
 
 // candidates are the other disks with a file system that could be the store beside cid, whose device is not one. With
@@ -171,7 +171,7 @@ type placing struct {
 	others []decide.Disk
 	// identified is set if the hint finds the disk by an identifier.
 	identified bool
-	// says is what the disk says from now on; zero if it cannot.
+	// says is the disk's statement about itself from now on; zero if it cannot hold one.
 	says identity.Store
 }
 

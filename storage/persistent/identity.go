@@ -23,7 +23,7 @@ import (
 	"cambium/storage/record"
 )
 
-// hint is what finds the device of a persistent disk.
+// hint returns the hint by which the device of a persistent disk is found.
 func (d *Disks) hint(p settings.PersistentDisk) device.Hint {
 	h := machine.HintOf(p.CID, p.Hint)
 	for cid := range d.Records.Disks() {

@@ -9,7 +9,7 @@ import (
 	"cambium/storage/decide"
 )
 
-// mounted is what a decision needs to know of a mount.
+// mounted converts a mount to the form that package decide takes.
 func mounted(e mount.Entry, owner string) decide.Mounted {
 	return decide.Mounted{ID: e.ID, Source: e.Source, Target: e.Target, Device: uint64(e.Number), OnDevice: onDevice(e),
 		Owner: owner}
@@ -81,8 +81,8 @@ func (d *Disks) List(context.Context) ([]string, error) {
 	return decide.ListDisks(all, *noted, working, d.BindMounted), nil
 }
 
-// fromRecord is what is noted before boot has looked: the disk on record as the store, if anything that could be it is
-// mounted there.
+// fromRecord returns the notes to use until boot has looked: the disk on record as the store, if anything that could be
+// it is mounted there.
 func (d *Disks) fromRecord() *[]decide.Noted {
 	r, _ := d.Machine.Record.Read() // without a record, managed_disk_settings.json names it
 	told, _ := d.Records.MountedCID()

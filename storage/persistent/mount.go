@@ -35,7 +35,7 @@ func (d *Disks) Mount(ctx context.Context, cid string) error {
 	return d.PutBack(ctx, cid)
 }
 
-// occasion is why a disk is mounted.
+// occasion is the reason for mounting a disk.
 type occasion int
 
 const (

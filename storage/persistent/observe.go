@@ -21,19 +21,19 @@ import (
 	"cambium/storage/record"
 )
 
-// view is what was observed around all persistent disks.
+// view describes the surroundings of all persistent disks as observed.
 type view struct {
 	decide.Around
 	known map[string]settings.PersistentDisk
-	// leads is where the hint of each known disk leads, without waiting.
+	// leads maps each known disk to the place where its hint leads, found without waiting.
 	leads map[string]lead
 	// owners are the disks on the store and the migration target, by the ID of their mounts.
 	owners map[int]string
 	// onTarget is the disk that is visible on the migration target, with what it says.
 	onTarget decide.Disk
-	// storeNumber and targetNumber are those of what is mounted there.
+	// storeNumber and targetNumber are the device numbers of the mounts that are visible there.
 	storeNumber, targetNumber blkdev.Number
-	// unread is why the disk record cannot be read.
+	// unread says why the disk record cannot be read.
 	unread error
 }
 
@@ -169,7 +169,7 @@ func (d *Disks) observeSaid(v view, o *decide.Observed, acting bool) (err error)
 	return nil
 }
 
-// wish is what settings and agent.json want on a disk.
+// wish returns the state that settings and agent.json want of a disk.
 func (d *Disks) wish(v view, p settings.PersistentDisk) decide.Persistent {
 	o := decide.Persistent{CID: p.CID, Record: v.Record, Label: d.Label, FileSystem: probe.Ext4,
 		MountOptions: p.MountOptions,

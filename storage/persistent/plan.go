@@ -105,7 +105,7 @@ func (d *Disks) plan(ctx context.Context, v view, p settings.PersistentDisk, atB
 	return plan, d.planChoice(ctx, v, o, &plan, l.Device)
 }
 
-// planChoice is what placing decides, as far as it can be known without replaying a journal.
+// planChoice predicts the decision that placing would make, as far as it can be known without replaying a journal.
 func (d *Disks) planChoice(ctx context.Context, v view, o decide.Observed, plan *decide.Plan, dev device.Device) error {
 	at := &placing{Disks: d, o: o, plan: *plan, identified: dev.Identified}
 	disk := decide.Disk{CID: o.CID, Path: o.Disk.Path, FileSystem: o.Volume.Content.UUID, Said: o.Said}

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Disk is what tells a disk from all others.
+// Disk identifies one disk among all others.
 type Disk struct {
 	// FileSystem is the UUID of its file system. It identifies the disk.
 	FileSystem string `json:"file_system,omitempty"`
@@ -17,7 +17,8 @@ type Disk struct {
 	Table string `json:"table,omitempty"`
 	// Bytes is its length; a disk grows and never shrinks.
 	Bytes int64 `json:"bytes"`
-	// Generation is what the disk said when it was mounted on the store; 0 if it could not be told to say that.
+	// Generation is the one in the disk's own statement when the disk was mounted on the store; 0 if none could be
+	// written.
 	Generation uint64 `json:"generation,omitempty"`
 }
 

@@ -33,13 +33,13 @@ type Record struct {
 	Unfinished map[string]string `json:"unfinished,omitempty"`
 	// ReadOnly is set while the store is read-only because of a migration.
 	ReadOnly bool `json:"read_only,omitempty"`
-	// Asked is what an operator has asked about a disk, by CID.
+	// Asked holds the operator's requests about disks, by CID.
 	Asked map[string]Action `json:"asked,omitempty"`
-	// Shown is which disk the operator was shown: the request is not for another one.
+	// Shown identifies the disk that the operator was shown, by CID: the request applies to no other one.
 	Shown map[string]string `json:"shown,omitempty"`
 }
 
-// Action is what an operator asks about a disk. The agent acts upon it at its next decision about that disk.
+// Action is an operator's request about a disk. The agent acts upon it at its next decision about that disk.
 type Action string
 
 // The actions.

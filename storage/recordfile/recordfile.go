@@ -22,7 +22,7 @@ import (
 // ErrDamaged means that there is a record which cannot be used. An empty one is returned with it.
 var ErrDamaged = errors.New("the disk record is damaged")
 
-// File is where the record of one agent is.
+// File is the file with the record of one agent.
 type File struct{ dirs vcap.Dirs }
 
 // In returns the file of the agent with these directories.

@@ -35,7 +35,7 @@ type Machine struct {
 	lock chan struct{} // full during a disk operation: one at a time
 
 	Dirs vcap.Dirs
-	// Record is what is known about disks.
+	// Record is the file with the record of disks.
 	Record recordfile.File
 	Log    *logrus.Entry
 
@@ -77,7 +77,7 @@ func (m *Machine) Unlock() { <-m.lock }
 const (
 	// nodeLimit bounds the wait for the node of a partition that was announced to the kernel.
 	nodeLimit = 30 * time.Second
-	// UnmountLimit is how long a busy mount is waited for, as in cloudfoundry/bosh-agent.
+	// UnmountLimit bounds the wait for a busy mount; cloudfoundry/bosh-agent waits as long.
 	UnmountLimit = 600 * time.Second
 )
 
