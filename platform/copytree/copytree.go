@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Progress is how far a Copy or Verify has come.
+// Progress counts the files and bytes that a Copy or Verify has processed.
 type Progress struct {
 	Files int64
 	Bytes int64 // of content, holes not counted

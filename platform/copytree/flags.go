@@ -69,7 +69,7 @@ func copyFlags(target int, want uint32) error {
 	return nil
 }
 
-// attributes are what Complete gives to the top of the target when the source is not open any more.
+// attributes are kept for Complete, which sets them on the top of the target when the source is not open any more.
 type attributes struct {
 	st     unix.Stat_t
 	xattrs map[string]string

@@ -76,8 +76,8 @@ func (v *verifier) compareStat(st, have *unix.Stat_t, path func() string) error 
 	return nil
 }
 
-// held is what the target makes of a time. No call tells which times a file system can hold, so its top directory is
-// given this one: Complete sets its times.
+// held returns a time as the target's file system stores it. No call tells which times a file system can hold, so the
+// top directory of the target is given this one: Complete sets its times.
 func (v *verifier) held(t unix.Timespec) (unix.Timespec, error) {
 	v.probing.Lock()
 	defer v.probing.Unlock()

@@ -15,16 +15,16 @@ import (
 )
 
 const (
-	// batchSize is how many entries of a directory one worker takes at a time. Most directories are
-	// one batch, so that workers create files in different directories and do not wait for each other.
+	// batchSize bounds the directory entries that one worker takes at a time. Most directories are one batch, so that
+	// workers create files in different directories and do not wait for each other.
 	batchSize = 1024
-	// openAheadCount is how many files one worker has open before their turn.
+	// openAheadCount bounds the files that one worker has open before their turn.
 	openAheadCount = 32
-	// lostFound, at the top of a tree, comes with a file system; what is in it is content like any other.
+	// lostFound, at the top of a tree, is made with the file system; its entries are content like any other.
 	lostFound = "lost+found"
 )
 
-// Workers is how many files are worked on at a time: enough that a disk has several requests under way
+// Workers returns the number of files that are worked on at a time: enough that a disk has several requests under way
 // while other workers wait for it.
 func Workers() int { return 8 * runtime.NumCPU() }
 
@@ -68,7 +68,7 @@ func (d *dir) ownPath() string {
 	return d.parent.path(d.name)
 }
 
-// worker is what one goroutine of a walk has to itself.
+// worker holds the state that one goroutine of a walk does not share.
 type worker struct {
 	ctx  context.Context // ends with the walk's first failure
 	a, b []byte          // of blockSize

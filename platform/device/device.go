@@ -48,7 +48,7 @@ func (e *NotFoundError) Error() string {
 
 func (e *NotFoundError) Unwrap() error { return e.Reason }
 
-// Hint is what names a disk.
+// Hint lists the names and addresses by which to find a disk.
 type Hint struct {
 	CID          string
 	Path         string

@@ -13,7 +13,7 @@ import (
 // and saw, for errors.
 type matcher func(snapshot) (found []node, evidence string)
 
-// serialLength is how much of a serial number a virtio disk can hold.
+// serialLength is the length of the longest serial number that a virtio disk can hold, in bytes.
 const serialLength = 20
 
 // byID matches the links that udev makes from a disk's serial number, and the serial number

@@ -9,7 +9,7 @@ import (
 	"cambium/internal/blkdev"
 )
 
-// LinkDirs are where udev gives disks further names, by root.
+// LinkDirs returns the directories below root in which udev gives disks further names.
 func LinkDirs(root string) (dirs []string) {
 	for _, dir := range []string{"dev", "dev/disk/by-id", "dev/disk/by-path", "dev/disk/by-label", "dev/disk/by-uuid", "dev/disk/azure", "dev/mapper"} {
 		dirs = append(dirs, filepath.Join(root, dir))

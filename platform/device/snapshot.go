@@ -23,7 +23,7 @@ type snapshot struct {
 	Udev bool
 }
 
-// node is what a path in /dev leads to.
+// node describes the target of a path in /dev.
 type node struct {
 	Target string // the path with all links followed
 	Number blkdev.Number

@@ -95,8 +95,8 @@ func ownTable(s layout.State, r io.ReaderAt, unfinished string) ([]extent, error
 	return hidden, nil
 }
 
-// gptNameOffset is where the name begins in an entry of a GPT, and gptOtherOffset where a header has the place of the
-// other one.
+// gptNameOffset is the offset of the name in an entry of a GPT, and gptOtherOffset the offset in a header of the field
+// that locates the other header.
 const (
 	gptNameOffset  = 56
 	gptOtherOffset = 32

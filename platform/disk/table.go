@@ -28,12 +28,12 @@ import (
 	"cambium/platform/filesystem/probe"
 )
 
-// format is how one kind of partition table is read and written.
+// format reads and writes one kind of partition table.
 type format struct {
 	label layout.Label
 	// detect looks at the first two sectors.
 	detect func(head []byte, sector int) bool
-	// remains is what a disk holds of which only the second copy of such a table is left.
+	// remains is the kind that package probe reports for a disk on which only the second copy of such a table is left.
 	remains probe.Kind
 	read    func(r io.ReaderAt, size int64, sector int) (layout.Table, error)
 	write   func(t layout.Table, f *os.File, size int64, sector int) error

@@ -243,7 +243,7 @@ func writeGPT(t layout.Table, f *os.File, size int64, sector int) error {
 	return err
 }
 
-// tableOffset is where the entries of a DOS table begin.
+// tableOffset is the offset of the first entry in the sector of a DOS table.
 const tableOffset = 446
 
 // protect puts the protective entry for a disk into its first sector. One that is there keeps its boot flag and the

@@ -16,7 +16,7 @@ import (
 // Feature is a feature that the agent uses and that may be missing.
 type Feature struct {
 	Name string
-	// Without is what happens where it is missing.
+	// Without describes the effect of the feature's absence.
 	Without string
 	// probe fails with one of the errors of absent where the feature is missing.
 	probe func(root string) error

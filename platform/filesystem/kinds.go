@@ -8,19 +8,19 @@ import (
 	"cambium/platform/filesystem/probe"
 )
 
-// managedKind is what package managedfs does not say of a file system: what its programs and the kernel do with one.
+// managedKind adds to package managedfs what the programs and the kernel do with a file system of that kind.
 type managedKind struct {
-	// repair mends what needs no decision, or all; nil where the kernel does that when it mounts.
+	// repair mends what needs no decision, or all; nil where the kernel does that at a mount.
 	repair func(ctx context.Context, device string, all bool, percent func(int)) error
 	// finished reports whether the making of an unmounted file system was completed.
 	finished func(ctx context.Context, device string, c probe.Content) (bool, error)
-	// journal reports whether the journal of an unmounted file system may hold what is not replayed.
+	// journal reports whether the journal of an unmounted file system may hold changes that are not replayed.
 	journal func(r io.ReaderAt) (bool, error)
 	// length is that of the mounted file system, in bytes.
 	length func(device, dir *os.File) (int64, error)
 	// grow extends the mounted file system to a length.
 	grow func(dir *os.File, length int64) error
-	// growUnmounted is for where the kernel lacks the capability; nil where it never does.
+	// growUnmounted is used where the kernel lacks the capability to grow a mounted one; nil where it never does.
 	growUnmounted func(ctx context.Context, device string) error
 }
 

@@ -34,7 +34,7 @@ const (
 	jobsChain  = "monit_access_jobs"
 )
 
-// monitAddress is where the process supervisor listens.
+// monitAddress is the address at which the process supervisor listens.
 var monitAddress = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 2822)
 
 // errUnsupported means that this kernel has no nftables, or denies access to it. The agent then
@@ -50,19 +50,18 @@ type Firewall struct {
 	}
 }
 
-// Desired is what should be. What it does not name stays as it is.
+// Desired describes the wanted rules. What it does not name stays as it is.
 type Desired struct {
-	// Off removes our chains, whatever the other fields say. That of the jobs stays: without ours no chain
-	// jumps to it.
+	// Off removes our chains, whatever the other fields say. The chain of the jobs stays: without ours no chain jumps
+	// to it.
 	Off bool
 	// Monit closes the supervisor's port to all but root and what jobs let in.
 	Monit bool
-	// NATS closes these addresses to all but root; nil leaves the rules there are.
+	// NATS closes these addresses to all but root; nil leaves the present rules.
 	NATS []netip.AddrPort
 }
 
-// State is what Observe saw: the chains of our table with their rules in the kernel's own
-// encoding.
+// State holds the chains of our table as observed, with their rules in the kernel's own encoding.
 type State struct {
 	chains map[string]chainState
 }

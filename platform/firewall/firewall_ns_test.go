@@ -32,7 +32,7 @@ func converge(t *testing.T, f *Firewall, want Desired) {
 	platformtest.Converge(t, f, Diff, want)
 }
 
-// ruleset is what nft makes of the kernel's rules.
+// ruleset returns the kernel's rules as nft lists them.
 func ruleset(t *testing.T) string {
 	t.Helper()
 	r, err := command.Run(t.Context(), command.Cmd{Name: "nft", Args: []string{"list", "ruleset"}})

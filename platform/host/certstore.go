@@ -23,13 +23,13 @@ const (
 	storeHooks  = "/etc/ca-certificates/update.d"
 )
 
-// certificateStore is what update-ca-certificates makes.
+// certificateStore describes the links and the bundle that update-ca-certificates makes.
 type certificateStore struct {
 	links  map[string]string // name in storeDir → target
 	bundle []byte
 }
 
-// linkName is how update-ca-certificates names the link to a certificate.
+// linkName turns the name of a certificate into that of its link, as update-ca-certificates does.
 var linkName = strings.NewReplacer(" ", "_", "(", "=", ")", "=", ",", "_")
 
 func (s *certificateStore) add(path string, content []byte) {

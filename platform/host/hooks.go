@@ -10,7 +10,7 @@ import (
 	"cambium/internal/vcap"
 )
 
-// hookState is what is known of one of the stemcell's hooks.
+// hookState describes one of the stemcell's hooks as observed.
 type hookState struct {
 	path      string // of the program, without the root; empty if the stemcell has none
 	succeeded bool   // in this boot of the machine

@@ -40,17 +40,16 @@ type Host struct {
 
 func (h *Host) at(path string) string { return filepath.Join(h.Root, path) }
 
-// Desired is what the machine should be. Zero fields are left alone.
+// Desired describes the wanted state of the machine. Zero fields are left alone.
 type Desired struct {
 	Hostname string
 	Hosts    []byte // content of the hosts file, see HostsFile
 	IPv6     bool
 	// TimeServers are names or addresses; an empty list leaves the stemcell's own.
 	TimeServers []string
-	// Certificates is a text with PEM blocks in it; an empty text means none, nil means as
-	// they are.
+	// Certificates is a text with PEM blocks in it; an empty text means none, nil leaves them as they are.
 	Certificates *string
-	// RootMedia keeps the drives of removable media to root.
+	// RootMedia denies the drives of removable media to all but root.
 	RootMedia bool
 	// Hooks are names of the stemcell's own programs, found in the agent's directory of programs
 	// or in PATH. A hook that does not exist is skipped. One that has succeeded runs again only
@@ -65,7 +64,7 @@ type Desired struct {
 	RemoveListed []string
 }
 
-// State is what Observe saw of the parts that the Desired names.
+// State describes the machine as observed, in the parts that the Desired names.
 type State struct {
 	Hostname     string // of the kernel
 	HostnameFile []byte

@@ -25,7 +25,7 @@ SUBSYSTEM=="scsi_generic", ATTRS{type}=="5", OWNER:="root", GROUP:="root", MODE:
 `
 )
 
-// mediaState is what was seen of drives.
+// mediaState describes the drives of removable media as observed, and udev's rules for them.
 type mediaState struct {
 	udev   bool // it runs
 	rules  []byte

@@ -193,7 +193,7 @@ func processesUsing(used func(dir string) string) ([]Process, error) {
 	return users, nil
 }
 
-// descriptorBatch is how many descriptors of a process are in memory at a time: a job may have a million.
+// descriptorBatch bounds the descriptors of a process that are in memory at a time: a job may have a million.
 const descriptorBatch = 512
 
 // anyDescriptor reports whether matches is true for a descriptor of a process, which it gets as a path in /proc. Errors
@@ -217,7 +217,7 @@ func anyDescriptor(dir string, matches func(link string) bool) bool {
 	}
 }
 
-// stat is what the kernel knows of a file of a process without asking its file system, which may not answer.
+// stat asks the kernel about a file of a process, but not the file system of that file, which may not answer.
 func stat(link string) (st unix.Statx_t, ok bool) {
 	err := unix.Statx(unix.AT_FDCWD, link, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &st)
 	return st, err == nil
@@ -265,8 +265,8 @@ func below(path, target string) bool {
 	return path == target || strings.HasPrefix(path, strings.TrimSuffix(target, "/")+"/") || !strings.HasPrefix(path, "/")
 }
 
-// closeGrace is how long the kernel may take to close the files of an ended process: it first writes
-// back dirty pages, and no process holds the device meanwhile.
+// closeGrace bounds the wait for the kernel to close the files of an ended process: it first writes back dirty pages,
+// and no process holds the device meanwhile.
 const closeGrace = 30 * time.Second
 
 // AwaitIdle waits until an O_EXCL open of the block device succeeds. A program that a killed agent

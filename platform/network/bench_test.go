@@ -86,7 +86,7 @@ func BenchmarkChanged(b *testing.B) {
 	}
 }
 
-// BenchmarkUnchanged is what an agent restart costs.
+// BenchmarkUnchanged measures the cost of an agent restart.
 func BenchmarkUnchanged(b *testing.B) {
 	for _, count := range []int{1, 4, 64} {
 		b.Run(fmt.Sprintf("%d", count), func(b *testing.B) {

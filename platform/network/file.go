@@ -99,8 +99,8 @@ func broadcast(p netip.Prefix) (netip.Addr, bool) {
 	return netip.AddrFrom4(ip), true
 }
 
-// record is what one of our files says that we set earlier: it distinguishes our own leftovers from
-// addresses of a release.
+// record lists what we set earlier, as read from one of our files: it distinguishes our own leftovers from addresses of
+// a release.
 type record struct {
 	addresses []netip.Prefix
 	routes    []WantRoute

@@ -29,14 +29,14 @@ import (
 // inside is the environment variable that holds an order.
 const inside = "CAMBIUM_NETWORK_ORDER"
 
-// order is what to do in the machine.
+// order tells the process in the machine what to do.
 type order struct {
 	Do       string // apply, dhcp, dns, echo
 	Networks map[string]settings.Network
 	Stop     int // apply no more than so many changes, if positive
 }
 
-// account is what was done.
+// account reports what that process did.
 type account struct {
 	Changes  []string
 	Again    []string // what a second run would change

@@ -93,7 +93,7 @@ func ParseMAC(text string) (MAC, error) {
 	return MAC(b.String()), nil
 }
 
-// State is what was observed.
+// State describes the machine's network as observed.
 type State struct {
 	Links    []Link          `json:"links"`
 	Routes   []Route         `json:"routes"` // main table
@@ -159,7 +159,7 @@ func (a Address) Global() bool {
 	return !a.LinkScope && !ip.IsLinkLocalUnicast() && !ip.IsLoopback()
 }
 
-// Origin is what made a route, as far as Diff cares.
+// Origin names the maker of a route, as far as Diff cares.
 type Origin string
 
 // The origins of a route.
@@ -184,10 +184,9 @@ type Route struct {
 // Default reports a default route.
 func (r Route) Default() bool { return r.To.Bits() == 0 }
 
-// Desired is what the links should look like. Links that it does not name are left alone.
+// Desired describes the wanted configuration of the links. Links that it does not name are left alone.
 type Desired struct {
-	// Preconfigured means that the machine's network is not configured by the agent: nothing is
-	// touched.
+	// Preconfigured means that the machine's network is not configured by the agent, which then touches nothing.
 	Preconfigured bool       `json:"preconfigured,omitempty"`
 	Links         []WantLink `json:"links"` // by name
 	// Dynamic lists the networks whose addresses wait.Resolve looks up.

@@ -17,10 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nicAlias is how a container's owner marks a link without a device as one for the agent.
+// nicAlias is the prefix of the alias by which a container's owner marks a link without a device as one for the agent.
 const nicAlias = "bosh-interface"
 
-// dumpTries is how often an inconsistent dump is repeated before giving up.
+// dumpTries bounds the repetitions of an inconsistent dump.
 const dumpTries = 10
 
 // forever is the lifetime of an address that does not expire.

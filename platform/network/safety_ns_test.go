@@ -74,7 +74,7 @@ func (s *stream) flows(t *testing.T) {
 	})
 }
 
-// lost is how many packets the kernel had to send again.
+// lost returns the number of packets that the kernel had to send again.
 func (s *stream) lost(t *testing.T) uint32 {
 	t.Helper()
 	raw, err := s.conn.SyscallConn()

@@ -24,7 +24,7 @@ const (
 	Associations = "associations" // named disks
 )
 
-// Options are what stemcell and settings say about the table.
+// Options are the choices of stemcell and settings that shape the table.
 type Options struct {
 	UseDefaultTmpDir bool   // leave /tmp and /var/tmp on the root disk
 	JobDirTmpfs      bool   // jobs and sensitive blobs in memory

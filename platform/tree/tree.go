@@ -87,7 +87,7 @@ type Entry struct {
 // it does not name stays as it is.
 type Desired []Entry
 
-// Found is what Observe saw at one path.
+// Found describes one path as observed.
 type Found struct {
 	Exists    bool
 	Type      fs.FileMode // type bits
@@ -101,7 +101,7 @@ type Found struct {
 	Flags     Flags
 }
 
-// State is what Observe saw of everything in the table.
+// State holds all that Observe found about the paths, users and groups in the table.
 type State struct {
 	Paths  map[string]Found
 	Users  map[string]int
@@ -169,7 +169,7 @@ func octal(m fs.FileMode) string {
 	return fmt.Sprintf("%04o", o)
 }
 
-// tmpfsSize is what the kernel takes for size=. Anything else could smuggle in other options.
+// tmpfsSize matches the values that the kernel takes for size=. Anything else could smuggle in other options.
 var tmpfsSize = regexp.MustCompile(`^[0-9]{1,18}[kKmMgGtT%]?$`)
 
 // Diff decides what has to be done, in order. It refuses to remove or hide foreign data: a file
@@ -221,7 +221,7 @@ func Diff(have State, want Desired) ([]Change, error) {
 	return changes, nil
 }
 
-// afterMake is what a later entry of the same path finds.
+// afterMake returns the state of a path after its entry was made, for a later entry of the same path.
 func afterMake(e Entry, uid, gid int) Found {
 	f := Found{Exists: true, Mode: e.Mode, UID: max(uid, 0), GID: max(gid, 0)}
 	if e.Kind != File {

@@ -49,10 +49,11 @@ type State struct {
 	Active  string // active, inactive, failed, activating, deactivating …
 	Sub     string // running, dead, exited …
 	MainPID int    // 0 when there is none
-	// Result is how the last run ended: success, exit-code, signal, oom-kill …
+	// Result names the way in which the last run ended: success, exit-code, signal, oom-kill …
 	Result   string
 	Restarts int // how often systemd has started it again by itself
-	// Began is when the unit last began to start, since the kernel did (CLOCK_MONOTONIC); 0 if that is not known.
+	// Began is the time from the start of the kernel until the unit last began to start (CLOCK_MONOTONIC); 0 if that is
+	// not known.
 	Began time.Duration
 }
 

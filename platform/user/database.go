@@ -216,7 +216,7 @@ func nextFree(used map[int]bool, lowest, highest int, what string) (int, error) 
 	return 0, fmt.Errorf("no free %s id between %d and %d", what, lowest, highest)
 }
 
-// freeRange is where the subordinate ids of one more user fit; a count of 0 means none.
+// freeRange returns a range for the subordinate ids of one more user; a count of 0 means that none fits.
 func (db *database) freeRange(t *table, kind string) (first, count int) {
 	first, count = db.setting("SUB_"+kind+"_MIN", 100000), db.setting("SUB_"+kind+"_COUNT", 65536)
 	for r := range t.all {

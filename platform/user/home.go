@@ -27,7 +27,7 @@ const (
 	keyName = ".ssh/authorized_keys"
 )
 
-// keyFile is what is at a user's authorized_keys.
+// keyFile describes a user's authorized_keys as observed, with its directory.
 type keyFile struct {
 	content  []byte
 	mode     fs.FileMode
@@ -36,7 +36,7 @@ type keyFile struct {
 	dirOwner int
 }
 
-// joinKeys is the file's content, without a line break at the end, like cloudfoundry/bosh-agent's.
+// joinKeys returns the file's content, without a line break at the end, like cloudfoundry/bosh-agent's.
 func joinKeys(keys []string) []byte {
 	var lines []string
 	for _, key := range keys {

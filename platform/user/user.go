@@ -55,11 +55,11 @@ type Session struct {
 // NoPassword is a hash that no password has.
 const NoPassword = "*"
 
-// Desired is what should be. What it does not name stays as it is.
+// Desired describes the wanted accounts. What it does not name stays as it is.
 type Desired struct {
 	// Passwords are crypt(3) hashes by user. With an empty one no password is accepted.
 	Passwords map[string]secret.String
-	// Keys are the authorized keys by user, replacing all that are there, or with KeepKeys before them.
+	// Keys are the authorized keys by user. They replace all that are there; with KeepKeys they come before those.
 	Keys     map[string][]string
 	KeepKeys bool
 	Sessions []Session
@@ -67,7 +67,7 @@ type Desired struct {
 	Remove []string
 }
 
-// State is what Observe saw.
+// State describes the accounts as observed.
 type State struct {
 	Accounts map[string]Account
 	hashes   map[string]secret.String
@@ -156,7 +156,7 @@ func (a *Accounts) Observe(ctx context.Context, want Desired) (State, error) {
 	return s, nil
 }
 
-// validName is what useradd accepts by default.
+// validName matches the names that useradd accepts by default.
 var validName = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
 
 // Diff decides what has to be done.

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// mountTimeout is how long a file system may take to answer.
+// mountTimeout bounds the wait for a file system's answer.
 const mountTimeout = 2 * time.Second
 
 // mount is a place where a file system may be mounted. It is measured once at a time: statfs(2) on a dead file system

@@ -37,15 +37,15 @@ type CPU struct {
 	Wait string `json:"wait,omitempty"`
 }
 
-// Disk is how full a file system is, in percent.
+// Disk reports the use of a file system, in percent.
 type Disk struct {
-	// AgeSecs is set where the file system does not answer: the values are as old as this.
+	// AgeSecs is set where the file system does not answer: it is the age of the values in seconds.
 	AgeSecs      uint64 `json:"age_secs,omitempty"`
 	InodePercent string `json:"inode_percent,omitempty"`
 	Percent      string `json:"percent,omitempty"`
 }
 
-// Memory is how much is used, in kB and percent.
+// Memory reports the memory in use, in kB and percent.
 type Memory struct {
 	KB      string `json:"kb,omitempty"`
 	Percent string `json:"percent,omitempty"`

@@ -29,16 +29,16 @@ const (
 	gptEntries   = 128
 )
 
-// tableType is what is specific to one kind of partition table. How it is read and written is in package disk.
+// tableType holds the properties of one kind of partition table. Package disk reads and writes it.
 type tableType struct {
 	// named says that partitions have names.
 	named              bool
 	dataType, swapType string
-	// slots is how many partitions fit without an extended one.
+	// slots is the number of partitions that fit without an extended one.
 	slots int
 	// entries is the length of the second copy of the entries, which the last sector follows; 0 where there is none.
 	entries int64
-	// sectors is how many sectors can be addressed; 0 is any number.
+	// sectors is the number of sectors that can be addressed; 0 is any number.
 	sectors int64
 }
 
@@ -63,7 +63,7 @@ func (l Label) HoldsData(kind string) bool {
 		l == GPT && strings.EqualFold(kind, swapGPT)
 }
 
-// Slots is how many partitions a table can have.
+// Slots returns the largest number of partitions that a table can have.
 func (l Label) Slots() int { return tableTypes[l].slots }
 
 // Addresses says whether a partition may end at this byte.

@@ -56,10 +56,10 @@ type State struct {
 	Path   string
 	Bytes  int64
 	Sector int
-	// Content is what the disk as a whole carries: a table, a file system, nothing.
+	// Content describes the disk as a whole: a table, a file system, or nothing.
 	Content probe.Content
 	Table   Table
-	// Trailer is what has metadata at the end of a disk that carries a table; a partition must not be grown over it.
+	// Trailer is the kind of metadata at the end of a disk that carries a table; a partition must not be grown over it.
 	Trailer probe.Kind
 	// Beneath are older signatures of the whole disk, which its table outlived: sfdisk does not wipe them. They do not
 	// count. They are looked for beneath a DOS table only; a GPT leaves them no room.

@@ -13,7 +13,7 @@ func ExtJournal(r io.ReaderAt) (bool, error) {
 	return binary.LittleEndian.Uint32(features[:])&recover != 0, err
 }
 
-// xfsLogHead is how much of the log of an xfs is looked at: more than the record that mkfs writes.
+// xfsLogHead is the length of the part of an xfs log that is read: more than the record that mkfs writes.
 const xfsLogHead = 1 << 20
 
 // XFSJournal reports whether the log of an xfs has been used: it may then hold what has to be replayed. That it does

@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// Kind is what a device holds.
+// Kind names the content of a device.
 type Kind string
 
 // The kinds that matter to the agent.
@@ -53,7 +53,7 @@ const (
 	extFamily Kind = "ext"
 )
 
-// Content is what was found on a device.
+// Content describes the signatures found on a device.
 type Content struct {
 	Kind  Kind
 	Also  []Kind // further signatures, of lower precedence than Kind
@@ -159,14 +159,14 @@ func find(r io.ReaderAt, size int64) (matches []match, err error) {
 // strongMagic is the length from which on a signature is not an accident.
 const strongMagic = 4
 
-// ownHead is where ext4 and xfs have metadata of their own, and where a RAID, LVM or encryption header that was written
-// over them shows. After it, a file may hold any bytes.
+// ownHead is the length of the area at the beginning of ext4 and xfs that holds metadata of their own, and where a
+// RAID, LVM or encryption header written over them shows. After it, a file may hold any bytes.
 const ownHead = 64 << 10
 
-// ownContent leaves out what lies inside the extent of a file system: those bytes are its own, whatever they look like.
-// Of a consistent one that is all of them, except for metadata in its head that passes its own check. Of one that is
-// only valid, it is what lies after its head. RAID metadata at the end of a device lies after the file system that it
-// carries.
+// ownContent leaves out the signatures inside the extent of a file system: those bytes are its own, whatever they look
+// like. In a consistent file system, these are all signatures except for metadata in its head that passes its own
+// check. In one that is only valid, they are those after its head. RAID metadata at the end of a device lies after the
+// file system that it carries.
 func ownContent(matches []match, r io.ReaderAt, size int64) ([]match, error) {
 	var valid, consistent int64 // lengths
 	proven := map[match]bool{}

@@ -17,9 +17,9 @@ import (
 type Superblock struct {
 	// Kind is Unknown for a magic with numbers that make no sense.
 	Kind Kind
-	// Start is where the file system begins; -1 where that is not on the device.
+	// Start is the byte of the device at which the file system begins; -1 if it does not begin on the device.
 	Start int64
-	// Backup is where the copy was found, in bytes from Start, or from the beginning of the device if that is -1; 0 for
+	// Backup is the offset of the copy from Start, or from the beginning of the device if Start is -1, in bytes; 0 for
 	// the first copy.
 	Backup int64
 	// Block is the block size of an ext file system.
@@ -34,7 +34,7 @@ type Superblock struct {
 // Residue describes data found on a device that shows no signature, or on a whole disk.
 type Residue struct {
 	Found []Superblock
-	// NonZero is where the first byte was found that is not zero; -1 if all that was read is zeros.
+	// NonZero is the offset of the first byte found that is not zero; -1 if all that was read is zeros.
 	NonZero int64
 	// Noise is set when all that was read is uniformly random or zeros: encryption below looks so, content never does.
 	Noise bool
@@ -161,7 +161,7 @@ func (s *survey) grid() (places []place) {
 	return slices.DeleteFunc(places, func(p place) bool { return p.to > s.size })
 }
 
-// backups are where the first backups of ext are in the partitions.
+// backups returns the places of ext's first backup superblocks in the partitions.
 func (s *survey) backups() (places []place) {
 	for _, start := range s.starts {
 		for _, backup := range []int64{0, 8 * mib, 32 * mib, 128 * mib} {

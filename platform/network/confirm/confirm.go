@@ -14,28 +14,27 @@ import (
 
 // Options say how careful Apply is.
 type Options struct {
-	// SameAgent is whether the settings that are being replaced were those of the same agent id.
-	// Otherwise what is configured belongs to an earlier VM with this disk, and is never restored.
+	// SameAgent is set if the settings that are being replaced had the same agent id. Otherwise what is configured
+	// belongs to an earlier VM with this disk, and is never restored.
 	SameAgent bool
-	// Limit is how long a gateway may take to answer on the new configuration; gatewayLimit if zero.
+	// Limit bounds the wait for a gateway's answer on the new configuration; gatewayLimit if zero.
 	Limit time.Duration
 }
 
-// Outcome is what became of a confirmed change.
+// Outcome reports the result of a confirmed change.
 type Outcome struct {
-	// Made are the changes made; after them, where they were taken back, those that did so.
+	// Made lists the changes made, followed by those that took them back, if any.
 	Made []network.Change
-	// RolledBack means that the configuration is what it was before, for the given reason.
+	// RolledBack means that the earlier configuration is in place again, for the given reason.
 	RolledBack bool
 	Reason     string
 }
 
-// askBefore is how long a gateway may take to answer before a change. One that works does so
-// within a millisecond.
+// askBefore bounds the wait for a gateway's answer before a change. A gateway that works answers within a millisecond.
 const askBefore = time.Second
 
-// gatewayLimit is how long a gateway may take to answer on the new configuration, rollBackLimit how long rolling back may
-// take: systemd gives an agent that it stops 20 seconds.
+// gatewayLimit bounds the wait for a gateway's answer on the new configuration, and rollBackLimit the time for rolling
+// back: systemd gives an agent that it stops 20 seconds.
 const (
 	gatewayLimit  = 10 * time.Second
 	rollBackLimit = 10 * time.Second

@@ -14,9 +14,9 @@ import (
 	"cambium/platform/network"
 )
 
-// announcements is how long to wait before each round: at once, quickly again in case a switch
-// port was still learning, then for a minute and a half in all, which outlasts the caches of the
-// routers and overlays that depend on it.
+// announcements lists the pause before each round: none at first, short ones in case a switch port was still learning,
+// then longer ones for a minute and a half in all, which outlasts the caches of the routers and overlays that depend on
+// it.
 var announcements = append([]time.Duration{0, time.Second, 2 * time.Second},
 	slices.Repeat([]time.Duration{5 * time.Second}, 18)...)
 

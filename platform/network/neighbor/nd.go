@@ -16,7 +16,7 @@ import (
 const (
 	ndSolicitation  = 135
 	ndAdvertisement = 136
-	// ndHopLimit is what receivers insist on: it proves that no router was in between.
+	// ndHopLimit is the hop limit on which receivers insist: it proves that no router was in between.
 	ndHopLimit = 255
 	ndOverride = 1 << 5
 

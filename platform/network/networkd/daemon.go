@@ -30,9 +30,9 @@ func (d Daemon) path(parts ...string) string {
 	return filepath.Join(append([]string{"/", d.Root}, parts...)...)
 }
 
-// Status is what is known of the daemon.
+// Status describes the daemon as observed.
 type Status struct {
-	// Available means that it runs or is started by the first call.
+	// Available means that the daemon runs or is started by the first call.
 	Available bool `json:"available"`
 	// Version is systemd's; 0 if unknown.
 	Version int `json:"version,omitempty"`

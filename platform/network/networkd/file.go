@@ -37,8 +37,8 @@ const (
 	RunDir = "/run/systemd/network"
 )
 
-// dirs is where networkd looks, most important first: of files with one name it takes
-// the first, and of all files that match a link the one whose name sorts first.
+// dirs lists the directories that networkd reads, most important first: of files with one name it takes the first, and
+// of all files that match a link the one whose name sorts first.
 var dirs = []string{EtcDir, RunDir, "/usr/local/lib/systemd/network", "/usr/lib/systemd/network"}
 
 // File is a .network file of networkd.
@@ -62,7 +62,7 @@ func (f File) OurLink() (link string, ours bool) {
 // FileName is the name of our file for a link.
 func FileName(link string) string { return "10_" + link + ".network" }
 
-// FilePath is where our file for a link survives a reboot.
+// FilePath returns the path at which our file for a link survives a reboot.
 func FilePath(link string) string { return path.Join(EtcDir, FileName(link)) }
 
 // Files reads all .network files. One that cannot be read counts as foreign and empty.
