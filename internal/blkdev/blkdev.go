@@ -106,7 +106,7 @@ func ReadOnly(f *os.File) bool {
 	return err == nil && readOnly != 0
 }
 
-// Info is what sysfs says about a block device.
+// Info describes a block device as sysfs does.
 type Info struct {
 	Name      string // the kernel's name, such as vdb or vdb1
 	Dir       string // the resolved directory below /sys/devices

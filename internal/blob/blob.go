@@ -184,11 +184,11 @@ func (s *Sums) Write(p []byte) (int, error) {
 // Size is the number of bytes written.
 func (s *Sums) Size() int64 { return s.size }
 
-// SHA1 is what a classic upload reports: the bare hexadecimal sum.
+// SHA1 returns the digest that a classic upload reports: the bare hexadecimal sum.
 func (s *Sums) SHA1() string { return hex.EncodeToString(s.sha1.Sum(nil)) }
 
-// SHA512 is what a log bundle reports.
+// SHA512 returns the digest that a log bundle reports.
 func (s *Sums) SHA512() string { return "sha512:" + hex.EncodeToString(s.sha512.Sum(nil)) }
 
-// Multi is what an upload to a signed URL reports.
+// Multi returns both digests, as an upload to a signed URL reports them.
 func (s *Sums) Multi() string { return s.SHA1() + ";" + s.SHA512() }

@@ -19,11 +19,11 @@ var ErrHangs = errors.New("it does not answer")
 var ErrTooMany = fmt.Errorf("not tried, because %d other calls wait for an answer: %w", maxLeft, ErrHangs)
 
 const (
-	// patience is the time for a call, which a disk under load may need.
+	// patience bounds a call; a disk under load may need that long.
 	patience = 5 * time.Second
-	// shortPatience is that time while calls of the group are left behind: who holds one up can hold many up.
+	// shortPatience replaces patience while calls of the group are left behind: who holds one up can hold many up.
 	shortPatience = patience / 10
-	// maxLeft is how many calls of a group are left behind, each with a thread.
+	// maxLeft bounds the calls of a group that are left behind, each with a thread.
 	maxLeft = 64
 )
 
@@ -74,7 +74,7 @@ func Call[T any](g *Group, what string, call func() (T, error)) (T, error) {
 	return none, fmt.Errorf("%s: %w", what, ErrHangs)
 }
 
-// wait is how long a call may take, or why it is not made.
+// wait returns the time that a call may take, or the error of a call that is not made.
 func (g *Group) wait(what string) (time.Duration, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -21,7 +21,7 @@ import (
 	"cambium/internal/thread"
 )
 
-// defaultMaxOutput is how much of each output stream is kept when the caller gives no writer.
+// defaultMaxOutput bounds the bytes that are kept of each output stream when the caller gives no writer.
 const defaultMaxOutput = 64 << 10
 
 // defaultGrace is the time between SIGTERM and SIGKILL of a canceled program.
@@ -46,7 +46,7 @@ type Cmd struct {
 	Grace time.Duration
 }
 
-// Result is how a program ended. Signal is the number that killed it, or 0.
+// Result holds the output and the exit of a program. Signal is the number of the signal that killed it, or 0.
 type Result struct {
 	Stdout, Stderr []byte
 	ExitCode       int

@@ -269,7 +269,7 @@ func (c *checker) warnKey(i int, message string) {
 	c.addAt(report.Warning, p.keyStart, strings.TrimPrefix(c.path(p.parent)+Key(key), "."), message)
 }
 
-// maxEdits is how many edits lead from a misspelled key to the one that was meant.
+// maxEdits bounds the edits between a misspelled key and the one that was meant.
 const maxEdits = 2
 
 // warnUnknown names the known key with the fewest edits. It is likely that it was meant if these are at most maxEdits,

@@ -42,7 +42,7 @@ func (k Kind) String() string {
 		Object: "an object"}[k]
 }
 
-// place is where a value stands in the text. The places of a document are in its order, the root first.
+// place locates a value in the text. The places of a document are in its order, the root first.
 type place struct {
 	parent     int    // its place; -1 for the root
 	key        string // or the index in a list
@@ -56,7 +56,7 @@ type place struct {
 func (d *Document) findPlaces() {
 	tokens := json.NewDecoder(bytes.NewReader(d.text))
 	tokens.UseNumber()
-	// next is where the next token begins.
+	// next returns the offset of the next token.
 	next := func() int {
 		at := int(tokens.InputOffset())
 		for strings.IndexByte(" \t\r\n,:", d.text[at]) >= 0 {

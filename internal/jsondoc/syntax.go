@@ -25,7 +25,7 @@ const (
 	maxRepairs = 20
 )
 
-// byteOrderMark is what some editors leave at the start; it is skipped and counts for no column.
+// byteOrderMark is written by some editors at the start of a text; it is skipped and counts for no column.
 var byteOrderMark = []byte("\xef\xbb\xbf")
 
 // Document is a text that was read, and what was found wrong with it.

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// timeout is how long the kernel may take, on a busy host.
+// timeout bounds the wait for the kernel on a busy host.
 const timeout = time.Minute
 
 // Await waits for the local route of an address in a network namespace, nil for that of this thread. Nothing connects

@@ -20,10 +20,10 @@ type FileSystem struct {
 	Make []string
 	// Check looks for errors of one that is not mounted, and changes nothing.
 	Check []string
-	// Repair is what an operator runs on one that the kernel refuses: it decides, and asks.
+	// Repair is the command with which an operator repairs one that the kernel refuses: it makes decisions, and asks.
 	Repair string
-	// Look are the mount options, besides ro, with which nothing is written, not even a journal replayed, and Replay
-	// those with which it is.
+	// Look lists the mount options, besides ro, that prevent every write, even the replay of a journal. Replay lists
+	// those of a mount that does replay it.
 	Look, Replay []string
 }
 

@@ -22,7 +22,7 @@ const (
 	maxFATTable  = 4 << 20
 )
 
-// geometry is what the boot sector says, checked.
+// geometry holds values of the boot sector that have been checked.
 type geometry struct {
 	bits       int // 12, 16 or 32
 	tableStart int64

@@ -27,7 +27,7 @@ type isoTree struct {
 	block  int64 // logical block size
 	root   extent
 	joliet bool // names are UCS-2
-	// rock is true if names may come from Rock Ridge; skip is where its fields begin.
+	// rock is true if names may come from Rock Ridge; skip is the offset of its fields.
 	rock bool
 	skip int
 }
@@ -139,7 +139,7 @@ func (t *isoTree) records(dir extent) ([][]byte, error) {
 	return found, nil
 }
 
-// systemUse is what follows the name in a record.
+// systemUse returns the bytes after the name in a directory record.
 func systemUse(record []byte) []byte {
 	at := 33 + int(record[32])
 	at += at % 2 // a pad byte after a name of even length

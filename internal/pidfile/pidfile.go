@@ -139,8 +139,8 @@ func (w *Watch) Close() {
 	}
 }
 
-// Reason is how a process ended that has been waited for: from Linux 6.15 on the kernel knows it also of a process that
-// is not a child.
+// Reason describes the end of a process that has been waited for. From Linux 6.15 on, the kernel also knows that of a
+// process that is not a child.
 func (w *Watch) Reason() string {
 	const unknown = "ended unexpectedly"
 	raw, err := w.file.SyscallConn()

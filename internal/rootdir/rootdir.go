@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxDepth is how many directories may be below each other, and maxPath how long a path below the root may be: the
-// kernel's limit, so that other programs could not name what is deeper either. A walk has two files open per level.
+// maxDepth bounds the nesting of directories, and maxPath the length of a path below the root. The latter is the
+// kernel's limit, so that other programs could not name anything deeper either. A walk has two files open per level.
 const (
 	maxDepth = 256
 	maxPath  = unix.PathMax
@@ -27,7 +27,7 @@ const (
 // ErrTooDeep means that a path is longer than maxPath, or below more than maxDepth directories.
 var ErrTooDeep = errors.New("the path is too long")
 
-// batch is how many entries of a directory are in memory at a time.
+// batch bounds the entries of a directory that are in memory at a time.
 const batch = 1024
 
 // File opens a directory for reading, and fails at once for anything else.

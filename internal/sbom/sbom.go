@@ -25,11 +25,11 @@ type Part struct {
 	SHA256        string // hexadecimal; nothing if it is not known
 }
 
-// Product is what the bill is of.
+// Product is the program or image whose parts the bill lists.
 type Product struct {
 	Name, Version string
 	SHA256        string // of the program or the image, hexadecimal
-	// Made is when; the time of the commit, so that a build can be repeated.
+	// Made is the time of the commit, so that a build can be repeated.
 	Made  time.Time
 	Parts []Part
 }

@@ -17,7 +17,7 @@ import (
 	"cambium/internal/rawsocket"
 )
 
-// Holder is who has a port.
+// Holder identifies the user and the process that have a port.
 type Holder struct {
 	UID     uint32
 	PID     int // 0 if no process was found
@@ -92,7 +92,7 @@ func withProcess(uid, inode uint32) Holder {
 	return Holder{UID: uid}
 }
 
-// descriptorBatch is how many descriptors of a process are in memory at a time: a job may have a million.
+// descriptorBatch bounds the descriptors of a process that are in memory at a time: a job may have a million.
 const descriptorBatch = 512
 
 func hasOpen(dir, want string) bool {

@@ -4,8 +4,8 @@
 // open, and before a secret is sent.
 //
 // A socket that no process has open belongs to nobody, and is not listed for callers: the kernel says that it is root's.
-// It is in TIME_WAIT, waits to be accepted, or is what is left of a connection of multipath TCP, which before Linux 6.16
-// stays established for a while after its user has closed it.
+// It is in TIME_WAIT, waits to be accepted, or remains of a connection of multipath TCP, which before Linux 6.16 stays
+// established for a while after its user has closed it.
 package sockowner
 
 import (

@@ -15,10 +15,11 @@ import (
 	"cambium/internal/vcap"
 )
 
-// alivePath is the lock that belongs to the status file at path. The agent holds it for as long as its process exists:
-// the kernel releases the lock however the process ends. A process id would not do: containers have their own PID
-// namespaces, and ids are reused. Its modification time is when the agent was last seen running. Only root can open it:
-// any user who can read a file can hold a read lock on it, which would keep the agent's away.
+// alivePath returns the path of the lock that belongs to the status file at path. The agent holds it for as long as its
+// process exists: the kernel releases the lock however the process ends. A process id would not do: containers have
+// their own PID namespaces, and ids are reused. The file's modification time tells when the agent was last seen
+// running. Only root can open it: any user who can read a file can hold a read lock on it, which would keep the agent's
+// away.
 func alivePath(path string) string { return vcap.Run(filepath.Dir(path)).Alive() }
 
 // alive holds the lock.

@@ -23,17 +23,17 @@ const (
 // Bus is the way to the Director.
 type Bus struct {
 	State BusState `json:"state"`
-	// Server is what the agent talks to or listens at, without credentials.
+	// Server is the address at which the agent reaches its server or listens, without credentials.
 	Server string `json:"server"`
-	// Reason is why the last try failed.
+	// Reason says why the last try failed.
 	Reason string `json:"reason,omitempty"`
-	// Since is when the connection was made or, without one, when it was lost or first tried.
+	// Since is the time at which the connection was made or, without one, was lost or first tried.
 	Since time.Time `json:"since"`
-	// SinceNS is the same on the clock of Step: Since is wrong when the clock has been set.
+	// SinceNS is the same time on the clock of Step: Since is wrong when the clock has been set.
 	SinceNS int64 `json:"since_ns,omitempty"`
-	// Tries is how often connecting has failed since then.
+	// Tries counts the failed attempts to connect since then.
 	Tries int `json:"tries,omitempty"`
-	// Overdue means that there has been no connection for so long that the agent counts as degraded.
+	// Overdue means that the connection has been missing for so long that the agent counts as degraded.
 	Overdue bool `json:"overdue,omitempty"`
 }
 

@@ -8,9 +8,8 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// sendDelay is how long a text must stay current before it is sent to the service manager. Each
-// message wakes systemd, which is busy during a boot, and most steps of a normal boot are shorter
-// than it takes to read their name.
+// sendDelay is the time for which a text must stay current before it is sent to the service manager. Each message wakes
+// systemd, which is busy during a boot, and most steps of a normal boot are shorter than it takes to read their name.
 const sendDelay = 500 * time.Millisecond
 
 // ServiceLine is the one line that the service manager shows of the agent: STATUS= in systemd.

@@ -55,10 +55,10 @@ type Step struct {
 	Waiting  string   `json:"waiting_for,omitempty"`
 	Waits    []Wait   `json:"waits,omitempty"`
 	Evidence []string `json:"evidence,omitempty"`
-	// Changes are what the step changed on the machine, in the words of `agent plan`.
+	// Changes lists what the step changed on the machine, in the words of `agent plan`.
 	Changes []string `json:"changes,omitempty"`
 	Error   string   `json:"error,omitempty"`
-	// Advice is what an operator can do about a step that failed, or has not ended yet.
+	// Advice tells an operator what to do about a step that failed, or has not ended yet.
 	Advice     string `json:"advice,omitempty"`
 	Background bool   `json:"background,omitempty"`
 	Parts      []Part `json:"parts,omitempty"`
@@ -109,7 +109,7 @@ type Run struct {
 	Steps []Step `json:"steps,omitempty"`
 }
 
-// End is how a process ended.
+// End describes the end of a process.
 type End struct {
 	How string    `json:"how"` // such as "watchdog, killed by ABRT"
 	At  time.Time `json:"at"`
@@ -119,26 +119,28 @@ type End struct {
 type Document struct {
 	Version int    `json:"version"`
 	Agent   string `json:"agent"` // its version
-	// Supervisor is what runs the processes of the jobs: monit, dummy or dummy-nats.
+	// Supervisor names the supervisor of the jobs' processes: monit, dummy or dummy-nats.
 	Supervisor string `json:"supervisor,omitempty"`
 	AgentID    string `json:"agent_id,omitempty"`
 	BootID     string `json:"boot_id,omitempty"`
 	PID        int    `json:"pid"`
 	State      State  `json:"state"`
-	// Verdict is why the boot failed; while it is retried, why the last try did.
+	// Verdict says why the boot failed or, while it is retried, why the last try failed.
 	Verdict string `json:"verdict,omitempty"`
-	// VerdictNS is when it was given or, by a step that still waits, repeated, on the clock of Step.
+	// VerdictNS is the time at which the verdict was given or, by a step that still waits, repeated, on the clock of
+	// Step.
 	VerdictNS int64 `json:"verdict_ns,omitempty"`
-	// Try counts the runs of the boot table by this process. NextTry is when the next one comes at the latest;
-	// other disks or links, or a request, bring it forward.
+	// Try counts the runs of the boot table by this process. NextTry is the latest time of the next one; other disks or
+	// links, or a request, bring it forward.
 	Try     int        `json:"try,omitempty"`
 	NextTry *time.Time `json:"next_try,omitempty"`
 	Started time.Time  `json:"started"`
-	// Stopped is when a process that does not run any more ended, or was last seen; LastState is what it was.
+	// Stopped is the time at which a process that does not run any more ended, or was last seen. LastState is the state
+	// that it was in.
 	Stopped   *time.Time `json:"stopped,omitempty"`
 	LastState State      `json:"last_state,omitempty"`
-	// Halted means that the process exists and was stopped by a signal, so that it does not run. Ended is how the
-	// process before this one, or one that does not run any more, ended if that was not on purpose. Restarts is how
+	// Halted means that the process exists but does not run, because a signal stopped it. Ended describes an end that
+	// was not on purpose, of the process before this one or of one that does not run any more. Restarts counts how
 	// often systemd has started the agent again. No agent writes these.
 	Halted   bool `json:"halted,omitempty"`
 	Ended    *End `json:"ended,omitempty"`
@@ -151,7 +153,8 @@ type Document struct {
 	Bus       *Bus      `json:"bus,omitempty"`
 	Settings  *Settings `json:"settings,omitempty"`
 	Warnings  []string  `json:"warnings,omitempty"`
-	// Problems are what `agent status` sees of the machine besides the agent, such as a full disk. No agent writes them.
+	// Problems lists faults that `agent status` sees on the machine outside the agent, such as a full disk. No agent
+	// writes them.
 	Problems []string `json:"problems,omitempty"`
 	// Unmounted is the CID of the persistent disk that unmount_disk took off and that is neither mounted again nor removed.
 	Unmounted string              `json:"unmounted_disk,omitempty"`
@@ -196,7 +199,7 @@ func (d *Document) Warning(topic string) string {
 	return ""
 }
 
-// JobsWithheld is why no job is started; empty if they are, or if there is no document.
+// JobsWithheld returns the reason why no job is started; empty if jobs are, or if there is no document.
 func (d *Document) JobsWithheld() string { return d.Warning(JobsWithheld) }
 
 // updateState sets ready or degraded from the warnings and the bus.
@@ -219,7 +222,7 @@ func (d *Document) AddFindings(problems, warnings []string) {
 	}
 }
 
-// Changes is how many changes the steps of the boot have made.
+// Changes returns the number of changes that the steps of the boot have made.
 func (d Document) Changes() (n int) {
 	for _, s := range d.Steps {
 		n += len(s.Changes)

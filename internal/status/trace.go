@@ -22,16 +22,16 @@ import (
 // What the timeline needs beside the steps: the time before the process, moments after them, earlier
 // tries, and earlier boots.
 
-// Origin is when kernel, init and this process began, in nanoseconds relative to the beginning of the
-// account: negative. Kernel is 0 in a container, whose kernel is the host's.
+// Origin holds the times at which kernel, init and this process began, in nanoseconds relative to the beginning of the
+// account: they are negative. Kernel is 0 in a container, whose kernel is the host's.
 type Origin struct {
 	Kernel  int64 `json:"kernel_ns,omitempty"`
 	Init    int64 `json:"init_ns"`
 	Process int64 `json:"process_ns"`
-	// Unit is when systemd began to start the agent's unit; 0 if that is not known. No agent writes it: the timeline asks
-	// systemd.
+	// Unit is the time at which systemd began to start the agent's unit; 0 if that is not known. No agent writes it:
+	// the timeline asks systemd.
 	Unit int64 `json:"unit_ns,omitempty"`
-	// BootTime is what the kernel's clock (CLOCK_BOOTTIME) showed when the account began. Other processes
+	// BootTime is the reading of the kernel's clock (CLOCK_BOOTTIME) at the beginning of the account. Other processes
 	// compute the age of the account from it: the wall clock may be set during a boot.
 	BootTime int64 `json:"boottime_ns"`
 }
@@ -93,7 +93,7 @@ func (r *Recorder) Mark(name string) error {
 // tick is the unit of times in /proc/PID/stat; it is the same on all architectures.
 const tick = 10 * time.Millisecond
 
-// initDelay is how long a machine's init can take to begin. One that began later is a container's.
+// initDelay bounds the time that a machine's init takes to begin. One that began later is a container's.
 const initDelay = 2 * time.Minute
 
 // origin returns when kernel, init and this process began; nil if /proc cannot be read.
@@ -144,7 +144,7 @@ func (d Document) Age() int64 {
 	return last
 }
 
-// LastEvent is when the last of the steps began, waited or ended.
+// LastEvent returns the time of the last beginning or end of a step or of one of its waits.
 func LastEvent(steps []Step) (last int64) {
 	for _, s := range steps {
 		last = max(last, s.Start, s.End)
@@ -155,7 +155,7 @@ func LastEvent(steps []Step) (last int64) {
 	return last
 }
 
-// processStat is the state of a process, a letter, and when it began, in clock ticks since the kernel did.
+// processStat returns the state of a process, a letter, and its start, in clock ticks since that of the kernel.
 func processStat(pid string) (state string, began int64, ok bool) {
 	stat, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
 	if err != nil {
@@ -175,7 +175,7 @@ type boots struct {
 	Boots []Document `json:"boots"` // the oldest first
 }
 
-// bootsKept is how many boots are remembered.
+// bootsKept is the number of boots that are remembered.
 const bootsKept = 5
 
 // History records boots where they outlive the machine's next start, for `agent timeline --boot`. The
@@ -186,7 +186,7 @@ type History struct {
 	Log  *logrus.Entry
 }
 
-// BootOver is how long after the verdict a boot that ended well is recorded: background steps, the bus and the
+// BootOver is the delay between the verdict and the record of a boot that ended well: background steps, the bus and the
 // first heartbeat belong to it, and nothing of it should wait for this write.
 const BootOver = 30 * time.Second
 

@@ -23,7 +23,7 @@ type Link struct {
 	closed  bool
 }
 
-// retransmission is how long TCP waits before it sends a lost segment again; each further loss doubles it.
+// retransmission is the time after which TCP sends a lost segment again; each further loss doubles it.
 const retransmission = 200 * time.Millisecond
 
 // NewLink forwards what the listener accepts to a server.

@@ -134,13 +134,13 @@ func (d *Deployment) SetUsers(agents ...*server.User) {
 	}
 }
 
-// Port is where the server listens.
+// Port returns the port at which the server listens.
 func (d *Deployment) Port() int { return d.options.Port }
 
-// Address is host:port of the server.
+// Address returns host:port of the server.
 func (d *Deployment) Address() string { return fmt.Sprintf("127.0.0.1:%d", d.options.Port) }
 
-// URL is the server's address as settings have it.
+// URL returns the server's address as settings have it.
 func (d *Deployment) URL() secret.URL { return secret.NewURL("nats://" + d.Address()) }
 
 // Client makes a client certificate.
@@ -195,7 +195,7 @@ func (d *Deployment) Director() *Director {
 	return r
 }
 
-// inboxes is how many there were, of all Directors: the subjects of a second one differ, as UUIDs do.
+// inboxes counts the inboxes of all Directors: the subjects of a second Director differ, as UUIDs do.
 var inboxes atomic.Int64
 
 // Inbox returns a reply subject for an agent and the channel on which its replies arrive.

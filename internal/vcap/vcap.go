@@ -65,7 +65,7 @@ func (d Dirs) BootOnce() string            { return d.join("bosh", "bootonce") }
 func (d Dirs) CanRestart() string          { return d.join("bosh", "canrestart") }
 func (d Dirs) CanRestartMark() string      { return d.join("bosh", "canrestart", "bootonce") }
 
-// BlobstoreConfig is what the stemcell's program for a provider reads.
+// BlobstoreConfig returns the path of the configuration that the stemcell's program for a provider reads.
 func (d Dirs) BlobstoreConfig(provider string) string {
 	return d.StemcellFile("blobstore-" + provider + ".json")
 }
@@ -73,8 +73,9 @@ func (d Dirs) BlobstoreConfig(provider string) string {
 // SettingsTmpfs is the mount point of the settings tmpfs.
 func (d Dirs) SettingsTmpfs() string { return d.join("bosh", "settings") }
 
-// Places are where the files with the settings' secrets may be, the one that wins first: they are written to the tmpfs
-// before they are removed from the disk, and the other way round settings.json is removed from the tmpfs first.
+// Places returns the directories that may hold the files with the settings' secrets, the one that wins first: the files
+// are written to the tmpfs before they are removed from the disk, and the other way round settings.json is removed from
+// the tmpfs first.
 func (d Dirs) Places() []Place { return []Place{Place(d.SettingsTmpfs()), Place(d.Bosh())} }
 
 // Place is the directory with the settings: Bosh, or SettingsTmpfs where they ask for it.
@@ -166,7 +167,7 @@ type Run string
 func (r Run) Status() string { return filepath.Join(string(r), "status.json") }
 func (r Run) Alive() string  { return filepath.Join(string(r), "alive") }
 
-// Ended is how the agent's last process ended. Its unit writes it.
+// Ended returns the path of the file to which the agent's unit writes how the agent's last process ended.
 func (r Run) Ended() string { return filepath.Join(string(r), "ended") }
 
 // HookSucceeded exists from a hook's success until the next boot.
@@ -175,7 +176,7 @@ func (r Run) HookSucceeded(name string) string { return filepath.Join(string(r),
 // MonitProgram is the agent under the name of monit's program: its own supervisor runs under it.
 func (r Run) MonitProgram() string { return filepath.Join(string(r), "bin", "monit") }
 
-// MonitPid is where monit's own program looks for a running monit.
+// MonitPid returns the path at which monit's own program looks for a running monit.
 func (Run) MonitPid() string { return "/run/monit.pid" }
 
 // MonitDropIn replaces the program inside monit's unit until the next boot.
