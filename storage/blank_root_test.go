@@ -178,7 +178,8 @@ func TestRootLostTableIsNoBlankDisk(t *testing.T) {
 	}
 }
 
-// A file system that begins after its partition does is where the refusal says, and the advice leaves it there.
+// The refusal names the byte at which a file system begins after the start of its partition, and the advice leaves it
+// there.
 func TestRootFileSystemBeginsAfterItsPartition(t *testing.T) {
 	b := newBench(t, Options{})
 	dev := b.disk(64<<20, "vol-1")

@@ -51,7 +51,7 @@ type dir struct {
 	pending  atomic.Int64
 }
 
-// path is for people: names are what files are opened by.
+// path returns a path for messages; files are opened by their names.
 func (d *dir) path(name string) string {
 	parts := []string{name}
 	for ; d.parent != nil; d = d.parent {

@@ -68,7 +68,7 @@ func ownTable(s layout.State, r io.ReaderAt, unfinished string) ([]extent, error
 		if s.Table.Label == layout.GPT {
 			hidden = append(hidden, extent{sector, 2 * sector}, extent{last - sector, last})
 		}
-		if s.Table.Moved { // the second copy is where the disk ended before it grew
+		if s.Table.Moved { // the second copy lies where the disk ended before it grew
 			place := make([]byte, 8)
 			if err := probe.ReadFull(r, place, sector+gptOtherOffset); err != nil {
 				return nil, err

@@ -242,7 +242,7 @@ func hasType(sector0 []byte, kind byte) bool {
 	return false
 }
 
-// maxEntries bounds what a header can make us read; 128 is what every tool writes.
+// maxEntries bounds the entries that a header can make us read; every tool writes 128.
 const maxEntries = 4096
 
 func readGPT(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
@@ -271,7 +271,7 @@ func readGPT(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
 	}
 	read, err := gpt.Read(file{r: r, size: size}, sector, sector)
 	if err != nil {
-		// Of a disk that has grown, the second copy is where the disk ended before; the protective table tells.
+		// If the disk has grown, the second copy lies at its former end, which the protective table tells.
 		before, sizeErr := protectedSize(r, sector)
 		if sizeErr != nil {
 			return layout.Table{}, sizeErr

@@ -43,9 +43,8 @@ func jobOf(group string) (job string, found bool) {
 	return m[1] + m[2], true
 }
 
-// LetIn allows the calling process's job to connect to the supervisor. It is what the program
-// bosh-enable-monit-access does. The job is recognized by its control group; where that is not
-// possible, every process of vcap is allowed.
+// LetIn allows the calling process's job to connect to the supervisor, for the program bosh-enable-monit-access. The
+// job is recognized by its control group; where that is not possible, every process of vcap is allowed.
 func (f *Firewall) LetIn(ctx context.Context, j Job) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

@@ -25,7 +25,7 @@ import (
 	"cambium/settings"
 )
 
-// The tests of this file are what cloudfoundry/bosh-agent is known to get wrong.
+// The tests of this file cover known defects of cloudfoundry/bosh-agent.
 
 func TestNSTwoStaticNetworksOnOneNIC(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 	"cambium/platform/network/networkd"
 )
 
-// ipv6Metric is what the kernel makes of an IPv6 route that is added without a metric.
+// ipv6Metric is the metric that the kernel gives to an IPv6 route added without one.
 const ipv6Metric = 1024
 
 // Diff decides what to change. The order of the changes is the order to apply them in: additions

@@ -106,7 +106,7 @@ func TestRender(t *testing.T) {
 	}
 }
 
-// What is written is what the next run finds as its own record.
+// The next run reads from a rendered file exactly what this run wrote as its own record.
 func TestRecordOfARenderedFile(t *testing.T) {
 	l := full()
 	got := readRecord(networkd.File{Content: render(l, networkd.Status{Version: 252})})

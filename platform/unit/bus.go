@@ -23,7 +23,7 @@ func SystemBus(ctx context.Context, root string) (*dbus.Conn, error) {
 	return dial(ctx, filepath.Join(root, "run/dbus/system_bus_socket"), (*dbus.Conn).Hello)
 }
 
-// dial connects and authenticates; greet is what the other end expects after that.
+// dial connects and authenticates. greet then sends what the other end expects first.
 func dial(ctx context.Context, path string, greet func(*dbus.Conn) error) (*dbus.Conn, error) {
 	// Connecting to a Unix socket never waits: a full backlog is an error.
 	conn, err := dbus.Dial("unix:path=" + dbus.EscapeBusAddressValue(path))

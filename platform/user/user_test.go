@@ -588,7 +588,7 @@ func FuzzTable(f *testing.F) {
 	})
 }
 
-// What is planned for after a change is what is found then.
+// Planning after a change starts from the state that is found then.
 func TestPlanAfter(t *testing.T) {
 	a := stemcell(t)
 	put(t, a, "etc/passwd", fmt.Sprintf("vcap:x:%d:%d::/home/vcap:/bin/bash\n", os.Geteuid(), os.Getegid()))

@@ -14,7 +14,7 @@ type Migration struct {
 	Store, Target string // directories
 	// From and To are the disks mounted there, with what they say; without a CID if none is.
 	From, To Disk
-	// WantFrom and WantTo are what the caller named; empty is any.
+	// WantFrom and WantTo name the disks of the call; empty stands for any.
 	WantFrom, WantTo string
 	Recorded         string // the disk that is on record as the store
 	// Known are the disks that settings and hints name.
@@ -105,8 +105,8 @@ func keepIt(cid string) string {
 // Usage counts the bytes and files that a store holds, or for which a disk has room.
 type Usage struct{ Bytes, Files int64 }
 
-// CheckRoom refuses a target that is too small before the first byte is copied. reusable is what an earlier attempt has
-// left there, which is removed; countsFiles is false for file systems without a fixed number of inodes.
+// CheckRoom refuses a target that is too small before the first byte is copied. reusable counts what an earlier attempt
+// has left there, which is removed; countsFiles is false for file systems without a fixed number of inodes.
 func CheckRoom(need, free, reusable Usage, countsFiles bool) error {
 	free.Bytes += reusable.Bytes
 	free.Files += reusable.Files

@@ -163,8 +163,8 @@ func (d *Disks) look(ctx context.Context, h settings.DiskHint, acting bool) (dev
 	return d.Resolver.Look(machine.HintOf("", h))
 }
 
-// find looks for the ephemeral disk, or says that the root disk is to be used. missing is why a disk that is named was
-// not found.
+// find looks for the ephemeral disk, or says that the root disk is to be used. missing says why a disk that the
+// settings name was not found.
 func (d *Disks) find(ctx context.Context, w wanted, acting bool) (path string, onRoot bool, missing, err error) {
 	var dev device.Device
 	if w.named() {
@@ -370,7 +370,8 @@ func (d *Disks) raw(ctx context.Context, hints []settings.DiskHint, acting bool)
 	return all, nil
 }
 
-// rawDevices are the raw disks. A plan does not wait for them, and missing is why one was not found.
+// rawDevices returns the raw disks. A plan does not wait for them; missing then says, by the index of its hint, why one
+// was not found.
 func (d *Disks) rawDevices(ctx context.Context, hints []settings.DiskHint, acting bool) (devices []device.Device,
 	missing map[int]error, err error) {
 	missing = map[int]error{}

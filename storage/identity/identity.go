@@ -1,5 +1,5 @@
-// Package identity is what a store says about itself: the content of an extended attribute of its top directory, as one
-// value. It reads and writes no disk; package persistent does.
+// Package identity defines what a store says about itself, as one value: the content of an extended attribute of its
+// top directory. It reads and writes no disk; package persistent does.
 package identity
 
 import (

@@ -1,6 +1,6 @@
-// Package record is what the agent knows about disks beyond settings and hints, as one value: which disk is the store,
-// which disk belongs to which CID, what is unfinished, and what an operator has asked. It reads and writes no file;
-// package recordfile does.
+// Package record holds the agent's knowledge about disks beyond settings and hints, as one value: which disk is the
+// store, which disk belongs to which CID, what is unfinished, and what an operator has asked. It reads and writes no
+// file; package recordfile does.
 package record
 
 import (
@@ -83,8 +83,8 @@ func Decode(data []byte) (Record, error) {
 // Encode writes a record.
 func (r Record) Encode() ([]byte, error) { return json.Marshal(r) }
 
-// StoreDisk is the disk that was on the store last. told is what managed_disk_settings.json says; what this agent has
-// not published there, another agent has written.
+// StoreDisk returns the disk that was on the store last. told is the one that managed_disk_settings.json names: another
+// agent has written it there unless this agent has published it.
 func (r Record) StoreDisk(told string) (cid string, byOther bool) {
 	if r.Store != "" && (!r.Published || told == r.Store || told == "") {
 		return r.Store, false // a file that is lost names no other disk

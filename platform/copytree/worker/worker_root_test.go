@@ -244,7 +244,7 @@ func TestRootLeavesNoAccessTimes(t *testing.T) {
 	}
 }
 
-// What mounts cover inside a tree is what is copied, and what they show is neither read nor written.
+// A copy takes what the mounts inside a tree cover. What they show is neither read nor written.
 func TestRootCopiesWhatMountsCover(t *testing.T) {
 	from, to := disk(t, "ext4"), disk(t, "ext4")
 	cover := func(dir, name string, data uintptr) {

@@ -11,8 +11,8 @@ import (
 	"math/bits"
 )
 
-// checks tell metadata that its owner would accept from bytes that only look like it. at is where the signature was
-// found. A kind without a row cannot prove itself.
+// checks tell metadata that its owner would accept from bytes that only look like it. at is the offset of the
+// signature. A kind without a row cannot prove itself.
 var checks = map[Kind]func(r io.ReaderAt, at, size int64) (bool, error){
 	extFamily: func(r io.ReaderAt, _, size int64) (bool, error) { return consistentExt(r, size) },
 	XFS:       func(r io.ReaderAt, _, size int64) (bool, error) { return consistentXFS(r, size) },

@@ -55,22 +55,22 @@ const (
 	surveyedTail = 2 << 20
 	surveyChunk  = 256 << 10
 
-	// scanned is the part of a device of which every MiB is looked at.
+	// scanned is the length of the head of a device in which every MiB is looked at.
 	scanned = 1 << 30
 	mib     = 1 << 20
-	// sample is the unit in which bytes are judged to be zeros, noise or neither, and samples is how many are read,
-	// spread over the device.
+	// sample is the unit in which bytes are judged to be zeros, noise or neither. samples is the number of those that
+	// are read, spread over the device.
 	sample  = 4096
 	samples = 1000
 	// depth bounds how many reads wait at a time.
 	depth = 16
 )
 
-// Survey looks whether a device is blank: at its head and tail, where signatures and the second superblock of an xfs
-// may be, at every MiB of the first GiB and, while nothing but zeros or noise was found, at samples of the whole
-// device. The number of reads is bounded, and all of them are made: a survey that does not end in time is an error. In
-// all that it reads it finds superblocks of ext and xfs. starts are where partitions begin: there, as at every MiB, a
-// damaged superblock counts as well.
+// Survey tells whether a device is blank. It reads the head and tail, which may hold signatures and the second
+// superblock of an xfs, every MiB of the first GiB and, while nothing but zeros or noise was found, samples of the
+// whole device. The number of reads is bounded, and all of them are made: a survey that does not end in time is an
+// error. In all that it reads it finds superblocks of ext and xfs. starts are the offsets of the partitions: there, as
+// at every MiB, a damaged superblock counts as well.
 func Survey(ctx context.Context, r io.ReaderAt, size int64, starts []int64) (Residue, error) {
 	s := survey{r: r, size: size, starts: starts, residue: Residue{NonZero: -1, Noise: true}}
 	first := slices.Concat(s.fixed(), s.grid(), s.backups())

@@ -12,7 +12,7 @@ import (
 	"cambium/platform/network/wait"
 )
 
-// probeRounds and probePause are how often and how far apart an address is probed for.
+// probeRounds is the number of probes for an address, and probePause the time between them.
 const (
 	probeRounds = 3
 	probePause  = 300 * time.Millisecond

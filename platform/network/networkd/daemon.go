@@ -179,8 +179,8 @@ func (d Daemon) Reload(ctx context.Context, links map[int]AwaitedLink) error {
 	return nil
 }
 
-// awaitLinks waits until networkd has begun to act on each link, which is when it has released the
-// lease, and a little longer for an address that it sets again.
+// awaitLinks waits until networkd has begun to act on each link, and so has released the lease, and a little longer for
+// an address that it sets again.
 func (d Daemon) awaitLinks(ctx context.Context, waiting map[dbus.ObjectPath]AwaitedLink, signals <-chan *dbus.Signal) {
 	limit := time.NewTimer(releaseLimit)
 	defer limit.Stop()

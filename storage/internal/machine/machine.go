@@ -1,5 +1,5 @@
-// Package machine is what all kinds of disks need of the machine: one lock, the disk record, how a
-// partition is observed, the proof that a disk is idle, and the thin functions that make the changes which package decide asks for.
+// Package machine serves all kinds of disks: it has the one lock, the disk record, the observation of a partition, the
+// proof that a disk is idle, and the thin functions that make the changes which package decide asks for.
 package machine
 
 import (
