@@ -50,7 +50,7 @@ func filled(t testing.TB, part, kind string) {
 	filledBy(t, part, kind, func(dir string) { write(t, filepath.Join(dir, "data"), "precious") })
 }
 
-// commands are those that an error advises, each between single quotes.
+// commands returns the commands that an error advises, each between single quotes.
 func commands(err error) (all []string) {
 	for _, found := range regexp.MustCompile(`'([^']+)'`).FindAllStringSubmatch(err.Error(), -1) {
 		all = append(all, found[1])

@@ -161,8 +161,8 @@ func filledBy(t testing.TB, dev, kind string, fill func(dir string)) {
 	}
 }
 
-// checksum is of the data behind a device: whatever is not mounted must not change. Holes are
-// skipped, since the images are large and empty.
+// checksum returns the checksum of a device's data: whatever is not mounted must not change. Holes are skipped, since
+// the images are large and empty.
 func checksum(t testing.TB, d *looptest.Device) string {
 	t.Helper()
 	dev, err := os.OpenFile(d.Path, os.O_RDWR, 0)

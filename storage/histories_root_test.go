@@ -97,7 +97,7 @@ func interrupted(t *testing.T, step string) (b *bench, old, fresh *looptest.Devi
 	return b, old, fresh
 }
 
-// migrationSteps are those at which a migration can be cut off.
+// migrationSteps returns the steps at which a migration can be cut off.
 func migrationSteps(t *testing.T) (steps []string) {
 	t.Helper()
 	b, _, _ := migrating(t, 64<<20)
@@ -306,7 +306,7 @@ func TestRootHistoryClones(t *testing.T) {
 			b.ok(boot(b.disks()))
 			b.used(original, "old", "one")
 			b.put("later")
-			// Beside it, it is no target either.
+			// Beside it, it is not a target either.
 			b.ok(b.Mount(ctx, "copy"))
 			b.lists("old", "copy")
 			b.fails(b.Migrate(ctx, "old", "copy"), "copy is a clone of old")

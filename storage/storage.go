@@ -46,9 +46,9 @@ type (
 	Resolver          = ephemeral.Resolver // *device.Resolver is one
 )
 
-// Settings are those in force; *store.Current has them.
+// Settings gives access to the settings in force; *store.Current implements it.
 type Settings interface {
-	// Refresh reads them from their source again; hints of some CPIs come that way.
+	// Refresh reads the settings from their source again; hints of some CPIs come that way.
 	Refresh(ctx context.Context) error
 	Effective() settings.Effective
 }

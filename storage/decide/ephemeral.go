@@ -32,8 +32,8 @@ type EphemeralWish struct {
 //lint:ignore ST1005 log searches look for these words
 var errNoneNamed = errors.New(NoEphemeral + ": the CPI named none, and CreatePartitionIfNoEphemeralDisk is off")
 
-// UseRootDisk says whether the ephemeral data goes to the root disk. A disk that was named and is not there is no
-// reason for that, unless the stemcell says so.
+// UseRootDisk reports whether the ephemeral data goes to the root disk. The absence of a named disk is not a reason for
+// that, unless the stemcell says so.
 func UseRootDisk(w EphemeralWish) (bool, error) {
 	switch {
 	case !w.Named && !w.CreateOnRoot:

@@ -335,7 +335,7 @@ func (e tooMany) Error() string {
 	return fmt.Sprintf("%d persistent disks are attached, expected at most %d", e.devices, e.most)
 }
 
-// Advice is for the operator.
+// Advice tells the operator which disks to detach.
 func (tooMany) Advice() string {
 	return "detach the disks that the Director does not list for this VM ('bosh instances --details'), or run 'bosh cck'"
 }

@@ -23,7 +23,7 @@ type Replaced struct {
 	Damaged error
 	// Asked is set when an operator has asked to format it, whatever is on it.
 	Asked bool
-	// Superblocks are those of ext and xfs anywhere on the disk.
+	// Superblocks lists the superblocks of ext and xfs found anywhere on the disk.
 	Superblocks []probe.Superblock
 	// Volume is its only partition, or the whole disk if it has no table, or the data partition of a layout without
 	// names. Start is the byte at which the volume begins.

@@ -19,7 +19,7 @@ func (b Boot) MountLast(context.Context) ([]decide.Change, string, error) {
 	return nil, "", b.Disks.MountLast()
 }
 
-// Working is for real disks.
+// Working returns nothing: no real disk is ever being checked or mounted.
 func (Boot) Working() (cid, what string, since time.Time) { return "", "", time.Time{} }
 
 // PlanMount plans nothing.

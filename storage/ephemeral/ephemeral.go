@@ -36,7 +36,7 @@ type Resolver interface {
 type Disks struct {
 	Machine  *machine.Machine
 	Resolver Resolver
-	// PersistentDisks are those that settings and hints name.
+	// PersistentDisks returns the persistent disks that settings and hints name.
 	PersistentDisks func() map[string]settings.PersistentDisk
 
 	// SkipSetup leaves all disks as they are.
@@ -44,7 +44,7 @@ type Disks struct {
 	// CreateOnRoot puts the data after the root partition where the CPI names no disk; FallBackToRoot also where
 	// the named disk is missing.
 	CreateOnRoot, FallBackToRoot bool
-	// Label is that of a new table.
+	// Label is the kind of a new partition table.
 	Label layout.Label
 	// ManagedVolumes is set when raw ephemeral NVMe disks are found by exclusion.
 	ManagedVolumes bool
@@ -448,7 +448,7 @@ func (d *Disks) observeRaw(ctx context.Context, path string, i int, acting bool)
 	return o, err
 }
 
-// rawKey is that of a raw disk in the record. Like that of the ephemeral disk, it is not a CID.
+// rawKey returns the key of a raw disk in the record. Like that of the ephemeral disk, it is not a CID.
 func rawKey(i int) string { return "." + decide.RawName(i) }
 
 // answered ends an operator's request about a disk.

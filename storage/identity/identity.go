@@ -16,7 +16,7 @@ const Attribute = "trusted.cambium.store"
 // Limit bounds what is read of an attribute.
 const Limit = 64 << 10
 
-// version is that of the format. One that is newer may say what this agent would not honor.
+// version is the version of the format. A newer one may say what this agent would not honor.
 const version = 1
 
 // Store is the statement of a store about itself.

@@ -31,8 +31,8 @@ func (d *Disks) forget(which func(decide.Noted) bool) (rest []decide.Noted) {
 	return rest
 }
 
-// formerOwner is the disk that was mounted on a directory and is no longer attached as that device; empty if nothing
-// tells.
+// formerOwner returns the disk that was mounted on a directory and whose device is not attached any more; empty if
+// nothing tells.
 func (d *Disks) formerOwner(v view, dir string, e mount.Entry) string {
 	if noted := d.noted.Load(); noted != nil {
 		for _, n := range *noted {

@@ -52,7 +52,7 @@ type Disks struct {
 	BindMounted bool
 	// Preformatted disks carry their file system without a table, and are neither partitioned nor formatted.
 	Preformatted bool
-	// Label is that of a new table, unless the disk's settings name a partitioner.
+	// Label is the kind of a new partition table, unless the disk's settings name a partitioner.
 	Label layout.Label
 
 	// noted are the mounts of disks as boot, mount_disk and unmount_disk saw them last; nil before any of them has
@@ -60,7 +60,8 @@ type Disks struct {
 	noted atomic.Pointer[[]decide.Noted]
 }
 
-// Working is the disk whose file system is being checked or mounted, what is done in a sentence, and since when; empty if there is none.
+// Working returns the disk whose file system is being checked or mounted, a sentence that describes the work, and its
+// start; empty if there is none.
 func (d *Disks) Working() (cid, what string, since time.Time) { return d.Machine.Working() }
 
 // Add records the hint of a disk that the CPI has attached.

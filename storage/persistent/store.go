@@ -45,9 +45,9 @@ func (d *Disks) MakeWritable(ctx context.Context) error {
 	return err
 }
 
-// RenewTarget unmounts the disk on the migration target and mounts it again, when nothing holds it any more. What was
-// written is on the disk then, that it can be mounted is proven, and nobody has anything open there. Of a directory
-// nothing of that can be had.
+// RenewTarget unmounts the disk on the migration target and mounts it again, when nothing holds it any more. After
+// that, all written data is on the disk, the disk is known to mount, and nobody has anything open there. None of this
+// applies to a bind-mounted directory.
 func (d *Disks) RenewTarget(ctx context.Context, cid string) error {
 	if d.BindMounted {
 		return nil

@@ -15,7 +15,7 @@ import (
 // Ephemeral is the key of the ephemeral disk among CIDs, which never begin with a dot.
 const Ephemeral = ".ephemeral"
 
-// version is that of the file. One that is newer may hold what this agent would not honor.
+// version is the version of the file. A newer one may hold what this agent would not honor.
 const version = 1
 
 // Record is all that is on record about the disks of one agent.
