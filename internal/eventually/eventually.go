@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// limit is for machines that are many times slower than usual: only a test that fails waits for so long.
+// limit suits machines that are many times slower than usual: only a test that fails waits for so long.
 const limit = 4 * time.Minute
 
 // shortest and longest are between what a state in memory and a program in a virtual machine cost to look at.

@@ -19,7 +19,7 @@ import (
 // maxSize is more than any number takes.
 const maxSize = 64
 
-// reads are those of files in directories that jobs can write to.
+// reads bounds the reads of files in directories that jobs can write to.
 var reads bounded.Group
 
 // local are the file systems that a pid file may be on: those that answer by themselves. What is in a file of others,

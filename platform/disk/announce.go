@@ -80,7 +80,7 @@ func Announce(ctx context.Context, path string) error {
 // has changed; its names are the ones that are waited for.
 func mapped(path string) bool { return filepath.Dir(path) == "/dev/mapper" }
 
-// mappedLimit is for kpartx, which udev starts.
+// mappedLimit bounds the wait for kpartx, which udev starts.
 const mappedLimit = 30 * time.Second
 
 // awaitNode waits until the partition's path is a block device; where the kernel calls the

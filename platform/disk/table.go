@@ -40,8 +40,8 @@ type format struct {
 	newID   func() string
 }
 
-// formats are those of the tables that package layout describes. The order is that of detection: a GPT protects itself
-// with a DOS table.
+// formats lists the tables that package layout describes. The order is that of detection: a GPT protects itself with a
+// DOS table.
 var formats = []format{
 	{label: layout.GPT, detect: isGPT, remains: probe.GPT, read: readGPT, write: writeGPT,
 		newID: func() string { return strings.ToUpper(uuid.NewString()) }},
@@ -297,7 +297,7 @@ func readGPT(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
 	return t, check(&t)
 }
 
-// place is that of the header of the first copy.
+// place returns the extent of the header of the first copy.
 func place(sector int) extent { return extent{int64(sector), 2 * int64(sector)} }
 
 // lost returns the part of a GPT that is missing or damaged.

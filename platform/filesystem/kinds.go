@@ -16,7 +16,7 @@ type managedKind struct {
 	finished func(ctx context.Context, device string, c probe.Content) (bool, error)
 	// journal reports whether the journal of an unmounted file system may hold changes that are not replayed.
 	journal func(r io.ReaderAt) (bool, error)
-	// length is that of the mounted file system, in bytes.
+	// length returns the length of the mounted file system in bytes.
 	length func(device, dir *os.File) (int64, error)
 	// grow extends the mounted file system to a length.
 	grow func(dir *os.File, length int64) error

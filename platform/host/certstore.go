@@ -99,7 +99,8 @@ func (h *Host) wantedStore() (store certificateStore, known bool, err error) {
 	return store, true, err
 }
 
-// localCertificates are those of the machine's administrators and of the deployment, in the order of the bundle.
+// localCertificates returns the certificates of the machine's administrators and of the deployment, in the order of the
+// bundle.
 func (h *Host) localCertificates() (paths []string, err error) {
 	dir := h.at(certificateDir)
 	err = filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {

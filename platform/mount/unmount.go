@@ -27,7 +27,8 @@ type Process struct {
 	Namespace string
 }
 
-// String is for error messages, which reach terminals: a job chooses the names of its processes and files.
+// String describes the process for error messages, which reach terminals: a job chooses the names of its processes and
+// files.
 func (p Process) String() string {
 	command, path := oneline.Of(p.Command), oneline.Of(p.Path)
 	if p.PID == 0 {
@@ -166,14 +167,15 @@ func inside(target string) (found []Process, err error) {
 	return found, err
 }
 
-// looks are those at the files of processes, which are the processes' to hold up, or those of their file systems.
+// looks bounds the calls that look at the files of processes. The process, or the file system of the file, can hold
+// such a call up.
 var looks bounded.Group
 
-// unreadable is in place of a path of a process that holds up who looks at its files.
+// unreadable replaces the path of a process that holds up whoever looks at its files.
 const unreadable = "which hides its files"
 
-// processesUsing finds the processes for which used, given their directory in /proc, returns a path, and those of which
-// that cannot be known.
+// processesUsing finds the processes for which used, given their directory in /proc, returns a path, and those for
+// which it does not answer.
 func processesUsing(used func(dir string) string) ([]Process, error) {
 	processes, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {

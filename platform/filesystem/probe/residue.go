@@ -43,7 +43,7 @@ type Residue struct {
 // Zeros reports that nothing at all was found.
 func (r Residue) Zeros() bool { return len(r.Found) == 0 && r.NonZero < 0 }
 
-// Superblocks are those of ext and xfs, damaged ones included.
+// Superblocks returns the superblocks of ext and xfs, damaged ones included.
 func (r Residue) Superblocks() []Superblock {
 	return slices.DeleteFunc(slices.Clone(r.Found), func(s Superblock) bool { return !s.Kind.ExtOrXFS() })
 }

@@ -17,7 +17,7 @@ type Gateway struct {
 	IP            netip.Addr
 }
 
-// PresentGateways are those that the machine has on the wanted links.
+// PresentGateways returns the default gateways that the machine has on the wanted links.
 func PresentGateways(have network.State, want network.Desired) (all []Gateway) {
 	for _, r := range have.Routes {
 		ours := slices.ContainsFunc(want.Links, func(l network.WantLink) bool { return l.Name == r.Link })
@@ -28,7 +28,7 @@ func PresentGateways(have network.State, want network.Desired) (all []Gateway) {
 	return all
 }
 
-// WantedGateways are those of the wanted routes.
+// WantedGateways returns the gateways of the wanted default routes.
 func WantedGateways(want network.Desired) (all []Gateway) {
 	for _, l := range want.Links {
 		for _, r := range l.Routes {

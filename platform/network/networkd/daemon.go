@@ -135,9 +135,8 @@ func systemdVersion(library string) int {
 // milliseconds; a networkd that does not must not delay everything else.
 const releaseLimit = 2 * time.Second
 
-// readdLimit is for networkd to set an address again that it had by lease. It calls the link
-// configured only after it has given up on router advertisements, so there is no signal to wait
-// for; it takes some 50 ms.
+// readdLimit bounds the wait for networkd to set an address again that it had by lease. It calls the link configured
+// only after it has given up on router advertisements, so there is no signal to wait for; it takes some 50 ms.
 const readdLimit = 250 * time.Millisecond
 
 // Reload has networkd read its files again: it brings the links whose file changed in line without
