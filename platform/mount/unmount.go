@@ -171,7 +171,7 @@ func inside(target string) (found []Process, err error) {
 // such a call up.
 var looks bounded.Group
 
-// unreadable replaces the path of a process that holds up whoever looks at its files.
+// unreadable replaces the path of a process that holds up the calls which look at its files.
 const unreadable = "which hides its files"
 
 // processesUsing finds the processes for which used, given their directory in /proc, returns a path, and those for

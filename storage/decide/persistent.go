@@ -231,7 +231,7 @@ const (
 	keep                  // our partition with a file system
 )
 
-// judgment is a verdict with its proof. Advice, unless empty, tells what can be done about a refusal besides releasing
+// judgment is a verdict with its proof. Advice, unless empty, says what can be done about a refusal besides releasing
 // the disk.
 type judgment struct {
 	Verdict verdict

@@ -66,11 +66,11 @@ const (
 	depth = 16
 )
 
-// Survey tells whether a device is blank. It reads the head and tail, which may hold signatures and the second
-// superblock of an xfs, every MiB of the first GiB and, while nothing but zeros or noise was found, samples of the
-// whole device. The number of reads is bounded, and all of them are made: a survey that does not end in time is an
-// error. In all that it reads it finds superblocks of ext and xfs. starts are the offsets of the partitions: there, as
-// at every MiB, a damaged superblock counts as well.
+// Survey reports whether a device is blank, and what was found otherwise. It reads the head and tail, which may hold
+// signatures and the second superblock of an xfs, every MiB of the first GiB and, while nothing but zeros or noise was
+// found, samples of the whole device. The number of reads is bounded, and all of them are made: a survey that does not
+// end in time is an error. In all that it reads it finds superblocks of ext and xfs. starts are the offsets of the
+// partitions: there, as at every MiB, a damaged superblock counts as well.
 func Survey(ctx context.Context, r io.ReaderAt, size int64, starts []int64) (Residue, error) {
 	s := survey{r: r, size: size, starts: starts, residue: Residue{NonZero: -1, Noise: true}}
 	first := slices.Concat(s.fixed(), s.grid(), s.backups())
