@@ -47,7 +47,7 @@ func UseRootDisk(w EphemeralWish) (bool, error) {
 // Ephemeral describes the disk for the ephemeral data as observed, and the layout wanted on it.
 type Ephemeral struct {
 	Disk layout.State
-	// Replaced describes any other content of the disk. It is filled in only where the layout is not Proven.
+	// Replaced describes any other content of the disk. It is filled in where the layout is not Proven.
 	Replaced Replaced
 	// Pending says that an unfinished preparation of exactly these partitions is on record.
 	Pending bool
