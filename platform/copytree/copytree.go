@@ -57,8 +57,9 @@ type Clamped struct {
 }
 
 // New returns the trees of one copy. Mark is the name of a file at the top of the target, which is not a part of the
-// tree, and own that of an extended attribute of the top directory, which each tree has for itself. Exact says that other files are left over from an interrupted copy, and are removed; otherwise they are
-// kept where the source has nothing of that name.
+// tree, and own that of an extended attribute of the top directory, which each tree has for itself. Exact says that
+// other files are left over from an interrupted copy, and are removed; otherwise they are kept where the source has
+// nothing of that name.
 func New(mark, own string, exact bool) *Trees {
 	return &Trees{mark: mark, own: own, exact: exact, digests: newDigests()}
 }

@@ -142,8 +142,8 @@ func (m *Machine) plug() error {
 // make.
 const dropped = "CAP_MKNOD,CAP_SYS_MODULE,CAP_SYS_RAWIO,CAP_SYS_TIME,CAP_SYSLOG"
 
-// argv is the command line of systemd-nspawn. No container may swap: the kernel has one swap, the host's. It runs in control groups of its own, made by the
-// host's systemd where there is one.
+// argv returns the command line of systemd-nspawn. No container may swap: the kernel has one swap, the host's. It runs in
+// control groups of its own, made by the host's systemd where there is one.
 func (m *Machine) argv() ([]string, error) {
 	nspawn := []string{"systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--machine=" + m.Spec.Name,
 		"--directory=" + m.layer().Root(), "--boot", "--network-namespace-path=" + m.netns().Path(),
