@@ -19,7 +19,7 @@ import (
 	"cambium/internal/testca"
 )
 
-// dummyMachine is what a Director's test suite makes for an agent without a machine.
+// dummyMachine runs an agent without a machine and talks to it over NATS, as a Director's test suite does.
 type dummyMachine struct {
 	t    *testing.T
 	conn *nats.Conn

@@ -28,7 +28,7 @@ func (o runOptions) mails() bool { return o.monit() && !o.dummy() }
 // monit is an agent whose jobs are run by monit or by what takes its place.
 func (o runOptions) monit() bool { return o.supervisor == "monit" || o.ownSupervisor() }
 
-// checkMonitFiles is what a deployment's monit files must pass; nil where monit reads them.
+// checkMonitFiles returns the check that a deployment's monit files must pass, or nil where monit reads them.
 func (o runOptions) checkMonitFiles() func(map[string][]byte) error {
 	if o.ownSupervisor() {
 		return supervisor.CheckTexts

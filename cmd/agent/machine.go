@@ -42,14 +42,14 @@ import (
 	"cambium/supervisor"
 )
 
-// monitServices is what the agent asks of the service manager that runs monit.
+// monitServices is the agent's interface to the service manager that runs monit.
 type monitServices interface {
 	Start(ctx context.Context, name string) error
 	Kill(ctx context.Context, name string, signal syscall.Signal) error
 	Running(ctx context.Context, name string) bool
 }
 
-// services is what the agent asks of systemd or runit.
+// services is the agent's interface to systemd or runit.
 type services interface {
 	monitServices
 	Setup(ctx context.Context, name string) error
@@ -60,7 +60,7 @@ type services interface {
 	Warm(ctx context.Context, names ...string)
 }
 
-// disks is what actions do with disks, on a real machine or a dummy one.
+// disks performs the disk operations of actions, on a real machine or a dummy one.
 type disks interface {
 	action.Disks
 	action.Associations
@@ -77,7 +77,7 @@ type machineOptions struct {
 	ownSupervisor bool
 	// readOnly is for agent plan: nothing is written, ejected, brought up or waited for without end.
 	readOnly bool
-	// cacheBudget is how long sources are asked if there is a cached copy; the default if zero.
+	// cacheBudget bounds the time spent on asking sources if there is a cached copy; the default if zero.
 	cacheBudget time.Duration
 	// announceWait announces what the sources of a boot wait for, or those of a plan.
 	announceWait func(string)
@@ -96,8 +96,8 @@ func (o machineOptions) at(component string) *logrus.Entry {
 	return o.log.WithField("component", component)
 }
 
-// machine is what an agent runs on, real or a dummy: the boot's machine, and how the serving agent uses it. Its
-// constructors fill it without names of fields, so that the compiler refuses a part that is left out.
+// machine combines the boot's machine, real or dummy, with the parts that the serving agent uses. Its constructors
+// fill it without field names, so that the compiler refuses one that leaves out a part.
 type machine struct {
 	*bootstrap.Machine
 	current      *store.Current

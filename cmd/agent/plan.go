@@ -56,7 +56,7 @@ made, 1 the boot would fail or a step cannot be planned, 2 usage.`, Examples: []
 	return planned.exitCode()
 }
 
-// bootPlan is what a boot would change.
+// bootPlan lists the changes that a boot would make.
 type bootPlan struct {
 	Settings string               `json:"settings"` // where they came from
 	Steps    []engine.PlannedStep `json:"plan"`
@@ -82,7 +82,8 @@ func makePlan(ctx context.Context, path string, dirs vcap.Dirs, timeout time.Dur
 // driftSteps are the steps whose plan needs neither a source nor a disk.
 var driftSteps = []string{"passwords", "env-keys", "ipv6", "hostname", "firewall", "network", "directories", "dns", "time"}
 
-// drift is what a boot with the cached settings would change on a machine that serves, "step: change" each.
+// drift returns the changes that a boot with the cached settings would make to a machine that serves, each as "step:
+// change".
 func drift(ctx context.Context, path string, dirs vcap.Dirs) (changes []string, err error) {
 	o, err := lookOnly(path, dirs, 0)
 	if err != nil {

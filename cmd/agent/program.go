@@ -51,7 +51,7 @@ func programReplaced() bool {
 	return err == nil && strings.HasSuffix(path, replacedMark)
 }
 
-// replacedMark is what the kernel appends to the name of a program whose file is not there any more.
+// replacedMark is the suffix that the kernel appends to the path of a running program whose file no longer exists.
 const replacedMark = " (deleted)"
 
 // releasePortWhenReplaced releases the alert port as soon as the agent's program file is replaced, since an agent that

@@ -239,9 +239,9 @@ func cannotStart(ctx context.Context, o runOptions, log *logrus.Entry, notifier 
 	}
 }
 
-// startPause is how long an agent that cannot start waits before it exits: systemd would restart one that exits
-// at once ten times a second, and fill journal and console. The service manager's own pause must be short, for
-// an agent that is to be started again on purpose.
+// startPause delays the exit of an agent that cannot start. systemd would restart one that exits at once ten times a
+// second and flood journal and console. The service manager's own pause must be short, for agents that are restarted
+// on purpose.
 const startPause = 30 * time.Second
 
 // untilChanged returns when the file has changed, or after a while.
@@ -317,7 +317,7 @@ func (b *booting) run(ctx context.Context, cancel func(), boot func(context.Cont
 	return cli.ExitOK
 }
 
-// alivePeriod is how often an agent without a watchdog records that it runs.
+// alivePeriod is the interval at which an agent without a watchdog records that it runs.
 const alivePeriod = 20 * time.Second
 
 // spawn runs f in a goroutine; run waits for it.
@@ -351,9 +351,9 @@ func (b *booting) showStep(text string) {
 	b.display.serviceLine.ShowDelayed(text)
 }
 
-// lateDiskGrace is how long the Director of a new VM gets "restarting agent" instead of a verdict while a disk
-// is missing. A Director deletes the VM after a verdict; cloudfoundry/bosh-agent never gives one, but exits,
-// is restarted and looks again until the Director has waited for ten minutes.
+// lateDiskGrace bounds the time during which the Director of a new VM gets "restarting agent" instead of a verdict
+// while a disk is missing. A Director deletes the VM after a verdict; cloudfoundry/bosh-agent never gives one, but
+// exits, is restarted and looks again until the Director has waited for ten minutes.
 const lateDiskGrace = 2 * time.Minute
 
 // failed announces a verdict. The Director of a new VM gets it when no retry can succeed.

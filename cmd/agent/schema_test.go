@@ -24,7 +24,7 @@ import (
 	"cambium/internal/status"
 )
 
-// promise is what a reader of the documents may rely on.
+// promise states the guarantees that a reader of the documents may rely on.
 const promise = "Made from the agent's types. What is listed here stays, with its name and type; what is not required may be absent, " +
 	"and more may come: ignore what you do not know."
 

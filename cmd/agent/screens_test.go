@@ -14,7 +14,7 @@ import (
 	"cambium/internal/golden"
 )
 
-// screen is what a person sees of a command.
+// screen runs a command and returns the text on its terminal: command line, output and exit code.
 func screen(t *testing.T, args ...string) string {
 	t.Helper()
 	var out bytes.Buffer
@@ -74,7 +74,7 @@ func TestScreens(t *testing.T) {
 	}
 }
 
-// packageDir is where the tests begin.
+// packageDir is the working directory at the start of the tests.
 var packageDir, _ = os.Getwd()
 
 // TestAssetsFollowTheTable: what shells and man read on a VM is made from the table of commands; -update makes it again.

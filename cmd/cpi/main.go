@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// config is what the CPI's job renders.
+// config is the configuration file that the CPI's job renders.
 type config struct {
 	Dir   string             `json:"dir"`
 	Name  string             `json:"name"`

@@ -50,7 +50,7 @@ func prune(o image.PruneOptions) (value map[string]any, text func(io.Writer), er
 	return value, func(w io.Writer) { writePruned(w, dir, p, o.DryRun, freed) }, nil
 }
 
-// cacheSize is how many bytes trees and images take.
+// cacheSize returns the disk space that trees and images occupy, in bytes.
 func cacheSize(dir string) (bytes int64, err error) {
 	p, err := image.Cache{Dir: dir}.Prune(image.PruneOptions{All: true, DryRun: true})
 	for _, e := range append(p.Removed, p.InUse...) {

@@ -45,5 +45,5 @@ func commands() []command {
 	}
 }
 
-// stateDir is where labs keep their state by default.
+// stateDir returns the default directory for the state of labs.
 func stateDir() string { return lab.DefaultDir() }

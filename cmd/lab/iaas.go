@@ -105,7 +105,7 @@ func releaseVersion(version string) string {
 	}, version), ".")
 }
 
-// iaasListing is what `ls` knows of one IaaS.
+// iaasListing describes one IaaS in the output of `ls`.
 type iaasListing struct {
 	iaas.Listing
 	Held bool `json:"held"`

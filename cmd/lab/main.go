@@ -145,7 +145,7 @@ func usage(w io.Writer, all []command) {
 	_, _ = fmt.Fprint(w, "\n'lab COMMAND --help' shows more. LAB names one of several labs.\n")
 }
 
-// commandColumn is where the summary of a command begins.
+// commandColumn is the column at which the summary of a command begins.
 const commandColumn = 14
 
 func (c *call) help(w io.Writer) {
@@ -226,7 +226,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return 2
 }
 
-// maxEdits is how far a misspelled word may be from the command that is suggested, as in the agent.
+// maxEdits bounds the edit distance between a misspelled word and the command that is suggested, as in the agent.
 const maxEdits = 2
 
 func suggestion(word string, all []command) string {

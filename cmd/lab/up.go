@@ -25,7 +25,7 @@ import (
 	"cambium/settings/agentjson"
 )
 
-// plan is what `up` asks of the process that holds the lab.
+// plan is the request of `up` to the process that holds the lab.
 type plan struct {
 	Name       string  `json:"name"`
 	Dir        string  `json:"dir"`

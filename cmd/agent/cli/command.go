@@ -45,8 +45,8 @@ func (t Table) Unknown(word string, stderr io.Writer) int {
 	return ExitUsage
 }
 
-// maxEdits is how far a misspelled word may be from the command that is suggested. Two neighboring
-// letters in the wrong order count as two edits.
+// maxEdits bounds the edit distance between a misspelled word and the command that is suggested. A transposition of
+// two neighboring letters counts as two edits.
 const maxEdits = 2
 
 // PrintHelp prints the program's usage and its commands.

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Description is what --help tells about a command, for programs that write it in another form: completion of
-// shells, manual pages.
+// Description is a command's --help as data, for programs that write it in another form: shell completions, manual
+// pages.
 type Description struct {
 	Command
 	Help

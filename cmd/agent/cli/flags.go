@@ -27,13 +27,13 @@ type Flags struct {
 	arguments      []string
 }
 
-// Help is what --help prints around the list of flags.
+// Help supplies the text that --help prints around the list of flags.
 type Help struct {
 	Arguments string // after the command's name in the usage line
 	Purpose   string
 	Terms     []Term // words that Purpose leaves to be explained
 	Examples  []string
-	// Words are those that the first argument can be, for completion.
+	// Words lists the possible first arguments, for completion.
 	Words []string
 }
 
@@ -112,10 +112,10 @@ func (f *Flags) failed(err error) int {
 	return f.Misused("%v", err)
 }
 
-// termColumn is where the meaning of a term begins.
+// termColumn is the column at which the meaning of a term begins.
 const termColumn = 11
 
-// flagColumn is where the description of a flag begins.
+// flagColumn is the column at which the description of a flag begins.
 const flagColumn = 22
 
 func (f *Flags) usageLine() string {

@@ -14,7 +14,8 @@ import (
 // defaultWidth is that of a terminal whose width is not known.
 const defaultWidth = 80
 
-// Width is how many columns a line written to w may have: those of the terminal, elsewhere what COLUMNS says.
+// Width returns the number of columns for text written to w: the width of the terminal or, if w is not a terminal,
+// the value of COLUMNS.
 func Width(w io.Writer) int {
 	if f, ok := w.(*os.File); ok {
 		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {

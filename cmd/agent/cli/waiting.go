@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// silence is how long a command may say nothing to a person.
+// silence is the delay after which a waiting command shows a person what it is waiting for.
 const silence = 2 * time.Second
 
-// SayWaiting prints to a terminal what a command waits for if that takes more than two seconds, and again when it is
-// something else. The function that it returns ends that.
+// SayWaiting shows on a terminal what a command is waiting for once the wait exceeds two seconds, and again each time
+// that changes. The function that it returns stops this.
 func SayWaiting(w io.Writer, what func() string) (end func()) {
 	if !isTerminal(w) {
 		return func() {}
@@ -41,10 +41,10 @@ func sayWaiting(w io.Writer, what func() string, every time.Duration) (end func(
 	return sync.OnceFunc(func() { close(over); saying.Wait() })
 }
 
-// Waiting is what a command waits for; it may change.
+// Waiting describes what a command is waiting for. The description may change at any time.
 type Waiting struct{ text atomic.Value }
 
-// Set changes it.
+// Set changes the description.
 func (w *Waiting) Set(text string) { w.text.Store(text) }
 
 // Say is SayWaiting.

@@ -39,7 +39,8 @@ func run(ctx context.Context, table cli.Table, args []string, stdout, stderr io.
 	return cli.ExitOK
 }
 
-// Script is what a shell needs to complete the commands of a program.
+// Script returns the completion script of a program for the named shell. known is false if there is none for that
+// shell.
 func Script(shell, program string, all []cli.Description) (script string, known bool) {
 	make, known := scripts[shell]
 	if !known {

@@ -92,7 +92,7 @@ var severityColors = map[Severity]cli.Color{Problem: cli.Red, Warning: cli.Yello
 // asRoot is the command that can check everything.
 const asRoot = "sudo agent doctor"
 
-// indent is where the texts of a finding begin.
+// indent is the column at which the texts of a finding begin.
 const indent = 11
 
 // Print shows the findings to a person; no line is wider than the terminal. What is good takes one line, with verbose a

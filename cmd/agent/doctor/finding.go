@@ -8,7 +8,7 @@ import (
 	"cambium/cmd/agent/doctor/observe"
 )
 
-// Severity is how bad a finding is.
+// Severity ranks a finding, from Problem down to OK.
 type Severity string
 
 // The severities, the worst first. A problem keeps the Director from seeing or using the machine, or

@@ -203,7 +203,7 @@ func age(m observe.Facts) string {
 	return ""
 }
 
-// toldStore is what the agent says of a store that is not mounted.
+// toldStore returns a finding if the agent starts no jobs because the store is not mounted.
 func toldStore(m observe.Facts) []Finding {
 	reason := m.Agent.Status.JobsWithheld()
 	if reason == "" {
@@ -314,7 +314,7 @@ func boot(m observe.Facts) (found []Finding) {
 	return found
 }
 
-// supervisorStart is how long monit has to begin to listen after the agent has started it and is ready.
+// supervisorStart bounds the time that monit may take to listen once the agent has started it and is ready.
 const supervisorStart = 30 * time.Second
 
 // justReady reports that the agent became ready less than supervisorStart ago.
@@ -397,10 +397,11 @@ func foreignFiles(m observe.Facts) (found []Finding) {
 	return found
 }
 
-// driftShown is how many changes a finding names.
+// driftShown limits the number of changes named in a finding.
 const driftShown = 3
 
-// drift is what is not as the settings in force want it. Before the agent serves, a boot makes it so.
+// drift reports how the machine deviates from the settings in force. Before the agent serves nothing is compared: the
+// boot still applies the settings.
 func drift(m observe.Facts) []Finding {
 	d, changes := m.Agent.Status, m.Drift.Changes
 	switch {

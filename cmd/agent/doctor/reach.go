@@ -63,7 +63,7 @@ func duplicates(m observe.Facts) (found []Finding) {
 	return found
 }
 
-// toldDuplicate is what the agent saw at its last look.
+// toldDuplicate returns a finding if the agent saw a duplicate address at its last look.
 func toldDuplicate(m observe.Facts) []Finding {
 	if text := m.Agent.Status.Warning(status.DuplicateAddress); text != "" {
 		return []Finding{problem(endDuplicate, "%s: %s", status.DuplicateAddress, text)}
@@ -117,7 +117,7 @@ func silentAfterGreeting(s observe.Server) bool {
 	return s.Timeout && (s.Failed == natsbus.ProbeTLS || s.Failed == natsbus.ProbeAuthorization)
 }
 
-// minMTU is what IPv6 requires of every link. No IaaS gives less.
+// minMTU is the smallest MTU that IPv6 permits on a link. No IaaS offers less.
 const minMTU = 1280
 
 func mtu(m observe.Facts) (found []Finding) {
@@ -145,7 +145,7 @@ func mtu(m observe.Facts) (found []Finding) {
 	return []Finding{good("%s", orNone(sizes))}
 }
 
-// soon is when the end of a certificate is worth a warning.
+// soon is the remaining validity below which a certificate gets a warning.
 const soon = 30 * 24 * time.Hour
 
 func certificate(m observe.Facts) (found []Finding) {
@@ -193,7 +193,7 @@ func agentOf(name string) (id string, of bool) {
 
 func day(t time.Time) string { return t.UTC().Format("2006-01-02 15:04 MST") }
 
-// toldBus is what the agent says of its bus, if that is not connected.
+// toldBus returns a finding if the agent reports that its bus is not connected.
 func toldBus(m observe.Facts) []Finding {
 	d := m.Agent.Status
 	if d == nil || !m.Agent.Running || d.Bus == nil || d.Bus.Reachable() {

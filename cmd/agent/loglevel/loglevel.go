@@ -46,7 +46,7 @@ func Toggle(ctx context.Context, signals <-chan os.Signal, log *logrus.Entry, re
 	}
 }
 
-// answerTime is how long a running agent may take to handle the signal.
+// answerTime bounds the wait for a running agent to handle the signal.
 const answerTime = 5 * time.Second
 
 // Run is `agent log-level`.

@@ -17,7 +17,7 @@ import (
 	"cambium/internal/status"
 )
 
-// parsed is what node_exporter makes of a text, by its parser.
+// parsed reads a text with node_exporter's parser and fails unless every metric is a gauge with a help text.
 func parsed(t *testing.T, text []byte) map[string]*dto.MetricFamily {
 	t.Helper()
 	parser := expfmt.NewTextParser(model.LegacyValidation)

@@ -17,7 +17,8 @@ import (
 	"cambium/internal/watch"
 )
 
-// answerTime is how long a running agent may take to begin: background steps of the failed attempt end before.
+// answerTime bounds the wait for a running agent to begin another try, before which the background steps of the
+// failed one must end.
 const answerTime = 30 * time.Second
 
 // Run is `agent retry`.

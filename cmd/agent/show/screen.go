@@ -30,7 +30,7 @@ func newScreen(w io.Writer, now time.Time) screen {
 	return screen{w: w, palette: cli.PaletteFor(w), width: cli.Width(w), now: now}
 }
 
-// labelWidth is where the text after a label begins.
+// labelWidth is the column at which the text after a label begins.
 const labelWidth = 10
 
 // field prints a label and a text; an empty color is none.
@@ -162,7 +162,7 @@ func (s screen) steps(d status.Document) {
 	}
 }
 
-// stepIndent is where the name of a step begins.
+// stepIndent is the column at which the name of a step begins.
 const stepIndent = 22
 
 func (s screen) step(step status.Step) {

@@ -83,7 +83,7 @@ func printFindings(w io.Writer, rep report.Report) {
 	}
 }
 
-// Answer is what the sources and the cache answered.
+// Answer combines the results of the sources with the cached copy.
 type Answer struct {
 	Loaded    store.Loaded
 	Effective settings.Effective
@@ -210,7 +210,7 @@ func (a Answer) values(path string) (values []string) {
 	return nil
 }
 
-// element is what stands after the path of a list in that of its elements.
+// element matches the index that follows a list's path in the path of each of its elements.
 var element = regexp.MustCompile(`^\[[0-9]+\]$`)
 
 // printResults tells the outcome of each source, how long it took and why it was not used.

@@ -81,7 +81,7 @@ func collect(ctx context.Context, o options) []file {
 	return files
 }
 
-// own is what the agent's own commands say.
+// own returns the output of the agent's own commands, a file each.
 func own(ctx context.Context, o options) []file {
 	machine := observe.All(ctx, observe.Options{Dirs: o.dirs, Config: o.config, Status: o.status, Timeout: o.timeout})
 	findings := doctor.Diagnose(machine)
@@ -214,7 +214,8 @@ func outputs(ctx context.Context, o options) []file {
 	return files
 }
 
-// output is what a program prints; its end, if that is much. With an error it may be a part.
+// output runs a program and returns its output, cut to the end if it is long. With an error the output may be
+// incomplete.
 func output(ctx context.Context, o options, argv []string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*o.timeout)
 	defer cancel()

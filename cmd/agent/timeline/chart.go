@@ -18,16 +18,17 @@ type Chart struct {
 	Title string       `json:"title"`
 	State status.State `json:"state"`
 	Text  string       `json:"text,omitempty"` // verdict, or how long it took
-	// Begin and End are the axis; Agent is when the agent's process began: what is before it is not to scale.
+	// Begin and End delimit the axis; Agent is the start of the agent's process. Times before it are not to
+	// scale.
 	Begin int64 `json:"begin_ns"`
 	Agent int64 `json:"agent_ns"`
 	End   int64 `json:"end_ns"`
-	// Ready is when the agent was ready; 0 if it is not.
+	// Ready is the time at which the agent became ready; 0 if it is not.
 	Ready int64 `json:"ready_ns,omitempty"`
 	Rows  []Row `json:"rows"`
 }
 
-// Kind is what a row stands for.
+// Kind distinguishes the rows of a chart.
 type Kind string
 
 // The kinds of rows.
@@ -64,7 +65,7 @@ type Wait struct {
 // took is the length of a row.
 func (r Row) took() time.Duration { return time.Duration(r.End - r.Start) }
 
-// waited is how much of it was waiting.
+// waited returns the part of a row's length that was spent waiting.
 func (r Row) waited() (sum time.Duration) {
 	for _, w := range r.Waits {
 		sum += time.Duration(w.End - w.Start)

@@ -42,7 +42,7 @@ const (
 	skippedColor = "#afb8c1"
 )
 
-// picture is what is drawn so far.
+// picture accumulates the SVG elements drawn so far.
 type picture struct{ strings.Builder }
 
 func (p *picture) text(x, y float64, color, attributes, content string) {
@@ -145,7 +145,7 @@ func headline(r Row) string {
 	return strings.TrimSuffix(fmt.Sprintf("%s after %s: %s", r.Label, rounded(time.Duration(r.Start)), r.Note), ": ")
 }
 
-// lengthOf is how long a row took, or when a moment was.
+// lengthOf returns the length of a row or, for a moment, its time.
 func lengthOf(r Row) string {
 	if r.Kind == KindMark {
 		return rounded(time.Duration(r.Start))

@@ -55,7 +55,7 @@ func paint(t *testing.T, picture []byte, size image.Point) image.Image {
 	return drawn
 }
 
-// count is how many pixels have a color.
+// count returns the number of pixels that have a color.
 func count(drawn image.Image, want color.RGBA) (n int) {
 	for y := range drawn.Bounds().Dy() {
 		for x := range drawn.Bounds().Dx() {

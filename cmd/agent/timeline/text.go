@@ -17,7 +17,7 @@ const minAxis = 16
 
 var outcomeColors = map[status.Outcome]cli.Color{status.Warned: cli.Yellow, status.Broken: cli.Red, status.Running: cli.Bold, status.Skipped: cli.Grey, status.Canceled: cli.Grey}
 
-// signs are what bars are made of.
+// signs maps the outcome of a step to the character of its bar.
 var signs = map[status.Outcome]rune{status.Done: '=', status.Warned: '?', status.Broken: 'x', status.Running: '>', status.Skipped: '-', status.Canceled: '-'}
 
 const legend = "= done  . waiting  ? warned  x failed  > running  - unused  | moment  : ready"
@@ -169,7 +169,7 @@ func compare(w io.Writer, before, after Chart, width int) {
 	}
 }
 
-// length is how long the last row with that label took, or when the moment was; -1 without one.
+// length returns the length of the last row with that label or, for a moment, its time; -1 without such a row.
 func (c Chart) length(label string) time.Duration {
 	for _, r := range slices.Backward(c.Rows) {
 		if r.Label == label && r.Kind != KindTry {

@@ -21,15 +21,16 @@ import (
 // Bus is the way to the Director.
 type Bus struct {
 	URLs []string `json:"urls"` // without passwords
-	// IdentityErr is why no server can be asked at all.
+	// IdentityErr reports an invalid URL or identity, with which no server can be contacted at all.
 	IdentityErr string `json:"identity_error,omitempty"`
-	// Listens is where an HTTPS bus accepts connections; ListenErr why it does not.
+	// Listens is the address at which an HTTPS bus should accept connections; ListenErr is the error of a test
+	// connection.
 	Listens   string   `json:"listens,omitempty"`
 	ListenErr string   `json:"listen_error,omitempty"`
 	Servers   []Server `json:"servers"`
 }
 
-// Server is how far a connection to one server came.
+// Server is the result of a test connection to one server.
 type Server struct {
 	Address   string   `json:"address"` // host:port of the settings
 	Addresses []string `json:"addresses"`
@@ -39,7 +40,7 @@ type Server struct {
 	Timeout bool              `json:"timeout,omitempty"`
 	// Password means that the URL of the settings has one.
 	Password bool `json:"password,omitempty"`
-	// The validity of the server's certificate tells something of this machine's clock.
+	// The validity period of the server's certificate can reveal that this machine's clock is wrong.
 	Name      string    `json:"name,omitempty"`
 	NotBefore time.Time `json:"not_before,omitzero"`
 	NotAfter  time.Time `json:"not_after,omitzero"`
@@ -89,12 +90,12 @@ func bus(ctx context.Context, e settings.Effective, timeout time.Duration) (foun
 	return found
 }
 
-// Clock is what other machines and the kernel say of this machine's clock.
+// Clock compares this machine's clock with those of other machines, and adds the kernel's view of it.
 type Clock struct {
 	// Synchronized is the kernel's opinion: a time daemon keeps the clock.
 	Synchronized bool     `json:"synchronized"`
 	Samples      []Sample `json:"samples"`
-	// Moved is how far the clock was set since the agent started; positive if it was set ahead.
+	// Moved is the amount by which the clock was set since the agent started; positive if it was set ahead.
 	Moved time.Duration `json:"moved_ns,omitempty"`
 }
 
@@ -107,7 +108,7 @@ func kernelClock() Clock {
 // Sample is the time of another machine.
 type Sample struct {
 	From string `json:"from"` // scheme and host
-	// Offset is how far this machine's clock is ahead; negative if it is behind.
+	// Offset is this machine's time minus the other's: positive if this machine's clock is ahead.
 	Offset time.Duration `json:"offset_ns"`
 	Err    string        `json:"error,omitempty"`
 }

@@ -59,7 +59,7 @@ func agentState(ctx context.Context, o Options) (found Agent) {
 	return found
 }
 
-// Restarts is how often systemd has started the agent again by itself.
+// Restarts returns the number of times that systemd has restarted the agent on its own.
 func Restarts(ctx context.Context) int {
 	ctx, cancel := context.WithTimeout(ctx, localTimeout)
 	defer cancel()
@@ -67,7 +67,8 @@ func Restarts(ctx context.Context) int {
 	return s.Restarts
 }
 
-// unitState is what systemd says of a unit, if it knows it.
+// unitState returns systemd's state of a unit. known is false if systemd does not run, cannot be asked or has no such
+// unit.
 func unitState(ctx context.Context, name string) (s unit.State, known bool) {
 	if !unit.Booted("/") {
 		return s, false
@@ -94,7 +95,7 @@ func units(ctx context.Context) (found Units) {
 	return found
 }
 
-// gatewayTimeout is how long a gateway has to answer ARP or neighbor discovery.
+// gatewayTimeout bounds the wait for a gateway's reply to ARP or neighbor discovery.
 const gatewayTimeout = 1500 * time.Millisecond
 
 func links(ctx context.Context, timeout time.Duration) (found Network) {
@@ -215,7 +216,7 @@ func supervisor(ctx context.Context, dirs vcap.Dirs) (found Supervisor) {
 	return found
 }
 
-// logsNamed is how many log files of a job are worth telling.
+// logsNamed limits the number of log files listed for a job.
 const logsNamed = 3
 
 // JobLogs are the log files of the job whose monit file names the service, the newest first.
@@ -256,7 +257,7 @@ func tasks(dirs vcap.Dirs) task.Counts {
 	return task.Counts{}
 }
 
-// leftovers are what other agents and tools have left that can get into the way of this one.
+// leftovers returns files left by other agents and tools that can interfere with this agent.
 func leftovers(dirs vcap.Dirs) (found []string) {
 	patterns := append(dirs.Foreign(), "/etc/netplan/*.yaml", networkd.EtcDir+"/*"+networkd.AsideSuffix)
 	if unit.Booted("/") {

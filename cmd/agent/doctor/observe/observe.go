@@ -31,8 +31,9 @@ type Options struct {
 	Timeout time.Duration
 }
 
-// Facts is what was observed. Fields named Err hold why something could not be observed. Without Superuser there is
-// nothing in Settings, Identity, Bus, Drops, Disk, Supervisor, Tasks, Drift and Leftovers: only root may look at them.
+// Facts collects all observations. Fields named Err give the reason why something could not be observed. Without
+// Superuser, Settings, Identity, Bus, Drops, Disk, Supervisor, Tasks, Drift and Leftovers are empty: only root may
+// look at them.
 type Facts struct {
 	Time        time.Time    `json:"time"`
 	Superuser   bool         `json:"superuser"`
@@ -53,7 +54,7 @@ type Facts struct {
 	Leftovers   []string     `json:"leftovers"` // of another agent, or of another configuration of the network
 }
 
-// Drift is how the machine differs from the settings in force, in the words of agent plan.
+// Drift lists the differences between the machine and the settings in force, in the words of agent plan.
 type Drift struct {
 	Changes []string `json:"changes,omitempty"`
 	Err     string   `json:"error,omitempty"`
@@ -90,14 +91,14 @@ type Agent struct {
 	Running   bool             `json:"running"`
 	// Unit is the state of its unit, such as "active (running)"; empty without systemd.
 	Unit string `json:"unit,omitempty"`
-	// Restarts is how often systemd has started it again by itself.
+	// Restarts counts the restarts that systemd made on its own.
 	Restarts int `json:"restarts"`
 	// MainPID is systemd's; 0 without systemd. PIDs are all processes that run as agents.
 	MainPID int   `json:"main_pid,omitempty"`
 	PIDs    []int `json:"pids,omitempty"`
 }
 
-// FileSystem is how full one is.
+// FileSystem describes the usage of one file system.
 type FileSystem struct {
 	Path       string `json:"path"` // one of the paths on it
 	Size       uint64 `json:"size_bytes"`
@@ -116,7 +117,7 @@ type Disk struct {
 	Gone bool `json:"gone,omitempty"`
 }
 
-// Units are what the service manager says.
+// Units lists the units that have failed according to the service manager.
 type Units struct {
 	Failed []string `json:"failed"`
 	Err    string   `json:"error,omitempty"`
@@ -195,8 +196,8 @@ func Near(ctx context.Context, o Options) (m Facts) {
 	return m
 }
 
-// moved is how far the wall clock was set since the agent started, compared with CLOCK_BOOTTIME, which
-// cannot be set.
+// moved returns the amount by which the wall clock was set since the agent started. The reference is CLOCK_BOOTTIME,
+// which cannot be set.
 func moved(m Facts) time.Duration {
 	d := m.Agent.Status
 	if d == nil || d.Origin == nil || !m.Agent.Running {

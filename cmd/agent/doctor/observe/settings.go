@@ -23,7 +23,7 @@ type Settings struct {
 	AgentID string `json:"agent_id,omitempty"`
 	// From is their source, or the file of the cached copy.
 	From string `json:"from,omitempty"`
-	// SourcesErr is why the sources do not serve now.
+	// SourcesErr is the error of the sources if they do not serve now.
 	SourcesErr string         `json:"sources_error,omitempty"`
 	Err        string         `json:"error,omitempty"` // why there are none
 	Files      []SettingsFile `json:"files"`
@@ -163,13 +163,13 @@ type Identity struct {
 	// Needed is false where the bus does not ask for a client certificate.
 	Needed       bool          `json:"needed"`
 	Certificates []Certificate `json:"certificates"`
-	// KeyErr is why certificate and key do not make a pair; ChainErr why the certificate does not lead
-	// to the authority.
+	// KeyErr is set if certificate and key do not make a pair; ChainErr, if the certificate does not lead to the
+	// authority.
 	KeyErr   string `json:"key_error,omitempty"`
 	ChainErr string `json:"chain_error,omitempty"`
 }
 
-// Certificate is what is reported of one.
+// Certificate summarizes a certificate for the report.
 type Certificate struct {
 	Role      string    `json:"role"` // RoleClient or RoleAuthority
 	Name      string    `json:"name"` // common name
