@@ -36,7 +36,7 @@ func NATSEvent(method, replyTo string, reply Reply, server, hostname string) Eve
 	return e
 }
 
-// HTTPRequest is what the audit line of an HTTPS request contains.
+// HTTPRequest describes an HTTPS request for its line in the audit log.
 type HTTPRequest struct {
 	Path, User, Method, Source, Port, Hostname string
 	Headers                                    string // a summary without credentials

@@ -56,8 +56,8 @@ func DecodeRequest(data []byte) (Request, error) {
 	return r, nil
 }
 
-// maxArguments is how many arguments are kept. No method has more than a handful, surplus ones are ignored, and each
-// costs forty bytes of memory for the two that it takes in a message.
+// maxArguments limits the arguments kept of a request. No method has more than a handful, and surplus ones are
+// ignored. Each costs forty bytes of memory for the two that it takes in a message.
 const maxArguments = 64
 
 // arguments splits an array.
@@ -93,7 +93,7 @@ func withoutContent(err error) error {
 	return err
 }
 
-// Reply is what a request is answered with: a value, an exception, or silence.
+// Reply is the answer to a request: a value, an exception, or silence.
 type Reply struct {
 	value     any
 	exception string

@@ -27,7 +27,7 @@ func shorten(text string, room int) string {
 	return text[:head] + truncated + text[tail:]
 }
 
-// encodedSize is how many bytes encoding/json writes for a rune inside a string.
+// encodedSize returns the number of bytes that encoding/json writes for a rune inside a string.
 func encodedSize(r rune, size int) int {
 	switch {
 	case r == '"' || r == '\\' || r == '\n' || r == '\r' || r == '\t' || r == '\b' || r == '\f':

@@ -11,8 +11,8 @@ import (
 
 const (
 	auditTag = "vcap.agent"
-	// auditQueue is how many lines of each severity wait for a syslog daemon that is slow or
-	// not there yet; more are dropped, since the agent must not wait for its own audit.
+	// auditQueue limits the lines of each severity that wait for a syslog daemon that is slow or not running yet.
+	// Further lines are dropped, since the agent must not wait for its own audit.
 	auditQueue = 1000
 )
 
@@ -21,7 +21,7 @@ const (
 type Syslog struct {
 	// Network and Address are those of net.Dial; empty means the local daemon.
 	Network, Address string
-	// Program is what this machine runs; each line ends with it.
+	// Program identifies the agent and the supervisor of this machine; each line ends with it.
 	Program Program
 
 	failures, others chan Event

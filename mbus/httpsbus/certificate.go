@@ -19,7 +19,7 @@ import (
 	"cambium/internal/atomicfile"
 )
 
-// selfSignedValidity is how long a self-signed certificate is valid.
+// selfSignedValidity is the validity period of a self-signed certificate.
 const selfSignedValidity = 10 * 365 * 24 * time.Hour
 
 // certificate is the one of the settings, or a self-signed one that this machine makes and keeps:

@@ -169,7 +169,7 @@ func (b *Bus) Run(ctx context.Context) error {
 	return nil
 }
 
-// Address is where the bus listens, or nil while it does not.
+// Address returns the address at which the bus listens, or nil while it does not.
 func (b *Bus) Address() net.Addr {
 	if a := b.bound.Load(); a != nil {
 		return a

@@ -23,12 +23,12 @@ var faultCount = flag.Int("faults", 300, "how many faults happen to the cluster"
 const (
 	// soakPing is the interval of the PINGs: that of the agent would make each unnoticed loss take half a minute.
 	soakPing = time.Second
-	// recoveryTime is what the agent may take beyond the time in which it notices a loss.
+	// recoveryTime is the time allowed for the agent's recovery, in addition to that in which it notices a loss.
 	recoveryTime = 5 * time.Second
 	clusterPage  = "../../docs/results/bus-cluster.md"
 )
 
-// suffered is what came of all faults of one kind.
+// suffered adds up the effects of all faults of one kind.
 type suffered struct {
 	recoveries []time.Duration
 	outcome

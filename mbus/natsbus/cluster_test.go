@@ -169,7 +169,7 @@ func (c *cluster) current() (at int) {
 	return at
 }
 
-// outcome is what became of the Director's requests.
+// outcome counts the Director's requests, and those that went wrong by the kind of loss.
 type outcome struct {
 	requests  int
 	dropped   int // by a server, since no agent was subscribed

@@ -16,8 +16,8 @@ import (
 const (
 	dialTime    = 2 * time.Second
 	resolveTime = 5 * time.Second
-	// greetTime is how long a server may take for its first byte, which needs no request: one that accepts connections
-	// and says nothing must not keep the agent from trying the others.
+	// greetTime bounds the wait for a server's first byte, which a server sends without a request. One that
+	// accepts connections and says nothing must not keep the agent from trying the others.
 	greetTime = 2 * time.Second
 )
 

@@ -37,8 +37,8 @@ func parseServers(urls []secret.URL) ([]*url.URL, error) {
 	return servers, nil
 }
 
-// serverName is what a BOSH deployment's authority puts into its server's certificate. Other
-// certificates of that authority (an agent's, for one) must not pass for the server.
+// serverName matches the common name that a BOSH deployment's authority puts into the certificate of its NATS server.
+// Other certificates of that authority (an agent's, for one) must not pass for the server's.
 var serverName = regexp.MustCompile(`^[A-Za-z0-9*-]*\.nats\.bosh-internal$`)
 
 var errServerName = errors.New("server certificate is not named *.nats.bosh-internal")

@@ -28,12 +28,12 @@ const (
 	closeTimeout = time.Second
 	// defaultLimit is the default max_payload of a server, for the time before the first connection.
 	defaultLimit = 1 << 20
-	// authRetryTime is how long a refused log-in is retried about once a second: the server learns
+	// authRetryTime is the period during which a refused log-in is retried about once a second: the server learns
 	// of a new agent only at its next synchronization.
 	authRetryTime = time.Minute
 )
 
-// pace is how soon a bus notices a loss, and how long it pauses.
+// pace sets the interval of PINGs, which reveal a loss, and the pauses between attempts to connect.
 type pace struct {
 	// ping is the pause between two PINGs.
 	ping time.Duration
@@ -46,8 +46,9 @@ type pace struct {
 	// A server with thousands of users takes long for each log-in, and works on those that were given up, too: if all
 	// agents came back within seconds, again and again, none would be admitted.
 	afterSlow retry.Backoff
-	// callersReturn is how long after the agent a caller may come back to a server that was restarted. The Director
-	// pauses for half a second between two attempts, and a server drops what comes for those who are not there.
+	// callersReturn bounds the delay, after the agent's return, until callers come back to a server that was
+	// restarted. The Director pauses for half a second between two attempts, and a server drops messages for
+	// clients that are not connected.
 	callersReturn time.Duration
 }
 
@@ -60,8 +61,8 @@ var usual = pace{
 	callersReturn: 2 * time.Second,
 }
 
-// allowedMisses is how many PINGs may be unanswered when the next is due: a server that vanished without closing the
-// connection is noticed within allowedMisses+1 pauses.
+// allowedMisses is the number of PINGs that may be unanswered when the next is due. A server that vanished without
+// closing the connection is noticed within allowedMisses+1 pauses.
 const allowedMisses = 2
 
 // link is one identity and its connection, which is reestablished whenever it is lost.
@@ -199,7 +200,7 @@ func (l *link) run(ctx context.Context) {
 	}
 }
 
-// failureLogInterval is how often the same failure is logged.
+// failureLogInterval is the minimum interval between log entries for the same failure.
 const failureLogInterval = time.Minute
 
 // logFailure logs why there is no connection: a new reason at once, the same one at most once per
@@ -323,7 +324,7 @@ type rejection struct {
 func (r *rejection) Error() string { return r.text + ": " + r.err.Error() }
 func (r *rejection) Unwrap() error { return r.err }
 
-// slow is why a server that has greeted did not admit the agent in time.
+// slow marks the error of a log-in to a server that has greeted, but did not admit the agent in time.
 type slow struct{ error }
 
 func (s *slow) Unwrap() error { return s.error }

@@ -26,7 +26,7 @@ import (
 	"cambium/mbus"
 )
 
-// Failure is why there is no connection.
+// Failure describes a failed attempt to connect, or a lost connection.
 type Failure struct {
 	Server string // host:port
 	Err    error
@@ -34,8 +34,8 @@ type Failure struct {
 	Refused bool
 }
 
-// Identity is where the Director is reached and as whom. All certificates are PEM; an empty CA
-// means the system's authorities.
+// Identity has the server URLs of the Director's bus and the agent's credentials for it. All certificates are PEM; an
+// empty CA means the system's authorities.
 type Identity struct {
 	URLs        []secret.URL
 	CA          string
@@ -138,7 +138,7 @@ func (b *Bus) start(l *link) {
 // Connected reports whether the agent is subscribed at this moment.
 func (b *Bus) Connected() bool { return b.active().connected.Load() }
 
-// LastError is why the last attempt to connect failed, or nil.
+// LastError returns the error of the last attempt to connect, or nil.
 func (b *Bus) LastError() error { return b.active().lastError() }
 
 // connected reports that l has a connection, unless l is one that a rotation tries beside the current one.
@@ -293,12 +293,12 @@ func (b *Bus) Rotate(ctx context.Context, id Identity) (*Rotation, error) {
 	}
 }
 
-// drainTime is how long a replaced connection may take to hand on what it had received.
+// drainTime bounds the time that a replaced connection gets to hand on the messages it had received.
 const drainTime = 5 * time.Second
 
-// overlapTime is how long both connections stay subscribed. The server looks up the subscribers of a request before it
-// delivers it; a busy server may do so before the new subscription and deliver after the end of the old one, and that
-// request would reach neither.
+// overlapTime is the time for which both connections stay subscribed. The server looks up the subscribers of a
+// request before it delivers it. A busy server may do so before the new subscription and deliver after the end of the
+// old one, and that request would reach neither.
 const overlapTime = 250 * time.Millisecond
 
 // Commit makes the new connection the current one and closes the old.

@@ -12,7 +12,7 @@ import (
 const (
 	// outboxBytes bounds the messages kept while there is no connection.
 	outboxBytes = 8 << 20
-	// outboxAge is how long a message is worth sending: callers have given up by then, and an
+	// outboxAge is the age at which a message is no longer worth sending: callers have given up by then, and an
 	// old report would be taken for a new one.
 	outboxAge = time.Minute
 	// confirmEvery is the pause between two flushes (PING) that confirm delivery to the server.

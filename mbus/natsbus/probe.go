@@ -29,7 +29,7 @@ const (
 	ProbeSubscription  ProbeStep = "subscription"
 )
 
-// Probed is how far a probe of one server came.
+// Probed is the result of probing one server.
 type Probed struct {
 	Server    string // host:port
 	Password  bool   // the URL has one
@@ -37,9 +37,9 @@ type Probed struct {
 	// Failed is the step that failed with Err; empty if all steps passed.
 	Failed ProbeStep
 	Err    error
-	// Timeout means that it failed because nothing more arrived, and not by what did.
+	// Timeout means that the step failed because nothing more arrived, and not because of an answer.
 	Timeout bool
-	// Certificate is the server's, verified or not; nil if TLS did not come so far.
+	// Certificate is the server's, verified or not; nil if the TLS handshake did not get that far.
 	Certificate *x509.Certificate
 }
 
