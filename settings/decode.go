@@ -13,8 +13,7 @@ import (
 	"cambium/internal/secret"
 )
 
-// defaultParallel is how many workers prepare jobs and packages unless env.bosh.parallel says
-// otherwise.
+// defaultParallel is the number of workers that prepare jobs and packages unless env.bosh.parallel sets another.
 const defaultParallel = 5
 
 // Decode reads a settings document of any source; name says which, for the report and for Explain.

@@ -46,7 +46,7 @@ type record[S any] struct {
 // RawDisk is a member of raw_ephemeral. Its ID is the disk's CID.
 type RawDisk record[secret.String]
 
-// Hint is how the CPI named the disk.
+// Hint returns the CPI's description of the disk.
 func (r RawDisk) Hint() DiskHint {
 	h := DiskHint{Path: r.Path, VolumeID: r.VolumeID, DeviceID: r.DeviceID, LUN: r.Lun, HostDeviceID: r.HostDeviceID}
 	if iscsi := ISCSI(r.ISCSISettings); iscsi != (ISCSI{}) {

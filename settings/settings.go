@@ -26,12 +26,12 @@ type Settings struct {
 	document secret.JSON
 }
 
-// VM is what the IaaS calls this machine.
+// VM identifies this machine by its name in the IaaS.
 type VM struct {
 	Name string `json:"name"`
 }
 
-// Disks is what the CPI attached. A nil Ephemeral means that the CPI named none.
+// Disks lists the disks that the CPI attached. A nil Ephemeral means that the CPI named none.
 type Disks struct {
 	System       string              `json:"system"`
 	Ephemeral    *DiskHint           `json:"ephemeral"`
@@ -39,7 +39,8 @@ type Disks struct {
 	RawEphemeral []RawDisk           `json:"raw_ephemeral"`
 }
 
-// DiskHint is how a CPI names a disk: a bare string, which stands for both path and volume id, or an object.
+// DiskHint identifies a disk in the CPI's terms: by a bare string, which stands for both path and volume id, or by an
+// object.
 type DiskHint struct {
 	Path         string `json:"path,omitempty"`
 	VolumeID     string `json:"volume_id,omitempty"`
@@ -109,8 +110,8 @@ type Route struct {
 	Netmask     string `json:"netmask"`
 }
 
-// Blobstore is where blobs come from. Options hold credentials and are handed to the blobstore
-// client as they came.
+// Blobstore configures the store that blobs come from. Options hold credentials and are passed to the blobstore
+// client unchanged.
 type Blobstore struct {
 	Provider string      `json:"provider"`
 	Options  secret.JSON `json:"options"`
@@ -205,8 +206,8 @@ type DiskAssociation struct {
 	CID  string `json:"cid"`
 }
 
-// Effective is what the agent acts on: the settings document with updates merged over it. Merge
-// makes one; Explain tells where each value came from.
+// Effective combines the settings document with the updates merged over it; the agent acts on the result. Merge makes
+// one; Explain names the origin of each value.
 type Effective struct {
 	Settings     Settings
 	Bus          Bus

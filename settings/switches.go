@@ -18,7 +18,7 @@ func (e Effective) Firewall(stemcell bool) bool {
 	return decide(e.Settings.Env.Bosh.Agent.Firewall, stemcell)
 }
 
-// TaskAnswerHold is how long the answer about a running task is held, at most limit.
+// TaskAnswerHold returns the time for which the answer about a running task is held, at most limit.
 func (e Effective) TaskAnswerHold(stemcell, limit time.Duration) time.Duration {
 	if seconds := e.Settings.Env.Bosh.Agent.TaskAnswerHoldSeconds; seconds != nil {
 		return min(time.Duration(min(*seconds, 60))*time.Second, limit)
@@ -26,7 +26,7 @@ func (e Effective) TaskAnswerHold(stemcell, limit time.Duration) time.Duration {
 	return stemcell
 }
 
-// ForeignPersistentDisk is what to do with a persistent disk whose content is not ours.
+// ForeignPersistentDisk returns the policy for a persistent disk whose content is not ours: "refuse" or "format".
 func (e Effective) ForeignPersistentDisk(stemcell string) string {
 	env := e.Settings.Env
 	return cmp.Or(env.Bosh.Agent.PersistentDiskForeign, env.PersistentDiskForeign, stemcell)
@@ -39,7 +39,7 @@ func decide(deployment *bool, stemcell bool) bool {
 	return stemcell
 }
 
-// BlankDisks is what a new persistent disk reads as.
+// BlankDisks returns the content that a new persistent disk reads as: "zeros" or "noise".
 func (e Effective) BlankDisks(stemcell string) string {
 	return cmp.Or(e.Settings.Env.PersistentDiskBlank, stemcell)
 }

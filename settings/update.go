@@ -12,7 +12,7 @@ import (
 	"cambium/internal/secret"
 )
 
-// UpdateName is what updates are called in reports and explanations.
+// UpdateName is the name of updates in reports and explanations.
 const UpdateName = "update_settings"
 
 // DecodeUpdate reads the argument of update_settings or the content of update_settings.json.

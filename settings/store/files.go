@@ -130,8 +130,8 @@ func (d disk) tighten(path string) error {
 // finding is the result of reading a file.
 type finding struct {
 	data []byte
-	// damaged is why the current generation could not be used; data is then the previous one,
-	// or nil when that is of no use either.
+	// damaged is the error that makes the current generation unusable; data is then the previous one, or nil if
+	// that is unusable, too.
 	damaged error
 }
 

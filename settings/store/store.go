@@ -26,7 +26,7 @@ import (
 	"cambium/settings"
 )
 
-// Fetched is what asking the sources yields.
+// Fetched is the result of asking the sources.
 type Fetched struct {
 	Raw  secret.JSON
 	From string // the source, such as "HTTP http://169.254.169.254/latest/user-data"
@@ -56,7 +56,7 @@ type Loaded struct {
 	Why    error
 	// Spent is true when that was to be expected: the sources were cleared when the copy was made.
 	Spent bool
-	// NotCached is why the document could not be written; it is in force all the same.
+	// NotCached is the error of writing the document, which is in force all the same.
 	NotCached error
 	// Wrote is the file of the cached copy if the document was written to it, or would be by a store
 	// that is not read-only; empty if the copy was the same before.
@@ -76,7 +76,8 @@ type state struct {
 	effective settings.Effective
 	hints     map[string]settings.PersistentDisk
 	mounted   string
-	// mountedDamaged is why it is not known which disk was mounted.
+	// mountedDamaged is the error of reading the record of the mounted disk; nil if it is known which disk was
+	// mounted.
 	mountedDamaged error
 	hosts          bool
 	last           Loaded

@@ -221,7 +221,7 @@ func TestUnusableAnswerLeavesTheCacheInForce(t *testing.T) {
 	}
 }
 
-// planned is what a store that is read-only says would be written.
+// planned returns the file that a read-only store reports it would write.
 func (m *machine) planned(t *testing.T) string {
 	t.Helper()
 	o := m.options()
