@@ -42,7 +42,7 @@ type policy struct {
 	logged map[string]string
 }
 
-// state is what is known of one source while the question is open.
+// state tracks one source while the question is open.
 type state struct {
 	answered bool
 	err      error // of the last attempt

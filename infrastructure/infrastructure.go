@@ -47,11 +47,10 @@ type NeedNetwork = source.NeedNetwork
 // Times of the asking. cloudfoundry/bosh-agent tries each source ten times, a second apart,
 // before it goes on to the next; these are of that order, and bounded.
 const (
-	// holdFor is how long the answer of a later source is held back while an earlier one
-	// neither answers nor definitely fails.
+	// holdFor bounds the time for which the answer of a later source is held back while an earlier one neither
+	// answers nor definitely fails.
 	holdFor = 15 * time.Second
-	// DefaultCacheBudget is how long all sources together may take when a cached copy can
-	// serve.
+	// DefaultCacheBudget bounds the time for all sources together when a cached copy can serve.
 	DefaultCacheBudget = 10 * time.Second
 	// keyBudget bounds the search for the SSH key, which is optional.
 	keyBudget = 30 * time.Second
@@ -81,7 +80,7 @@ type Options struct {
 	// SideEffects allows Answer.Clear to eject media and erase originals.
 	SideEffects bool
 	Log         *logrus.Entry
-	// Root is where /dev, /sys and /run are; "/" if empty.
+	// Root is the directory that contains dev, sys and run; "/" if empty.
 	Root string
 }
 

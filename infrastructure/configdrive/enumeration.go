@@ -15,13 +15,12 @@ import (
 
 // How long devices may take to appear.
 const (
-	// settleBound is the longest that a missing device is waited for.
+	// settleBound bounds the wait for a missing device.
 	settleBound = 10 * time.Second
-	// settleQuiet is how long no block device may have appeared, with udev's queue empty, before
-	// enumeration counts as finished. The kernel does not report that: it probes buses in the
-	// background.
+	// settleQuiet is the time without a new block device, with udev's queue empty, after which enumeration counts
+	// as finished. The kernel does not report that: it probes buses in the background.
 	settleQuiet = time.Second
-	// bootPhase is the uptime from which on the first enumeration is long over.
+	// bootPhase is the uptime by which the first enumeration is long over.
 	bootPhase = 2 * time.Minute
 )
 

@@ -19,7 +19,7 @@ import (
 const (
 	key         = "guestinfo.userdata"
 	encodingKey = "guestinfo.userdata.encoding"
-	// erased is what the value is set to, here and by cloud-init; it cannot be removed.
+	// erased is the value by which this agent and cloud-init mark user data as erased; the key cannot be removed.
 	erased = "---"
 
 	toolTimeout = 10 * time.Second

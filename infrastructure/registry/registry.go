@@ -16,7 +16,7 @@ import (
 	"cambium/internal/secret"
 )
 
-// Pointer is what user data says about the registry.
+// Pointer refers to the registry, as given in user data.
 type Pointer struct {
 	Endpoint secret.URL
 	// User and Password come from keys of their own; those inside the endpoint win.

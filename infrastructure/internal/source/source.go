@@ -42,7 +42,7 @@ type Answer struct {
 //
 // NeedNetwork stands beside them: the source was not asked at all.
 
-// Kind is what a failure means for the next attempt.
+// Kind classifies a failure by its consequence for the next attempt.
 type Kind int
 
 // The kinds of failure.
