@@ -283,7 +283,7 @@ func davStore(t *testing.T) (*server, *Store, vcap.Dirs, string) {
 	return s, store, d, web.URL
 }
 
-// davPath is where the Director puts a blob.
+// davPath returns the path at which the Director stores a blob.
 func davPath(id string) string { return fmt.Sprintf("/%02x/%s", sha1.Sum([]byte(id))[0], id) }
 
 // Contract J.8.
