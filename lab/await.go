@@ -12,7 +12,7 @@ import (
 	"cambium/lab/director"
 )
 
-// readyTimeout is how long an agent may take to answer; an emulated machine is slow.
+// readyTimeout bounds the wait for an agent's answer; an emulated machine is slow.
 const readyTimeout = 5 * time.Minute
 
 // AnnounceDisks tells the agent of the disks that the machine was made with, as a Director does after attach_disk.

@@ -17,7 +17,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// deployed is what the Director remembers of an instance.
+// deployed is the Director's record of an instance.
 type deployed struct {
 	id   string // the instance's, kept over updates
 	disk string // CID of the mounted persistent disk
@@ -135,7 +135,7 @@ func merged(under, over any) any {
 	return result
 }
 
-// updates are what update_settings carries at every update.
+// updates returns the settings that update_settings carries at every update.
 func (i *Instance) updates() map[string]any {
 	return map[string]any{"trusted_certs": "", "disk_associations": []any{}, "blobstores": []any{i.blobstore()}}
 }

@@ -90,7 +90,7 @@ const (
 	lastHost  = 254
 )
 
-// HTTPSPort is where agents listen in HTTPS mode.
+// HTTPSPort is the port on which agents listen in HTTPS mode.
 const HTTPSPort = 6868
 
 // Create makes a machine, with its disks and its settings; it is switched off.
@@ -347,7 +347,7 @@ func (i *Instance) Status() (json.RawMessage, error) {
 	return json.RawMessage(data), err
 }
 
-// StatusFile is where the agent keeps the account of its boot.
+// StatusFile is the path of the agent's account of its boot.
 const StatusFile = "/run/cambium/status.json"
 
 // Delete removes the machine and its disks.
@@ -397,5 +397,5 @@ func (i *Instance) Journal(ctx context.Context) (string, error) {
 	return i.Output(ctx, "journalctl", "--no-pager", "--output=short-monotonic", "--identifier=bosh-agent")
 }
 
-// Source is how settings reach the machine.
+// Source returns the source from which the machine gets its settings.
 func (i *Instance) Source() Source { return i.vm.Source }

@@ -44,7 +44,8 @@ const (
 	busPort  = 4222
 )
 
-// DefaultDir is where labs keep their state unless CAMBIUM_LAB_DIR says otherwise.
+// DefaultDir returns the directory for the state of labs: the value of CAMBIUM_LAB_DIR or, without it,
+// /var/lib/cambium-lab.
 func DefaultDir() string {
 	if dir := os.Getenv("CAMBIUM_LAB_DIR"); dir != "" {
 		return dir

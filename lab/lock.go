@@ -9,9 +9,9 @@ import (
 	"syscall"
 )
 
-// locks is where every lab of this host, whatever its directory, has a file that its process
-// keeps locked and that says where the lab's directory is. The kernel lets the lock go with the
-// process. The directory is root's alone: any user who can open a file can lock it.
+// locks is the directory with a file for every lab of this host, whatever the lab's own directory. The lab's process
+// keeps the file locked and writes the path of the lab's directory into it. The kernel releases the lock when the
+// process ends. The directory is root's alone: any user who can open a file can lock it.
 const locks = "/run/cambium-lab"
 
 func lockPath(name string) string { return filepath.Join(locks, name) }
@@ -50,7 +50,7 @@ func Held(name string) bool {
 	return syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil
 }
 
-// directory is where a lab's files are: where its process said, else below dir.
+// directory returns the directory of a lab's files: the one that its process has recorded, or else one below dir.
 func directory(dir, name string) string {
 	if data, err := os.ReadFile(lockPath(name)); err == nil && filepath.IsAbs(string(data)) {
 		return filepath.Clean(string(data))

@@ -24,7 +24,7 @@ import (
 // blobPort is the blobstore's usual one.
 const blobPort = 25250
 
-// alicloudMetadata is where Alibaba's machines look for the service.
+// alicloudMetadata is the address at which Alibaba's machines expect the service.
 const alicloudMetadata = "100.100.100.200"
 
 // serve starts the services that machines ask: blobs, metadata, registry.

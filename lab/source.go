@@ -41,7 +41,7 @@ func Sources() []Source {
 // Versions are those of the CPI API that the parties of a deployment support.
 type Versions struct{ Director, CPI, Stemcell int }
 
-// current is what current versions of all parties support.
+// current has the API versions that up-to-date Directors, CPIs and stemcells support.
 var current = Versions{2, 2, 2}
 
 // registry reports whether the CPI has to write the registry: it may leave that, and put full
@@ -58,7 +58,7 @@ const (
 	guestInfo    = "/var/lib/guestinfo"
 )
 
-// delivery is how the settings of one machine get there.
+// delivery is the route by which one machine gets its settings.
 type delivery struct {
 	sources []any // of agent.json
 	// put delivers a document. It is called again when the CPI changes it.
@@ -214,8 +214,8 @@ func (i *Instance) versions() Versions {
 	return current
 }
 
-// userData is what the CPI writes there: the settings themselves, or a pointer to the registry,
-// which it fills then.
+// userData returns the document that the CPI stores as user data: the settings themselves, or a pointer to the
+// registry, which it then fills.
 func (i *Instance) userData(settings []byte) ([]byte, error) {
 	if i.vm.Settings != nil && i.vm.Source != Registry {
 		return settings, nil // from outside: as they are

@@ -32,7 +32,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// signatureLife is how long a signed URL is good for.
+// signatureLife is the validity period of a signed URL.
 const signatureLife = 24 * time.Hour
 
 // Server keeps blobs as files.

@@ -47,7 +47,7 @@ func deployment() []user {
 	}
 }
 
-// files are where the server finds its certificates.
+// files are the paths of the server's certificate, its key and the CA's certificate.
 type files struct{ certificate, key, ca string }
 
 // config renders the configuration as nats-server reads it; JSON is a part of its language.

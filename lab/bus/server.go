@@ -169,7 +169,7 @@ func (s *Server) Listens(subject string) bool {
 // address is host and port as the machines reach it.
 func (s *Server) address() string { return net.JoinHostPort(s.o.Host, strconv.Itoa(s.o.Port)) }
 
-// URL is what goes into an agent's settings.
+// URL returns the server's URL for the settings of an agent.
 func (s *Server) URL() string { return "nats://" + s.address() }
 
 // Admit makes an identity for an agent and lets it in, as nats-sync does when the Director has

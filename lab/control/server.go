@@ -58,13 +58,13 @@ func Serve(l *lab.Lab, dir string) (*Server, error) {
 	return s, nil
 }
 
-// State is what the lab looks like now.
+// State returns a description of the lab at this moment.
 func (s *Server) State() State { return state(s.lab, s) }
 
 // Down is closed when the lab was asked to end.
 func (s *Server) Down() <-chan struct{} { return s.down }
 
-// shutdownTimeout is how long requests in progress may take at the end.
+// shutdownTimeout bounds the wait for requests in progress when the service closes.
 const shutdownTimeout = 2 * time.Second
 
 // Close ends the service; the lab is the caller's. The client that asked for the end gets its answer.
@@ -116,7 +116,7 @@ func (s *Server) machine(name string) (*lab.Instance, error) {
 	panic("unreachable")
 }
 
-// powerTimeout is how long a machine may take to shut down and to come back.
+// powerTimeout bounds a power command, in which a machine may shut down and come back.
 const powerTimeout = 5 * time.Minute
 
 func (s *Server) power(w http.ResponseWriter, r *http.Request) {

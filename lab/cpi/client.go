@@ -100,13 +100,13 @@ func (c Client) Deliver(ctx context.Context, e Envelope, pass func(Reply) error)
 	}
 }
 
-// startAttempts is how often a holder is started that ends just before it is asked.
+// startAttempts limits the attempts to start a holder, since a holder may end just before it is asked.
 const startAttempts = 5
 
-// confirmTimeout is how long the holder may take to hear that a reply has been passed on.
+// confirmTimeout bounds the call that tells the holder that a reply has been passed on.
 const confirmTimeout = 10 * time.Second
 
-// try asks a holder and passes its reply on. The error is why there is none.
+// try asks a holder and passes its reply on. It returns an error if there is no reply.
 func (c Client) try(ctx context.Context, e Envelope, pass func(Reply) error) error {
 	response, err := c.ask(ctx, e)
 	if err != nil {
@@ -253,10 +253,10 @@ func (c Client) notify(ctx context.Context, path string) error {
 	return nil
 }
 
-// startTimeout is how long a holder may take to remove what a former one left and to listen.
+// startTimeout bounds the time that a holder takes to remove the remains of a former one and to listen.
 const startTimeout = 2 * time.Minute
 
-// readyLine is what a holder prints when it answers.
+// readyLine is the line that a holder prints when it is ready to answer.
 const readyLine = "ready"
 
 // startHolder runs program with arguments as a process of its own that outlives this one, and

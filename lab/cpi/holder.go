@@ -20,11 +20,11 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// socket is where the holder of an IaaS listens.
+// socket returns the path of the socket on which the holder of an IaaS listens.
 func socket(dir, name string) string { return filepath.Join(iaas.Directory(dir, name), "socket") }
 
-// Envelope is what the CPI program sends to the holder: the request and, from the program's own
-// configuration, the defaults of agents. The bytes of an image follow on the next line.
+// Envelope is the message of the CPI program to the holder: the request and, from the program's own configuration,
+// the defaults of agents. The bytes of an image follow on the next line.
 type Envelope struct {
 	Request Request            `json:"request"`
 	Agent   iaas.AgentDefaults `json:"agent"`
@@ -128,7 +128,7 @@ func HoldMain(ctx context.Context, dir, name string) int {
 	return 1
 }
 
-// lastAnswers is how long calls under way may take when the holder ends.
+// lastAnswers bounds the wait for calls in progress when the holder ends.
 const lastAnswers = 30 * time.Second
 
 func (h *holder) handler(dir, name string) http.Handler {
@@ -147,7 +147,8 @@ func (h *holder) handler(dir, name string) http.Handler {
 	return mux
 }
 
-// calling is what every caller may do, apart from VMs of the engines that it is refused.
+// calling returns the handler of the requests that every caller may make. refused lists the engines whose VMs are
+// denied to the caller.
 func (h *holder) calling(refused func() []string) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /cpi", func(w http.ResponseWriter, r *http.Request) { h.serve(w, r, refused()) })

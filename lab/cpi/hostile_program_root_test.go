@@ -21,7 +21,7 @@ import (
 	"cambium/lab/iaas"
 )
 
-// hostileCalls is how many calls of the program are tried, hostileTimeout how long one may take.
+// hostileCalls is the number of calls of the program; hostileTimeout bounds each of them.
 const (
 	hostileCalls   = 300
 	hostileTimeout = 2 * time.Minute

@@ -104,7 +104,8 @@ func sentinels(t *testing.T, base, dir string) {
 	}
 }
 
-// snapshot is what there is below base, without the content of the directory own.
+// snapshot maps each path below base to its inode, owner, mode, modification time and content. It skips the directory
+// own.
 func snapshot(t *testing.T, base, own string) map[string]string {
 	t.Helper()
 	found := map[string]string{}

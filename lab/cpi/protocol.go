@@ -24,7 +24,7 @@ type Request struct {
 	Context    Context `json:"context"`
 }
 
-// Context is who calls.
+// Context identifies the caller of a method.
 type Context struct {
 	DirectorUUID value.Name `json:"director_uuid"`
 	RequestID    value.Name `json:"request_id"`

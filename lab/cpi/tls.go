@@ -22,25 +22,25 @@ import (
 // A Director's CPI runs inside a VM, where there is no local socket: it reaches the holder over TLS
 // on the gateway's address, and both sides show a certificate.
 
-// TLSPort is where the holder listens in its network, on every address.
+// TLSPort is the port of the holder's TLS listener, on every address in its network.
 const TLSPort = 25778
 
 // serverName is in the holder's certificate, whatever address it is reached at.
 const serverName = "holder.iaas.lab"
 
-// Identity is what a CPI inside a VM is configured with.
+// Identity configures the TLS connection of a CPI inside a VM.
 type Identity struct {
 	CA          string `json:"ca"`
 	Certificate string `json:"certificate"`
 	PrivateKey  string `json:"private_key"`
 }
 
-// identities are what the two sides keep, in a directory beside that of the IaaS: it is there before the
-// IaaS has anything in it and stays when that is empty.
+// identities is the content of a file with the identities of both sides, beside the directory of the IaaS. The file
+// exists before the IaaS has anything in it and stays when the IaaS is empty.
 type identities struct {
 	Holder Identity `json:"holder"`
 	Client Identity `json:"client"`
-	// Containers is whether callers over TLS may make containers, which are not a boundary around root inside.
+	// Containers allows callers over TLS to make containers, which do not confine root inside them.
 	Containers bool `json:"containers,omitempty"`
 }
 
@@ -54,8 +54,8 @@ func refused(dir, name string) []string {
 
 func identitiesPath(dir, name string) string { return filepath.Join(dir, name+".iaas-tls.json") }
 
-// EnsureIdentity makes the two identities, unless they are there, and returns the client's. containers is whether such
-// clients may make containers.
+// EnsureIdentity makes the two identities, unless they exist, and returns the client's. containers allows such
+// clients to make containers.
 func EnsureIdentity(dir, name string, containers bool) (Identity, error) {
 	ids, err := readIdentities(dir, name)
 	if errors.Is(err, os.ErrNotExist) {

@@ -10,7 +10,7 @@ import (
 
 // The sequences below are those of the resolutions that `bosh cloud-check` offers.
 
-// scanTimeout is how long a cloud check waits for an answer; a timeout means an unresponsive agent.
+// scanTimeout bounds the wait of a cloud check for an answer; an agent that exceeds it counts as unresponsive.
 const scanTimeout = 10 * time.Second
 
 // Scan is the part of a cloud check that asks an agent: it returns the disks that are mounted.

@@ -41,14 +41,14 @@ func (p *Plan) Run(ctx context.Context, report Report) error {
 	return nil
 }
 
-// CPI is what a Director needs of the IaaS during a sequence.
+// CPI is the part of the IaaS that a Director needs during a sequence.
 type CPI interface {
 	// AttachDisk returns the hint for the agent.
 	AttachDisk(ctx context.Context, cid string) (hint any, err error)
 	DetachDisk(ctx context.Context, cid string) error
 }
 
-// Deployment is what an instance should become.
+// Deployment describes the target state of an instance.
 type Deployment struct {
 	// Spec is the full apply spec. Without "configuration_hash" nothing is installed.
 	Spec map[string]any

@@ -29,7 +29,7 @@ type HTTPSOptions struct {
 	CA  []byte // PEM; none trusts the system's
 	// Dial replaces the ordinary one, to reach into a namespace.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// ServerName is what the certificate is checked against, if not the URL's host.
+	// ServerName replaces the URL's host in the check of the certificate.
 	ServerName string
 	// Insecure accepts any certificate.
 	Insecure bool

@@ -22,7 +22,7 @@ type Request struct {
 	ReplyTo   string `json:"reply_to"`
 }
 
-// reply is what the agent sends back.
+// reply is the agent's response to a request.
 type reply struct {
 	Value     json.RawMessage `json:"value"`
 	Exception *struct {
@@ -53,7 +53,8 @@ type Agent struct {
 	Timeout time.Duration
 	// Poll is the pause between two polls of a task; one second if zero, as in a Director.
 	Poll time.Duration
-	// Ping is how long WaitReady and unresponsive wait for one answer; one second and ten if zero, as in a Director.
+	// Ping bounds the wait of WaitReady and of unresponsive for one answer. Zero selects a Director's values: one
+	// second for WaitReady, ten for unresponsive.
 	Ping time.Duration
 	// Progress, if set, is called at every poll of a running task.
 	Progress func(method, task string, elapsed time.Duration)

@@ -11,8 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// MissedAfter is how long the Health Monitor waits for a heartbeat before it calls an agent
-// timed out.
+// MissedAfter is the maximum age of an agent's last heartbeat before the Health Monitor calls the agent timed out.
 const MissedAfter = 60 * time.Second
 
 // Event is something an agent published for the Health Monitor.
@@ -65,7 +64,7 @@ type Monitor struct {
 	listeners map[chan Event]struct{}
 }
 
-// kept is how many events a monitor remembers.
+// kept limits the number of events that a monitor remembers.
 const kept = 10000
 
 // NewMonitor subscribes. The connection has the Health Monitor's identity.

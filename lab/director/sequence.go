@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// readyTimeout is how long the Director and create-env wait for a new machine.
+// readyTimeout bounds the wait of the Director and of create-env for a new machine.
 const readyTimeout = 600 * time.Second
 
 // WaitReady pings until the agent answers, as the caller of that transport does it: the

@@ -173,7 +173,7 @@ func namespace(pid uint32) string {
 	return link
 }
 
-// Family is what the watched processes of one machine have done.
+// Family summarizes the watched processes of one machine and the programs that they executed.
 type Family struct {
 	Processes int
 	Programs  []Program
@@ -182,7 +182,7 @@ type Family struct {
 	Began   time.Time
 }
 
-// catchUpTimeout is how long CatchUp waits for the end of the process that it starts as a marker.
+// catchUpTimeout bounds CatchUp's wait for the end of the process that it starts as a marker.
 const catchUpTimeout = 10 * time.Second
 
 // CatchUp returns when every event of the past has been counted: the kernel's events come in

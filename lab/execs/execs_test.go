@@ -102,7 +102,7 @@ func TestRootCountsAfterAThreadHasEnded(t *testing.T) {
 	}
 }
 
-// endThread is what the test above runs as a process of its own.
+// endThread runs in the child process of the test above: it ends a thread and then runs a program.
 func endThread(t *testing.T) {
 	t.Helper()
 	id := 0

@@ -28,7 +28,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mode is how an image behaves.
+// Mode selects the behavior of an image.
 type Mode string
 
 // The modes. Reads never fail.
@@ -71,7 +71,7 @@ type Header struct {
 
 const serveVariable = "CAMBIUM_FUSETEST"
 
-// serving is what the server is told.
+// serving is the configuration that the server gets.
 type serving struct {
 	Mount  string
 	Log    string // empty: nothing is recorded
@@ -337,7 +337,7 @@ func start(t testing.TB, s *Images, paths []string) *Images {
 // Stop ends the server before the end of the test: its log is complete then.
 func (s *Images) Stop() { s.stop() }
 
-// Path is where the kernel finds an image.
+// Path returns the path of an image in the mounted file system.
 func (s *Images) Path(name string) string { return filepath.Join(s.Dir, name) }
 
 // Set changes how an image behaves, and returns when it does.

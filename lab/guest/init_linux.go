@@ -27,7 +27,7 @@ const (
 	ProbeAnswer = "cambium: virtualisation works"
 )
 
-// rootTimeout is how long the root disk may take to appear.
+// rootTimeout bounds the wait for the root disk to appear.
 const rootTimeout = 2 * time.Minute
 
 // Init is the first program of a machine: it loads the drivers of the root disk, mounts it, puts

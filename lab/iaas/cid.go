@@ -67,7 +67,7 @@ func ParseCID(class Class, text string) (CID, error) {
 	return c, nil
 }
 
-// digits are what follows the prefix.
+// digits returns the hexadecimal digits after the prefix.
 func (c CID) digits() string { return hex.EncodeToString(c.random[:]) }
 
 func (c CID) String() string {

@@ -72,7 +72,7 @@ func (i *IaaS) checkSpace(more int64) error {
 	return nil
 }
 
-// written is what a sparse file occupies.
+// written returns the disk space that a sparse file occupies, in bytes.
 func written(path string) int64 {
 	var st unix.Stat_t
 	if unix.Stat(path, &st) != nil {
@@ -142,8 +142,8 @@ func (s Shape) disk(id, image string) machine.Disk {
 	return machine.Disk{ID: id, Image: image, Bus: s.DiskBus, Names: []string{strings.TrimPrefix(s.path(id), "/dev/"), "disk/by-id/" + id}}
 }
 
-// path is where a machine has a disk: a name that udev makes of its serial number, in both kinds of
-// machines, which is true whatever else is attached and after every reboot.
+// path returns the path of a disk in a machine: a name that udev makes of the serial number, in both kinds of
+// machines. It is valid whatever else is attached, and after every reboot.
 func (s Shape) path(id string) string {
 	if s.DiskBus == machine.SCSI {
 		return "/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_" + id
@@ -151,9 +151,9 @@ func (s Shape) path(id string) string {
 	return "/dev/disk/by-id/virtio-" + id
 }
 
-// hint is what the agent finds a disk by: its path and, behind a SCSI controller, the end of its serial
-// number, too. Agents for vSphere use no path: they look for a link in /dev/disk/by-id that ends with
-// the hint's id, without dashes.
+// hint returns the disk hint for the agent: the path and, on a SCSI bus, the end of the disk's serial number, too.
+// Agents for vSphere ignore the path: they look for a link in /dev/disk/by-id that ends with the hint's id, without
+// dashes.
 func (s Shape) hint(id string) any {
 	if s.DiskBus != machine.SCSI {
 		return s.path(id)
@@ -202,7 +202,7 @@ func (i *IaaS) AttachDisk(ctx context.Context, vmCID, cid CID) (hint any, err er
 	return hint, i.publish(vm)
 }
 
-// detachTimeout is how long a machine may take to release a disk.
+// detachTimeout bounds the wait for a machine to release a disk.
 const detachTimeout = time.Minute
 
 // DetachDisk takes a disk from a VM.

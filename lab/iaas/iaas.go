@@ -44,7 +44,7 @@ func ValidName(name string) error {
 	return nil
 }
 
-// Directory is where an IaaS keeps its objects. The dot makes sure that it is not a lab's.
+// Directory returns the directory of an IaaS and its objects. The dot in its name distinguishes it from a lab's.
 func Directory(dir, name string) string { return filepath.Join(dir, name+".iaas") }
 
 // goneSuffix ends the name of a directory that is being removed.
@@ -307,7 +307,7 @@ func (i *IaaS) Resume(ctx context.Context) {
 	started.Wait()
 }
 
-// startsAtOnce is how many VMs a new holder starts at the same time.
+// startsAtOnce limits the VMs that a new holder starts at the same time.
 const startsAtOnce = 4
 
 func (i *IaaS) resume(ctx context.Context, cid CID) error {
@@ -326,7 +326,7 @@ func (i *IaaS) Empty() bool {
 	return len(i.stemcells)+len(i.vms)+len(i.disks)+len(i.snapshots)+len(i.networks)+len(i.uploads) == 0
 }
 
-// stopTimeout is how long all VMs together may take to shut down when the holder ends.
+// stopTimeout bounds the shutdown of all VMs together when the holder ends.
 const stopTimeout = 20 * time.Second
 
 // Close shuts the VMs down, which stay meant to run, and releases the IaaS. If it is empty, the

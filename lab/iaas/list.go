@@ -7,7 +7,7 @@ import (
 	"cambium/lab/iaas/value"
 )
 
-// Listing is what an IaaS holds, without secrets.
+// Listing describes the objects of an IaaS, without secrets.
 type Listing struct {
 	Name      string            `json:"name"`
 	Namespace string            `json:"network_namespace"` // its file
@@ -18,7 +18,7 @@ type Listing struct {
 	Networks  []NetworkListing  `json:"networks"`
 }
 
-// Common is what the listings of all objects show.
+// Common has the fields that the listings of all objects share.
 type Common struct {
 	CID      string            `json:"cid"`
 	Created  time.Time         `json:"created"`
@@ -121,7 +121,7 @@ func (i *IaaS) listVM(vm *VM) VMListing {
 		if running && vm.Shape.Engine == Container {
 			l.Shell, _ = m.Shell()
 		}
-		// Off is what is off after a crash of the holder as well.
+		// A VM is listed as off only if it would also be off after a crash of the holder.
 		l.Running = running || m.PoweredOff() && i.endUnrecorded(vm.CID)
 	}
 	return l

@@ -64,7 +64,7 @@ type ManagedNetwork struct {
 	Gateway value.Addr   `json:"gateway"`
 }
 
-// NetworkOrder is what a caller wants of a network.
+// NetworkOrder specifies a network to be created.
 type NetworkOrder struct {
 	Type    fabric.Type  `json:"type"`
 	Range   netip.Prefix `json:"range"`

@@ -14,9 +14,9 @@ import (
 	"cambium/lab/machine"
 )
 
-// Phase is how far an object is. It is written before the work that it announces, so that after a
-// crash the next holder knows what was under way: what was being made is removed, since its
-// CID was never answered, and a removal is finished.
+// Phase is the stage in an object's life. It is recorded before the work that it announces, so that after a crash the
+// next holder knows which work was interrupted: it removes an object in creation, since the CID was never answered,
+// and finishes a removal.
 type Phase string
 
 // The phases.
@@ -26,7 +26,7 @@ const (
 	Deleting Phase = "deleting"
 )
 
-// Base is what the records of all objects have.
+// Base has the fields that the records of all objects share.
 type Base struct {
 	CID      CID            `json:"cid"`
 	Phase    Phase          `json:"phase"`
@@ -61,17 +61,17 @@ type VM struct {
 	AgentID     value.Name `json:"agent_id"`
 	Image       Digest     `json:"image"`
 	StemcellAPI int        `json:"stemcell_api_version"`
-	// Registry is whether the agent gets its settings from the registry, as in version 1.
+	// Registry means that the agent gets its settings from the registry, as in version 1.
 	Registry bool            `json:"registry,omitempty"`
 	Shape    Shape           `json:"shape"`
 	Networks fabric.Networks `json:"networks"`
-	// On is whether it is meant to run: a holder that starts switches it on then.
+	// On means that the VM is meant to run: the next holder switches it on when it starts.
 	On bool `json:"on"`
-	// Settings are what the agent is handed. They hold secrets, hence the mode of the file.
+	// Settings is the document handed to the agent. It holds secrets, hence the mode of the file.
 	Settings json.RawMessage `json:"settings"`
 }
 
-// Shape is what a VM type asks for.
+// Shape describes the resources that a VM type asks for.
 type Shape struct {
 	Engine        string `json:"engine,omitempty"`          // "qemu" or "container"
 	CPU           int    `json:"cpu,omitempty"`             // processors
@@ -79,10 +79,10 @@ type Shape struct {
 	EphemeralDisk int    `json:"ephemeral_disk"`            // MiB, 0 for none
 	RootDisk      int    `json:"root_disk,omitempty"`       // MiB
 	Source        string `json:"settings_source,omitempty"` // "configdrive", "cdrom" or "http"
-	// DiskBus is what all disks are connected with, machine.Virtio or machine.SCSI.
+	// DiskBus is the bus of all disks, machine.Virtio or machine.SCSI.
 	DiskBus  machine.Bus `json:"disk_bus,omitempty"`
 	Firmware string      `json:"firmware,omitempty"` // "bios" or "uefi"
-	// RawStorage is whether there is a further disk that jobs use without a file system.
+	// RawStorage adds a disk that jobs use without a file system.
 	RawStorage bool `json:"raw_instance_storage,omitempty"`
 }
 

@@ -81,8 +81,8 @@ func (i *IaaS) serve() error {
 	return nil
 }
 
-// userData is what the agent finds first: the settings themselves, or for version 1 of the CPI
-// contract where the registry has them.
+// userData returns the document that the agent finds first: the settings themselves or, for version 1 of the CPI
+// contract, the address of the registry that has them.
 func (i *IaaS) userData(vm VM) ([]byte, error) {
 	if !vm.Registry {
 		return vm.Settings, nil

@@ -35,7 +35,7 @@ func (i *IaaS) findStemcell(cid CID) (*Stemcell, error) {
 
 func (i *IaaS) saveStemcell(s Stemcell) error { return save(i, s.CID, i.stemcells, s) }
 
-// Upload is what a caller makes a stemcell of.
+// Upload is the caller's input for a new stemcell.
 type Upload struct {
 	Image io.Reader
 	// Light is the digest of the image if Image is empty: the operator has put it into LightImages.
@@ -84,8 +84,8 @@ func (i *IaaS) CreateStemcell(ctx context.Context, u Upload) (cid CID, err error
 	return s.CID, nil
 }
 
-// LightImages is where an operator puts the images of light stemcells, a file each that is called as its SHA-256. It is
-// beside the directory of the IaaS and exists independently of it.
+// LightImages returns the directory in which an operator places the images of light stemcells, one file each, named
+// by its SHA-256. It is beside the directory of the IaaS and exists independently of it.
 func LightImages(dir, name string) string { return Directory(dir, name) + "-light" }
 
 // receive stores the bytes of an image and returns their digest. Those of a light stemcell, whose upload is empty, are

@@ -97,7 +97,7 @@ const (
 	uefi = "uefi"
 )
 
-// Order is what a caller wants of a VM.
+// Order specifies a VM to be created.
 type Order struct {
 	AgentID     value.Name
 	Stemcell    CID
@@ -110,7 +110,7 @@ type Order struct {
 	Agent       AgentDefaults
 }
 
-// AgentDefaults are what the CPI's configuration hands to all agents.
+// AgentDefaults are the settings that the CPI's configuration gives to all agents.
 type AgentDefaults struct {
 	Mbus      string          `json:"mbus,omitempty"`
 	NTP       []value.Name    `json:"ntp,omitempty"`
@@ -320,7 +320,7 @@ func (i *IaaS) attachAndDeliver(ctx context.Context, vm VM, m machine.Machine) e
 	return i.deliver(ctx, vm, m)
 }
 
-// engine is what makes the machine of a VM.
+// engine returns the engine that makes the machine of a VM.
 func (i *IaaS) engine(ctx context.Context, vm VM) (machine.Engine, error) {
 	if vm.Shape.Engine == Container {
 		path, err := i.tree(ctx, vm.Image)
@@ -401,7 +401,7 @@ func (i *IaaS) DeleteVM(_ context.Context, cid CID) error {
 	return i.collect(vm.Image)
 }
 
-// deleteTimeout is how long a machine may take to end when its power is cut.
+// deleteTimeout bounds the wait for a machine to end after its power is cut.
 const deleteTimeout = time.Minute
 
 // forgetVM ends the machine of a VM, detaches its disks and removes everything of it, whatever
@@ -454,7 +454,7 @@ func (i *IaaS) RebootVM(ctx context.Context, cid CID) error {
 	return i.power(ctx, vm)
 }
 
-// rebootGrace is how long a VM may take to shut down before its power is cut.
+// rebootGrace bounds the time that a VM gets to shut down before its power is cut.
 const rebootGrace = 30 * time.Second
 
 // SetVMMetadata replaces what is known of a VM.

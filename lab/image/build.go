@@ -210,7 +210,7 @@ func makeDisk(ctx context.Context, root, disk, table string) error {
 	return run(ctx, "mke2fs", "-q", "-F", "-t", "ext4", "-L", "root", "-U", rootUUID, "-E", fmt.Sprintf("offset=%d", rootStart), "-d", root, disk, fmt.Sprintf("%dk", size>>10))
 }
 
-// treeSize is what the files of a tree take.
+// treeSize returns the disk space that the files of a tree occupy, in bytes.
 func treeSize(root string) (size int64, err error) {
 	err = filepath.WalkDir(root, func(_ string, d fs.DirEntry, err error) error {
 		if err != nil {

@@ -28,7 +28,7 @@ import (
 // recipe changes when the code below makes other images of the same parts.
 const recipe = "6"
 
-// GuestProgram is where the lab's guest program is in an image.
+// GuestProgram is the path of the lab's guest program in an image.
 const GuestProgram = "/usr/local/sbin/cambium-guest"
 
 // Where the installer puts the agent, and its second name.
@@ -42,8 +42,9 @@ const (
 var modules = []string{"virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk",
 	"scsi_common", "scsi_mod", "sd_mod", "virtio_scsi", "nvme-common", "nvme-core", "nvme", "virtio_console"}
 
-// cloudModules are what the root disks of further hypervisors need: Xen, Hyper-V, VMware and plain SATA or IDE. They are loaded if
-// no root disk is there without them: refusals of other hypervisors' drivers and empty SATA and IDE ports take time.
+// cloudModules are the drivers for root disks of further hypervisors: Xen, Hyper-V, VMware and plain SATA or IDE.
+// They are loaded only if no root disk appears without them: it takes time until drivers of other hypervisors refuse
+// to load and empty SATA and IDE ports are probed.
 var cloudModules = []string{"xen-blkfront", "hv_vmbus", "scsi_transport_fc", "hv_storvsc", "vmw_pvscsi", "libata", "ata_piix", "libahci", "ahci"}
 
 // Cache is a directory of images. It also holds the Debian trees.

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Infrastructure is what the stemcells of one IaaS have in common: names that CPIs and the Director
+// Infrastructure describes the properties that the stemcells of one IaaS share: names that CPIs and the Director
 // know, and the format of the image.
 type Infrastructure struct {
 	Name string
@@ -20,12 +20,12 @@ type Infrastructure struct {
 	Member string
 	// convert are qemu-img's arguments that make the member from a raw disk; none leaves it raw.
 	convert []string
-	// Container is an image that is the tree of files itself.
+	// Container means that the image is the tree of files itself.
 	Container bool
-	// bzip2 is an image that is the disk itself, compressed.
+	// bzip2 means that the image is the disk itself, compressed.
 	bzip2 bool
 	ovf   bool
-	// sizeUnit is what the size of the raw disk must be a multiple of; none is any.
+	// sizeUnit is the unit to a multiple of which the raw disk is padded, in bytes; 0 permits any size.
 	sizeUnit int64
 }
 

@@ -63,7 +63,7 @@ func (c Cache) prune() {
 	}
 }
 
-// DefaultOlder is how long an unused image or tree is kept unless PruneOptions say otherwise.
+// DefaultOlder is the usual value of PruneOptions.Older, the time for which an unused image or tree is kept.
 const DefaultOlder = keepLong
 
 // PruneOptions say what to remove.
@@ -83,7 +83,7 @@ type Entry struct {
 	Used  time.Time `json:"last_used"`
 }
 
-// Pruned is what was removed, and what was not since a process uses it.
+// Pruned lists the entries that were removed, and those that were not since a process uses them.
 type Pruned struct {
 	Removed []Entry `json:"removed"`
 	InUse   []Entry `json:"in_use"`
@@ -118,7 +118,7 @@ func (c Cache) Prune(o PruneOptions) (p Pruned, err error) {
 	return p, nil
 }
 
-// diskUsage is how much removing path frees; hard links are counted once.
+// diskUsage returns the disk space that removing path frees, in bytes; hard links are counted once.
 func diskUsage(path string) (bytes int64) {
 	seen := map[uint64]bool{}
 	_ = filepath.WalkDir(path, func(_ string, d fs.DirEntry, err error) error {

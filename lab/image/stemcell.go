@@ -25,18 +25,18 @@ import (
 // operatingSystem is the stemcell's, as deployment manifests name it.
 const operatingSystem = "debian-" + tree.Suite
 
-// Stemcell is what a stemcell says of itself.
+// Stemcell is the metadata of a stemcell.
 type Stemcell struct {
 	Version string
 	IaaS    string // "openstack" if empty
-	// Commit is what it was built from, 40 digits; nothing if unknown.
+	// Commit is the commit that it was built from, 40 digits; empty if unknown.
 	Commit string
 	// Made is the time of the commit.
 	Made time.Time
 }
 
-// versions are what the Director's version class parses: numbers and words with dots, a pre-release after "-" and a
-// post-release after "+".
+// versions matches the versions that the Director's version class parses: numbers and words with dots, a pre-release
+// after "-" and a post-release after "+".
 var versions = regexp.MustCompile(`^[0-9A-Za-z_]+(\.[0-9A-Za-z_]+)*(-[0-9A-Za-z_]+(\.[0-9A-Za-z_]+)*)?(\+[0-9A-Za-z_]+(\.[0-9A-Za-z_]+)*)?$`)
 
 // CheckVersion refuses a version that the Director could not parse or sort.
@@ -57,7 +57,7 @@ func DevVersion(commitTime, commit string) string {
 	return version
 }
 
-// diskSize is what a machine of the stemcell has at least, in MiB.
+// diskSize is the minimum size of the disk of a machine of the stemcell, in MiB.
 const diskSize = 5120
 
 // EnsureStemcell returns the tarball of a stemcell with the given agent.
@@ -103,7 +103,7 @@ func (c Cache) EnsureStemcell(ctx context.Context, agent string, s Stemcell) (st
 	return filepath.Join(dir, p.file()), err
 }
 
-// files are what a stemcell of one IaaS and version has beside the agent.
+// files returns the files that a stemcell of one IaaS and version has besides the agent.
 func (s Stemcell) files(i Infrastructure) ([]file, error) {
 	config, err := assets.AgentJSON(i.Name)
 	if err != nil {

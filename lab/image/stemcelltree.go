@@ -18,8 +18,8 @@ import (
 	assets "cambium/stemcell-assets"
 )
 
-// stemcellPackages are what a stemcell has beyond the lab's tree: the log daemon, cron, what releases call in their
-// scripts, and compilers.
+// stemcellPackages are the packages that a stemcell has in addition to the lab's tree: the log daemon, cron, programs
+// that the scripts of releases call, and compilers.
 var stemcellPackages = append([]string{
 	"rsyslog", "cron", "auditd", "runit", "rsync", "psmisc", "lsof", "unzip", "bind9-dnsutils", "net-tools", "ethtool", "iputils-ping", "iputils-arping", "iptables", "gdisk", "quota",
 	"curl", "wget", "file", "gawk",
@@ -28,7 +28,8 @@ var stemcellPackages = append([]string{
 // devTools are the packages whose files remove_dev_tools removes.
 var devTools = []string{"build-essential", "binutils", "gcc", "g++", "gcc-12", "g++-12", "cpp", "cpp-12", "make", "dpkg-dev", "patch", "libc6-dev", "libc-dev-bin", "linux-libc-dev", "libstdc++-12-dev", "libgcc-12-dev"}
 
-// stemcellTreePath is where the tree of stemcells is, or will be: its name holds a digest of its recipe.
+// stemcellTreePath returns the path of the tree of stemcells, whether it exists yet or not: its name holds a digest
+// of its recipe.
 func (c Cache) stemcellTreePath(lab string) string {
 	h := sha256.Sum256(fmt.Append(nil, "1", lab, stemcellPackages))
 	return filepath.Join(c.Dir, tree.StemcellPrefix+hex.EncodeToString(h[:])[:16])

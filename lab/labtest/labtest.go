@@ -29,7 +29,7 @@ type Kind struct {
 	Engine machine.Engine
 	// Letter begins the names of its labs.
 	Letter string
-	// Timeout is how long a machine may take to become ready, or to run a program.
+	// Timeout bounds the wait for a machine to become ready, and that for a program to end.
 	Timeout time.Duration
 }
 
@@ -65,7 +65,7 @@ func Program(name, pkg string) (string, error) {
 	return path, nil
 }
 
-// AgentPath is where the binary under test is: the one that CAMBIUM_AGENT names, or one that is built once.
+// AgentPath returns the path of the binary under test: the one that CAMBIUM_AGENT names, or one that is built once.
 var AgentPath = sync.OnceValues(func() (string, error) {
 	if path := os.Getenv("CAMBIUM_AGENT"); path != "" {
 		return filepath.Abs(path)
@@ -164,7 +164,7 @@ func Explain(t testing.TB, i *lab.Instance) {
 	})
 }
 
-// shown is how much of a log a failed test shows.
+// shown limits the part of a log that a failed test shows, in bytes.
 const shown = 8 << 10
 
 func explain(t testing.TB, i *lab.Instance) {

@@ -47,8 +47,8 @@ func Requests(t testing.TB, i *lab.Instance, times int) {
 	}
 }
 
-// DiskTimes are how long the Director's requests of a persistent disk's life take; Ping is the p99
-// of pings while data migrates.
+// DiskTimes are the durations of the Director's requests in the life of a persistent disk. Ping is the p99 of pings
+// while data migrates.
 type DiskTimes struct{ Blank, Formatted, Unmount, Migrate, Ping time.Duration }
 
 // DiskLife mounts a blank disk, unmounts it, mounts it again, fills it, and migrates it to another. In a

@@ -20,7 +20,7 @@ ExecStartPre=/bin/sh -c '/var/vcap/bosh/bin/bosh-agent plan --json >/run/plan.js
 echo "exit $?" >>/run/plan.err'
 `)}
 
-// PlannedBoot is what `agent plan --json` prints.
+// PlannedBoot is the output of `agent plan --json`.
 type PlannedBoot struct {
 	Plan []PlannedStep `json:"plan"`
 }
@@ -53,7 +53,7 @@ func (p PlannedBoot) Texts() map[string][]string {
 	return all
 }
 
-// BootSays is what a boot came to, in the words of a plan.
+// BootSays returns the changes and failures of a boot by step, in the words of a plan.
 func BootSays(d status.Document) (changes map[string][]string, failures map[string]string) {
 	changes, failures = map[string][]string{}, map[string]string{}
 	for _, s := range d.Steps {

@@ -61,7 +61,7 @@ var devicesProgram []byte
 // DevicesOfJobs is a command that searches every device that vcap can read.
 const DevicesOfJobs = "runuser -u vcap -- perl " + devicesPath + " <" + Patterns
 
-// devicesPath is where Secrets puts the program.
+// devicesPath is the path to which Secrets writes the program.
 const devicesPath = "/run/devices.pl"
 
 // collectSecrets finds the values below keys that sound like secrets, and passwords in URLs. Of a PEM block a line in

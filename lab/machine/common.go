@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// Common is what the machines of all engines have; each embeds it with what it knows of a boot.
+// Common is the part that the machines of all engines share; each embeds it with its own type for the state of a
+// boot.
 type Common[Boot any] struct {
 	Spec Spec
 	Mu   sync.Mutex // guards what follows, and what the engine says

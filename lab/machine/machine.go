@@ -52,7 +52,7 @@ type Disk struct {
 	ID       string // how the IaaS calls it; the disk CID for persistent disks
 	Image    string
 	ReadOnly bool
-	// Bus is how it is connected, where the engine has a choice; Virtio if empty.
+	// Bus is the bus that the disk is attached to, where the engine has a choice; Virtio if empty.
 	Bus Bus
 	// Node is the name that the machine's kernel would give the disk, such as "sdb"; the engine
 	// chooses if empty.

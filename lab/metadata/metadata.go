@@ -18,10 +18,10 @@ import (
 	"time"
 )
 
-// Address is where machines look for the service.
+// Address is the address at which machines expect the service.
 const Address = "169.254.169.254"
 
-// Instance is what the service knows of one machine.
+// Instance is the metadata of one machine.
 type Instance struct {
 	ID        string
 	UserData  []byte

@@ -78,7 +78,7 @@ func List(prefix string) ([]string, error) {
 	return names, nil
 }
 
-// Name is what the namespace is called.
+// Name returns the name of the namespace.
 func (n Namespace) Name() string { return n.name }
 
 // Path is the file that stands for the namespace.

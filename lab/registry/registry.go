@@ -39,7 +39,7 @@ func (s *Server) password(id string) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// Endpoint is what goes into the user data of an instance, its password included.
+// Endpoint returns the registry's URL for the user data of an instance, with the instance's password.
 func (s *Server) Endpoint(hostPort, id string) string {
 	return "http://" + user + ":" + s.password(id) + "@" + hostPort
 }

@@ -30,7 +30,7 @@ type SourceJob struct {
 	Properties map[string]Property
 }
 
-// Property is what a job's template may ask for.
+// Property describes a property that the templates of a job may use.
 type Property struct {
 	Description string `json:"description"`
 	Default     any    `json:"default,omitempty"`

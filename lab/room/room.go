@@ -18,7 +18,7 @@ const (
 	most = 10 << 30
 )
 
-// Room is what may be written to the file system of a directory.
+// Room is the space that may be filled on the file system of a directory.
 type Room struct {
 	dir  string
 	free func() (free, size int64, err error) // bytes

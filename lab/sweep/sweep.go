@@ -135,8 +135,7 @@ func (r Remains) belongs(cmdline string) bool {
 	return false
 }
 
-// detachTimeout is how long the kernel may take to unmount what a killed machine had mounted, on a
-// busy host.
+// detachTimeout bounds the wait for the kernel to unmount the file systems of a killed machine, on a busy host.
 const detachTimeout = 20 * time.Second
 
 // detach waits for the kernel to have unmounted what a killed machine had mounted: there is no

@@ -32,9 +32,9 @@ type Machine struct {
 }
 
 const (
-	// limit is how long a machine may take.
+	// limit bounds the run of a machine.
 	limit = 8 * time.Minute
-	// upTimeout is how long its kernel may take; on a busy host it takes half a minute.
+	// upTimeout bounds the boot of its kernel, which takes half a minute on a busy host.
 	upTimeout = 2 * time.Minute
 )
 

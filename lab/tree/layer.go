@@ -19,7 +19,7 @@ type Layer struct {
 // upper is the directory that holds what differs from the tree.
 func (l Layer) upper() string { return filepath.Join(l.Dir, "upper") }
 
-// Root is where the layer is mounted, for those who can see it.
+// Root returns the mount point of the layer. The mount is visible only in the mount namespace that Mounted makes.
 func (l Layer) Root() string { return filepath.Join(l.Dir, "root") }
 
 func (l Layer) work() string { return filepath.Join(l.Dir, "work") }

@@ -68,7 +68,7 @@ type Cache struct {
 	Progress io.Writer
 }
 
-// DefaultDir is where trees are kept unless CAMBIUM_LAB_CACHE says otherwise.
+// DefaultDir returns the directory for trees: the value of CAMBIUM_LAB_CACHE or, without it, /var/cache/cambium-lab.
 func DefaultDir() string {
 	if dir := os.Getenv("CAMBIUM_LAB_CACHE"); dir != "" {
 		return dir
@@ -104,7 +104,7 @@ func Private(dir string) error {
 	return nil
 }
 
-// Path is where the tree is, or will be: its name holds a digest of its recipe.
+// Path returns the path of the tree, whether it exists yet or not: its name holds a digest of its recipe.
 func (c Cache) Path() string {
 	h := sha256.New()
 	_, _ = fmt.Fprintln(h, "1", Suite, packages, excluded, enable, disable)

@@ -13,8 +13,7 @@ import (
 	"cambium/lab/iaas/value"
 )
 
-// defaultRange is where dynamic networks get their addresses from, unless their cloud_properties
-// say otherwise.
+// defaultRange contains the addresses of dynamic networks, unless their cloud_properties name another range.
 var defaultRange = netip.MustParsePrefix("10.246.0.0/24")
 
 // firstHost is the first address of a range that is given to a VM; the gateway has the first of
@@ -61,7 +60,7 @@ func freeAddress(prefix netip.Prefix, taken map[netip.Addr]bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// lease is what a DHCP server tells a card.
+// lease is the configuration that a DHCP server hands to a card.
 type lease struct{ mac, ip, gateway, netmask string }
 
 // logOption names the log of a DHCP server, in the directory of its fabric.

@@ -102,7 +102,7 @@ func (s segments) networks(text string) (nets Networks) {
 	return nets
 }
 
-// kernel is what the namespace of the fabric has: links and IPv4 addresses.
+// kernel returns the IPv4 addresses of the bridges in the fabric's namespace.
 func (s segments) kernel() string {
 	s.t.Helper()
 	text := ""

@@ -22,7 +22,7 @@ import (
 // cable with one end there, and a route to each segment. VMs cannot open connections to the host over it. They reach
 // what the host reaches if the operator wants that, too: the host then sends their packets on under its own address.
 
-// Access is what a link to the host is for.
+// Access selects the connections that a link to the host permits.
 type Access string
 
 // The kinds of access. A link is made for all but the first.

@@ -72,7 +72,7 @@ const (
 var limits = []string{"prlimit", "--cpu=1800", "--as=8589934592", fmt.Sprintf("--fsize=%d", int64(MaxImage)),
 	"--core=0", "--"}
 
-// qemuTimeout is how long qemu-img may take for a disk.
+// qemuTimeout bounds the run time of qemu-img for one disk.
 const qemuTimeout = 30 * time.Minute
 
 // qemuImg runs qemu-img within its limits.

@@ -91,8 +91,8 @@ func members(f *os.File, each func(h *tar.Header, r io.Reader) (stop bool, err e
 	}
 }
 
-// firstMembers is how many members are looked at for a disk: a root file system has thousands,
-// a tarball with a disk has three at most.
+// firstMembers limits the members of a tarball that are searched for a disk: a root file system has thousands, a
+// tarball with a disk has three at most.
 const firstMembers = 8
 
 // diskIn is the name of the disk in a tarball, empty if there is none.
@@ -171,14 +171,15 @@ func convert(ctx context.Context, from, to string) error {
 	return isDisk(to)
 }
 
-// imageInfo is what qemu-img says of a disk.
+// imageInfo is the description of a disk that qemu-img prints.
 type imageInfo struct {
 	Size     int64  `json:"virtual-size"`
 	Backing  string `json:"backing-filename"`
 	Specific struct {
 		Data struct {
 			DataFile string `json:"data-file"` // of qcow2
-			// Extents are the files that the content of a VMDK is in: itself, unless it is only a description.
+			// Extents are the files with the content of a VMDK: the VMDK itself, unless it is only a
+			// descriptor.
 			Extents []struct {
 				Filename string `json:"filename"`
 			} `json:"extents"`
@@ -215,10 +216,10 @@ func isDisk(path string) error {
 	return nil
 }
 
-// bound is what a root file system may have at most.
+// bound limits the size and the number of files of a root file system.
 type bound struct{ bytes, members int64 }
 
-// treeBound is several times what stemcells have.
+// treeBound is several times the size of a stemcell's root file system.
 var treeBound = bound{bytes: 16 << 30, members: 2_000_000}
 
 // pass writes a gzip tarball to w, uncompressed, as far as it is within the bound. A file with holes may be longer than
@@ -331,7 +332,7 @@ func copyTree(ctx context.Context, disk, to string) error {
 	})
 }
 
-// rootPartition is where the biggest partition of a disk begins and how long it is, in bytes.
+// rootPartition returns the offset and the size of the biggest partition of a disk, in bytes.
 func rootPartition(ctx context.Context, disk string) (offset, size int64, err error) {
 	out, err := exec.CommandContext(ctx, "sfdisk", "--json", disk).Output()
 	if err != nil {

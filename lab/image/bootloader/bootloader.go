@@ -53,7 +53,7 @@ func (d Disk) Install(ctx context.Context, work string) error {
 	return errors.Join(d.installBIOS(ctx, work), d.installEFI(ctx, work))
 }
 
-// efiLoader is what firmware starts of a disk for which it has no entry of its own.
+// efiLoader is the name of the file that firmware boots from a disk for which it has no boot entry.
 const efiLoader = "BOOTX64.EFI"
 
 // installEFI makes the EFI system partition. mtools write into it without a mount; a fixed date and a fixed

@@ -8,8 +8,8 @@ import (
 	"strconv"
 )
 
-// hierarchies are where control groups are mounted: the two of a hybrid system that name processes, those that
-// limit, or the one of a pure system.
+// hierarchies are the mount points of control groups below /sys/fs/cgroup: the two of a hybrid system that name
+// processes, those that limit, or the one of a pure system.
 var hierarchies = []string{"systemd", "unified", "memory", "cpu", "."}
 
 // cgroups are the directories of the machine's control groups, on a host without systemd.
@@ -30,7 +30,7 @@ func (m *Machine) cgroups() (dirs []string) {
 // limited reports whether machines may not use all of the host.
 func (e Engine) limited() bool { return e.Memory > 0 || e.CPUs > 0 }
 
-// period is what processor time is counted in, in microseconds.
+// period is the length of a CPU quota period, in microseconds.
 const period = 100_000
 
 // properties are the limits as those of a unit of the host's systemd.

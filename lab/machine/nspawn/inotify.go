@@ -8,12 +8,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inotifyInstances is how many inotify instances a container opens while it boots: its systemd, the daemons beside that,
-// and the agent.
+// inotifyInstances is the number of inotify instances that a container opens while it boots: those of systemd, of
+// other daemons and of the agent.
 const inotifyInstances = 13
 
-// inotifyLimit is where the host keeps how many instances a user may have. All containers share root's: those of a
-// user namespace count for the user who has made it, too.
+// inotifyLimit is the sysctl of the host that limits the inotify instances of a user. All containers share root's:
+// instances in a user namespace count for the user who has made it, too.
 const inotifyLimit = "fs.inotify.max_user_instances"
 
 // checkInotify opens as many instances as a container needs, and closes them. A systemd that gets none ends with "Too

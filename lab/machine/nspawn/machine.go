@@ -22,7 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rebootStatus is how systemd-nspawn ends when the machine asked for a reboot.
+// rebootStatus is the exit status of systemd-nspawn when the machine has asked for a reboot.
 const rebootStatus = 133
 
 // signalPowerOff is SIGRTMIN+4, which makes a systemd power off; the C library keeps the first

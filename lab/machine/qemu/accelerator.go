@@ -20,7 +20,7 @@ var emulated = []string{"-accel", "tcg,thread=multi,tb-size=512", "-cpu", "qemu6
 
 var assisted = []string{"-accel", "kvm", "-cpu", "host"}
 
-// probeTimeout is how long a trial boot may take; where KVM works it takes a second.
+// probeTimeout bounds a trial boot; where KVM works it takes a second.
 const probeTimeout = 10 * time.Second
 
 var probing sync.Mutex

@@ -20,7 +20,7 @@ type attached struct {
 	set    int  // by which the running QEMU has the image
 }
 
-// serialLength is what virtio has room for.
+// serialLength is the maximum length of a serial number in virtio, in bytes.
 const serialLength = 20
 
 func serial(id string) string { return id[:min(len(id), serialLength)] }

@@ -34,7 +34,7 @@ type Engine struct {
 	RootSize int64
 	// Memory in MiB, 1024 if zero; CPUs, 2 if zero.
 	Memory, CPUs int
-	// RootBus is what the root disk is connected with, machine.Virtio or machine.SCSI; the former if empty.
+	// RootBus is the bus of the root disk, machine.Virtio or machine.SCSI; Virtio if empty.
 	RootBus machine.Bus
 	// UEFI boots with OVMF instead of SeaBIOS, for images with an EFI system partition.
 	UEFI bool

@@ -165,7 +165,7 @@ func (m *Machine) note(line string) {
 	_ = console.Close()
 }
 
-// monitorTimeout is how long QEMU may take to answer at first.
+// monitorTimeout bounds the wait for the first answer of QEMU's monitor.
 const monitorTimeout = time.Minute
 
 // connection is a pair of connected sockets, the second for QEMU.
@@ -281,9 +281,9 @@ func (m *Machine) cards(d *descriptors) (argv []string, err error) {
 	return argv, nil
 }
 
-// kernelArguments are what machines are booted with: names of network cards as on stemcells, and nothing that an
-// emulated machine would spend seconds on for no purpose. A kernel that checks its timer panics where a busy host gives
-// the machine no time just then.
+// kernelArguments is the kernel command line of machines. It names network cards as stemcells do, and switches off
+// parts on which an emulated machine would spend seconds for no purpose. The kernel must not check its timer: it
+// panics if a busy host gives the machine no time at that moment.
 var kernelArguments = "console=ttyS0 net.ifnames=0 biosdevname=0 panic=5 quiet systemd.show_status=no systemd.getty_auto=no" +
 	" mitigations=off audit=0 nowatchdog no_timer_check rcupdate.rcu_expedited=1" +
 	" modprobe.blacklist=kvm_amd,kvm_intel,kvm,ata_piix,ata_generic,evdev,serio_raw,efi_pstore,qemu_fw_cfg,button,psmouse,i2c_piix4,floppy" +
@@ -469,7 +469,7 @@ func (m *Machine) reach() (*guestConn, error) {
 	return m.Current.guestConn, nil
 }
 
-// fileTimeout is how long a machine may take to boot before it has to answer for a file.
+// fileTimeout bounds reading or writing a file of a machine, which may have to boot first.
 const fileTimeout = 3 * time.Minute
 
 // ReadFile reads a file of the machine; of one that is off, from a copy of its disk.

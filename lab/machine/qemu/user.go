@@ -69,10 +69,11 @@ func (d *descriptors) open(path string, flags int) (set int, err error) {
 	return d.add(f), nil
 }
 
-// setName is where QEMU opens the file of a set.
+// setName returns the path by which QEMU opens the file of a set.
 func setName(set int) string { return fmt.Sprintf("/dev/fdset/%d", set) }
 
-// access is how an image is opened. QEMU opens it the same way, or does not find it in its set.
+// access returns the access mode for opening an image. QEMU opens it in the same mode, or does not find it in its
+// set.
 func access(readOnly bool) int {
 	if readOnly {
 		return os.O_RDONLY
