@@ -397,5 +397,5 @@ func (i *Instance) Journal(ctx context.Context) (string, error) {
 	return i.Output(ctx, "journalctl", "--no-pager", "--output=short-monotonic", "--identifier=bosh-agent")
 }
 
-// Source returns the source from which the machine gets its settings.
+// Source returns the settings source of the machine.
 func (i *Instance) Source() Source { return i.vm.Source }

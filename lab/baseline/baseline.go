@@ -14,8 +14,8 @@ import (
 	"cambium/lab/machine"
 )
 
-// Build returns the path of the baseline's binary: BASELINE if set, else the released agent, which
-// is built at the first call on this machine. root is where the project is.
+// Build returns the path of the baseline's binary: BASELINE if set, else the released agent, which is built at the
+// first call on this machine. root is the project's directory.
 func Build(ctx context.Context, root string) (string, error) {
 	build := exec.CommandContext(ctx, filepath.Join(root, "scripts/baseline"))
 	build.Stderr = os.Stderr

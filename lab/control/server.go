@@ -58,7 +58,7 @@ func Serve(l *lab.Lab, dir string) (*Server, error) {
 	return s, nil
 }
 
-// State returns a description of the lab at this moment.
+// State returns the current state of the lab.
 func (s *Server) State() State { return state(s.lab, s) }
 
 // Down is closed when the lab was asked to end.

@@ -253,7 +253,7 @@ func (c Client) notify(ctx context.Context, path string) error {
 	return nil
 }
 
-// startTimeout bounds the time that a holder takes to remove the remains of a former one and to listen.
+// startTimeout bounds the wait until a holder has removed the remains of its predecessor and listens.
 const startTimeout = 2 * time.Minute
 
 // readyLine is the line that a holder prints when it is ready to answer.

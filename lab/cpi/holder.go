@@ -23,7 +23,7 @@ import (
 // socket returns the path of the socket on which the holder of an IaaS listens.
 func socket(dir, name string) string { return filepath.Join(iaas.Directory(dir, name), "socket") }
 
-// Envelope is the message of the CPI program to the holder: the request and, from the program's own configuration,
+// Envelope is the message from the CPI program to the holder: the request and, from the program's own configuration,
 // the defaults of agents. The bytes of an image follow on the next line.
 type Envelope struct {
 	Request Request            `json:"request"`

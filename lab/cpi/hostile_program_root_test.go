@@ -21,7 +21,7 @@ import (
 	"cambium/lab/iaas"
 )
 
-// hostileCalls is the number of calls of the program; hostileTimeout bounds each of them.
+// hostileCalls is the number of calls to the CPI's program; hostileTimeout bounds each of them.
 const (
 	hostileCalls   = 300
 	hostileTimeout = 2 * time.Minute

@@ -11,7 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// MissedAfter is the maximum age of an agent's last heartbeat before the Health Monitor calls the agent timed out.
+// MissedAfter is the age of an agent's last heartbeat beyond which the Health Monitor calls the agent timed out.
 const MissedAfter = 60 * time.Second
 
 // Event is something an agent published for the Health Monitor.

@@ -21,7 +21,8 @@ const (
 	Networks  Class = "networks"
 )
 
-// classes says how the CIDs of a class begin, what an object is called, and what it is when there is none.
+// classes has the prefix of the CIDs of each class, the noun for an object, and the kind of the error for a missing
+// one.
 var classes = map[Class]struct {
 	prefix, noun string
 	missing      Kind
@@ -33,13 +34,13 @@ var classes = map[Class]struct {
 	Networks:  {"net-", "network", NetworkNotFound},
 }
 
-// missing is the error for an object that is not there; name is what the caller calls it.
+// missing returns the error for an object that does not exist; name is the caller's name for it.
 func (c Class) missing(name string) error {
 	return Failf(classes[c].missing, "there is no %s %.100s", classes[c].noun, name)
 }
 
-// CID names an object. It is what newCID makes: the prefix of its class and 18 hexadecimal digits. The zero value names
-// no object.
+// CID names an object by the prefix of its class and 18 hexadecimal digits; newCID makes one. The zero value names no
+// object.
 type CID struct {
 	class  Class
 	random [9]byte

@@ -142,7 +142,7 @@ func (s Shape) disk(id, image string) machine.Disk {
 	return machine.Disk{ID: id, Image: image, Bus: s.DiskBus, Names: []string{strings.TrimPrefix(s.path(id), "/dev/"), "disk/by-id/" + id}}
 }
 
-// path returns the path of a disk in a machine: a name that udev makes of the serial number, in both kinds of
+// path returns the path of a disk in a machine, a name that udev derives from the serial number in both kinds of
 // machines. It is valid whatever else is attached, and after every reboot.
 func (s Shape) path(id string) string {
 	if s.DiskBus == machine.SCSI {

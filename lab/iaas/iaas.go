@@ -133,8 +133,7 @@ func takeLock(path string) (*os.File, error) {
 }
 
 // RuntimeName begins the names of everything that an IaaS makes outside of its directory: namespaces, control groups,
-// processes. It is derived from the directory, since that is what a holder locks: an IaaS of the same name may be in
-// another one.
+// processes. It is derived from the directory, which a holder locks: an IaaS of the same name may be in another one.
 func RuntimeName(dir, name string) string {
 	if absolute, err := filepath.Abs(dir); err == nil {
 		dir = absolute

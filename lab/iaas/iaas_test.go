@@ -292,7 +292,7 @@ func TestCIDsFillASerialNumber(t *testing.T) {
 	}
 }
 
-// A CID is what newCID makes, and of one class.
+// A CID has the form that newCID makes, and belongs to one class.
 func TestCIDs(t *testing.T) {
 	for class := range classes {
 		cid := newCID(class)

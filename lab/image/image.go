@@ -43,8 +43,8 @@ var modules = []string{"virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio
 	"scsi_common", "scsi_mod", "sd_mod", "virtio_scsi", "nvme-common", "nvme-core", "nvme", "virtio_console"}
 
 // cloudModules are the drivers for root disks of further hypervisors: Xen, Hyper-V, VMware and plain SATA or IDE.
-// They are loaded only if no root disk appears without them: it takes time until drivers of other hypervisors refuse
-// to load and empty SATA and IDE ports are probed.
+// They are loaded only if no root disk appears without them, since drivers that refuse another hypervisor and empty
+// SATA and IDE ports cost time.
 var cloudModules = []string{"xen-blkfront", "hv_vmbus", "scsi_transport_fc", "hv_storvsc", "vmw_pvscsi", "libata", "ata_piix", "libahci", "ahci"}
 
 // Cache is a directory of images. It also holds the Debian trees.
@@ -155,7 +155,7 @@ func (c Cache) once(dir string, f func(work string) error) error {
 	return tree.Hold(dir)
 }
 
-// base is the image with everything but the agent, which is what changes all the time.
+// base ensures an image of everything but the agent, which changes all the time, and returns its directory.
 func (c Cache) base(ctx context.Context, b builder) (string, error) {
 	if err := Missing(); err != nil {
 		return "", err

@@ -25,7 +25,7 @@ type Infrastructure struct {
 	// bzip2 means that the image is the disk itself, compressed.
 	bzip2 bool
 	ovf   bool
-	// sizeUnit is the unit to a multiple of which the raw disk is padded, in bytes; 0 permits any size.
+	// sizeUnit is the unit, in bytes, to which the size of the raw disk is rounded up; 0 permits any size.
 	sizeUnit int64
 }
 

@@ -83,7 +83,7 @@ type Entry struct {
 	Used  time.Time `json:"last_used"`
 }
 
-// Pruned lists the entries that were removed, and those that were not since a process uses them.
+// Pruned lists the entries that were removed, and those that were kept because a process uses them.
 type Pruned struct {
 	Removed []Entry `json:"removed"`
 	InUse   []Entry `json:"in_use"`

@@ -178,7 +178,7 @@ func TestFormats(t *testing.T) {
 					t.Errorf("disk.raw has %d bytes, want %d", size, 1<<20)
 				}
 			}
-			// Back to a raw disk: what the format keeps is what was put in.
+			// Back to a raw disk: the content must be that of the original.
 			packed, raw := filepath.Join(p.work, "packed"), filepath.Join(p.work, "back.raw")
 			if err := os.WriteFile(packed, disk, 0o600); err != nil {
 				t.Fatal(err)

@@ -1,7 +1,7 @@
 //go:build linux
 
-// Package labtest is what tests of the whole agent share, for all engines: a lab for each test,
-// machines that say why they failed, and the measuring of two agents side by side.
+// Package labtest has the parts that tests of the whole agent share, for all engines: a lab for each test, machines
+// that say why they failed, and the measuring of two agents side by side.
 package labtest
 
 import (

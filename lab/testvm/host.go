@@ -32,9 +32,9 @@ type Machine struct {
 }
 
 const (
-	// limit bounds the run of a machine.
+	// limit bounds the run time of a machine.
 	limit = 8 * time.Minute
-	// upTimeout bounds the boot of its kernel, which takes half a minute on a busy host.
+	// upTimeout bounds the boot of a machine's kernel, which takes half a minute on a busy host.
 	upTimeout = 2 * time.Minute
 )
 

@@ -13,7 +13,7 @@ import (
 	"cambium/lab/iaas/value"
 )
 
-// defaultRange contains the addresses of dynamic networks, unless their cloud_properties name another range.
+// defaultRange is the address range of dynamic networks, unless their cloud_properties name another.
 var defaultRange = netip.MustParsePrefix("10.246.0.0/24")
 
 // firstHost is the first address of a range that is given to a VM; the gateway has the first of

@@ -219,7 +219,7 @@ func isDisk(path string) error {
 // bound limits the size and the number of files of a root file system.
 type bound struct{ bytes, members int64 }
 
-// treeBound is several times the size of a stemcell's root file system.
+// treeBound is several times as large as the root file systems of stemcells.
 var treeBound = bound{bytes: 16 << 30, members: 2_000_000}
 
 // pass writes a gzip tarball to w, uncompressed, as far as it is within the bound. A file with holes may be longer than

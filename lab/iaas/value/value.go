@@ -19,8 +19,8 @@ import (
 // maxName bounds names, in bytes.
 const maxName = 255
 
-// Name is an identifier chosen by a caller: of an agent, a network, a Director. It is a line of printable characters
-// without a slash.
+// Name is an identifier chosen by a caller, for an agent, a network or a Director. It is a line of printable
+// characters without a slash.
 type Name struct{ text string }
 
 // ParseName makes a name of a text.

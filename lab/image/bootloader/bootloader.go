@@ -18,7 +18,7 @@ import (
 type Disk struct {
 	Path     string
 	RootUUID string // of the file system with the kernel
-	// EFIStart and EFISize are where the first partition, EFI's, is, in bytes.
+	// EFIStart and EFISize are the offset and the size of the first partition, EFI's, in bytes.
 	EFIStart, EFISize int64
 }
 

@@ -8,8 +8,8 @@ import (
 	"strconv"
 )
 
-// hierarchies are the mount points of control groups below /sys/fs/cgroup: the two of a hybrid system that name
-// processes, those that limit, or the one of a pure system.
+// hierarchies are the cgroup mount points below /sys/fs/cgroup: on a hybrid system the two that name processes
+// (systemd, unified) and those that limit them (memory, cpu), on a pure cgroup v2 system the root.
 var hierarchies = []string{"systemd", "unified", "memory", "cpu", "."}
 
 // cgroups are the directories of the machine's control groups, on a host without systemd.

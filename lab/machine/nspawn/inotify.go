@@ -12,8 +12,8 @@ import (
 // other daemons and of the agent.
 const inotifyInstances = 13
 
-// inotifyLimit is the sysctl of the host that limits the inotify instances of a user. All containers share root's:
-// instances in a user namespace count for the user who has made it, too.
+// inotifyLimit is the host's sysctl that limits the inotify instances of a user. All containers share root's limit:
+// instances in a user namespace also count for the user who has made it.
 const inotifyLimit = "fs.inotify.max_user_instances"
 
 // checkInotify opens as many instances as a container needs, and closes them. A systemd that gets none ends with "Too
