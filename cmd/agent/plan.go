@@ -82,8 +82,8 @@ func makePlan(ctx context.Context, path string, dirs vcap.Dirs, timeout time.Dur
 // driftSteps are the steps whose plan needs neither a source nor a disk.
 var driftSteps = []string{"passwords", "env-keys", "ipv6", "hostname", "firewall", "network", "directories", "dns", "time"}
 
-// drift returns the changes that a boot with the cached settings would make to a machine that serves, each as "step:
-// change".
+// drift returns the changes, each as "step: change", that a boot with the cached settings would make to a machine
+// that serves.
 func drift(ctx context.Context, path string, dirs vcap.Dirs) (changes []string, err error) {
 	o, err := lookOnly(path, dirs, 0)
 	if err != nil {

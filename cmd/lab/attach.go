@@ -16,8 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attach runs a program in a virtual machine, on this terminal if there is one. It is what a
-// machine's shell command consists of.
+// attach runs a program in a virtual machine, on this terminal if there is one. A machine's shell command calls it.
 func attach(ctx context.Context, c *call) error {
 	if err := c.parse(1, 1); err != nil {
 		return err

@@ -145,7 +145,7 @@ func demoKeep(ctx context.Context, c *call) error {
 	return s.keep(ctx, p)
 }
 
-// stepTimeout bounds the waits of a step for the machine; an emulated one is slow.
+// stepTimeout bounds each wait of a step for the machine; an emulated one is slow.
 const stepTimeout = 5 * time.Minute
 
 // perform takes the steps.

@@ -16,7 +16,7 @@ import (
 	"cambium/lab/director"
 )
 
-// board collects the content of the screen of watch: the last heartbeat of every agent and the last alerts.
+// board is the content of the screen: the last heartbeat of every agent and the last alerts.
 type board struct {
 	names  map[string]string // machines by agent
 	beats  map[string]director.Event

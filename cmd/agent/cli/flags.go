@@ -1,6 +1,5 @@
-// Package cli is what the commands of the agent share: flags with help, exit codes, JSON and
-// colored output. Each command lives in a package of its own beside this one; cmd/agent lists
-// them.
+// Package cli has the parts that the commands of the agent share: flags with help, exit codes, JSON and colored
+// output. Each command lives in a package of its own beside this one; cmd/agent lists them.
 package cli
 
 import (

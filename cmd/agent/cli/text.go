@@ -15,7 +15,7 @@ import (
 const defaultWidth = 80
 
 // Width returns the number of columns for text written to w: the width of the terminal or, if w is not a terminal,
-// the value of COLUMNS.
+// the value of COLUMNS, or a default.
 func Width(w io.Writer) int {
 	if f, ok := w.(*os.File); ok {
 		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {

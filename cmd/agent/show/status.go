@@ -136,7 +136,7 @@ func awaited(d status.Document) string {
 	return fmt.Sprintf("the boot, try %d%s", d.Try, waiting)
 }
 
-// glanceTimeout bounds the wait for an answer of the gateways.
+// glanceTimeout bounds the wait for the gateways to answer.
 const glanceTimeout = 2 * time.Second
 
 // addFindings adds what the doctor sees of the machine without asking others.

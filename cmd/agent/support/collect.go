@@ -81,7 +81,7 @@ func collect(ctx context.Context, o options) []file {
 	return files
 }
 
-// own returns the output of the agent's own commands, a file each.
+// own returns the output of the agent's own commands, one file each.
 func own(ctx context.Context, o options) []file {
 	machine := observe.All(ctx, observe.Options{Dirs: o.dirs, Config: o.config, Status: o.status, Timeout: o.timeout})
 	findings := doctor.Diagnose(machine)

@@ -17,8 +17,8 @@ import (
 	"cambium/internal/status"
 )
 
-// inChromium is set by make test-chromium: browsers are what most people look at pictures with, and too large for every
-// run.
+// inChromium is set by make test-chromium: most people look at pictures in a browser, but a browser is too large for
+// every run.
 var inChromium = flag.Bool("chromium", false, "draw with chromium in place of rsvg-convert")
 
 // paint has the picture drawn by a program that is not a browser: it does not support CSS variables.

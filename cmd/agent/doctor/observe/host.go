@@ -59,7 +59,7 @@ func agentState(ctx context.Context, o Options) (found Agent) {
 	return found
 }
 
-// Restarts returns the number of times that systemd has restarted the agent on its own.
+// Restarts returns the number of systemd's automatic restarts of the agent.
 func Restarts(ctx context.Context) int {
 	ctx, cancel := context.WithTimeout(ctx, localTimeout)
 	defer cancel()
@@ -246,7 +246,7 @@ func JobLogs(dirs vcap.Dirs, service string) (logs []string) {
 	return logs[:min(len(logs), logsNamed)]
 }
 
-// tasks counts those on record, which is where the settings are.
+// tasks counts the recorded tasks. The record is in the same place as the settings.
 func tasks(dirs vcap.Dirs) task.Counts {
 	for _, place := range dirs.Places() {
 		if _, err := os.Stat(place.TaskRecord()); err == nil {

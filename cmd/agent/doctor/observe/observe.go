@@ -91,14 +91,14 @@ type Agent struct {
 	Running   bool             `json:"running"`
 	// Unit is the state of its unit, such as "active (running)"; empty without systemd.
 	Unit string `json:"unit,omitempty"`
-	// Restarts counts the restarts that systemd made on its own.
+	// Restarts counts systemd's automatic restarts of the agent.
 	Restarts int `json:"restarts"`
 	// MainPID is systemd's; 0 without systemd. PIDs are all processes that run as agents.
 	MainPID int   `json:"main_pid,omitempty"`
 	PIDs    []int `json:"pids,omitempty"`
 }
 
-// FileSystem describes the usage of one file system.
+// FileSystem describes one file system: its size, free space and inodes.
 type FileSystem struct {
 	Path       string `json:"path"` // one of the paths on it
 	Size       uint64 `json:"size_bytes"`
@@ -117,7 +117,7 @@ type Disk struct {
 	Gone bool `json:"gone,omitempty"`
 }
 
-// Units lists the units that have failed according to the service manager.
+// Units lists the units that the service manager reports as failed.
 type Units struct {
 	Failed []string `json:"failed"`
 	Err    string   `json:"error,omitempty"`

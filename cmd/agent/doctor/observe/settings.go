@@ -61,8 +61,8 @@ func agentConfig(path string) (agentjson.Config, Config) {
 	return config, found
 }
 
-// loadSettings finds the settings as a boot would, without side effects. Without a usable agent.json the
-// cached copy is what there is.
+// loadSettings finds the settings as a boot would, without side effects. Without a usable agent.json it uses the
+// cached copy alone.
 func loadSettings(ctx context.Context, o Options, config agentjson.Config, configured bool, found *Settings) settings.Effective {
 	found.Files = settingsFiles(o.Dirs)
 	cache, err := store.Open(o.Dirs, store.Options{ReadOnly: true})
