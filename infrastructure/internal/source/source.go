@@ -63,8 +63,8 @@ func (m marked) Unwrap() error { return m.error }
 // Final marks err as permanent: the source is not asked again.
 func Final(err error) error { return marked{error: err, kind: Definite} }
 
-// Spent is Final for a source that can be read once and is then cleared by the agent itself: an
-// ejected disc, an erased value. It is what every start after the first finds.
+// Spent is Final for a source that can be read once and is then cleared by the agent itself: an ejected disc, an
+// erased value. Every start after the first finds the source in this state.
 func Spent(err error) error { return marked{error: err, kind: Definite, spent: true} }
 
 // IsSpent reports whether the failure is one that Spent marked.
