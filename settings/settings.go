@@ -21,7 +21,7 @@ type Settings struct {
 	Mbus      secret.URL         `json:"mbus"`
 	VM        VM                 `json:"vm"`
 
-	// name and document are what was decoded, after the rules.
+	// name and document are the name and the content of the decoded document, after the rules.
 	name     string
 	document secret.JSON
 }
