@@ -16,6 +16,7 @@ import (
 	"cambium/cmd/agent/cli"
 	"cambium/cmd/agent/disk"
 	"cambium/internal/oneline"
+	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/storage/decide"
 	diskrecord "cambium/storage/record"
@@ -120,8 +121,11 @@ func lookOnly(path string, dirs vcap.Dirs, cacheBudget time.Duration) (machineOp
 	quiet.SetOutput(io.Discard)
 	log := logrus.NewEntry(quiet)
 	config, err := loadConfig(path, log)
+	// The agent's command line says which supervisor runs the jobs; the agent that it started last has noted that.
+	last, _ := status.Read(vcap.RunDir.Status()) // none before the first start
 	return machineOptions{dirs: dirs, config: config, log: log, monit: true, readOnly: true,
-		announceWait: func(string) {}, cacheBudget: cacheBudget}, err
+		ownSupervisor: runOptions{supervisor: last.Supervisor}.ownSupervisor(),
+		announceWait:  func(string) {}, cacheBudget: cacheBudget}, err
 }
 
 // describeDisk says what is on a disk, for `agent disk`, and returns the key of such a request. A disk is named by its

@@ -13,8 +13,8 @@ import (
 	"cambium/lab/machine"
 )
 
-// PlanFirst has `agent plan` run right before each start of the agent, by the same binary. Both are for monit: a plan does
-// not know the agent's flag -M.
+// PlanFirst has `agent plan` run right before each start of the agent, by the same binary. Both are for monit: before
+// the first start a plan does not know the agent's flag -M.
 var PlanFirst = machine.File{Path: "/etc/systemd/system/bosh-agent.service.d/plan.conf", Mode: 0o644,
 	Data: []byte(`[Service]
 ExecStartPre=/bin/sh -c '/var/vcap/bosh/bin/bosh-agent plan --json >/run/plan.json 2>/run/plan.err || \
