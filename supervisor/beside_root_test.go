@@ -446,18 +446,14 @@ func TestRootMonitProgram(t *testing.T) {
 	if got := monit(1, "start", "none"); !strings.Contains(got, "none") || strings.Contains(got, "parse") {
 		t.Errorf("an unknown service: got %q", got)
 	}
-	if err := syscall.Mkfifo(filepath.Join(w.dir, "hold"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	release := w.hold()
 	w.write("ctl", "#!/bin/sh\nread x <$(dirname $0)/hold\nkill $(cat $(dirname $0)/$2.pid)\n", 0o755)
 	monit(0, "stop", "a")
 	if got := monit(1, "start", "a"); !strings.Contains(got, "Other action already in progress") {
 		t.Errorf("while an action is pending: got %q", got)
 	}
 	summary(line("other", "running"), line("a", "running - stop pending"), line("b", "not monitored"))
-	if err := os.WriteFile(filepath.Join(w.dir, "hold"), []byte("\n"), 0); err != nil {
-		t.Fatal(err)
-	}
+	release()
 	await("not monitored", "a")
 }
 

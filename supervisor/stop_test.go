@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -132,10 +131,7 @@ func TestUnmonitorWhileAStartIsPending(t *testing.T) {
 	t.Parallel()
 	w := prepare(t, map[string]string{"0000_a.monitrc": check("DIR", "a", ""),
 		"state": `{"version":1,"services":{"a":{"monitored":false}}}`})
-	hold := filepath.Join(w.dir, "hold")
-	if err := syscall.Mkfifo(hold, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	release := w.hold()
 	w.write("ctl", "#!/bin/sh\ndir=$(dirname $0)\necho \"$1 $2\" >>$dir/calls\nread x <$dir/hold\n"+
 		"sleep 1000 & echo $! >$dir/$2.pid\n", 0o755)
 	w.run(long)
@@ -155,9 +151,7 @@ func TestUnmonitorWhileAStartIsPending(t *testing.T) {
 	if got := w.state("a"); !strings.HasSuffix(got, "start pending") {
 		t.Errorf("state in between: got %q", got)
 	}
-	if err := os.WriteFile(hold, []byte("\n"), 0); err != nil {
-		t.Fatal(err)
-	}
+	release()
 	w.await("a", "not monitored")
 	if pid := w.pid("a"); !pidfile.Alive(pid) {
 		t.Errorf("process %d is not alive", pid)

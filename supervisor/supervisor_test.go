@@ -121,6 +121,26 @@ func (w *world) write(name, text string, mode os.FileMode) {
 	}
 }
 
+// hold makes the FIFO from which programs read a line before they go on; release writes one. The FIFO stays open both
+// ways, so that neither side waits for the other to open it.
+func (w *world) hold() (release func()) {
+	w.t.Helper()
+	path := filepath.Join(w.dir, "hold")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = f.Close() }) // nothing to flush
+	return func() {
+		if _, err := f.WriteString("\n"); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
 // run starts the supervisor, which finds what it left before.
 func (w *world) run(cycle time.Duration) {
 	w.t.Helper()
@@ -611,10 +631,7 @@ func TestPendingAction(t *testing.T) {
 	w := newWorld(t, long, map[string]string{"0000_a.monitrc": check("DIR", "a", "")})
 	w.await("a", "running")
 	w.write("ctl", "#!/bin/sh\nread x <$(dirname $0)/hold\nkill $(cat $(dirname $0)/$2.pid)\n", 0o755)
-	hold := filepath.Join(w.dir, "hold")
-	if err := syscall.Mkfifo(hold, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	release := w.hold()
 	if got := w.post("a", "stop"); got != http.StatusOK {
 		t.Errorf("stop: got %d", got)
 	}
@@ -627,14 +644,7 @@ func TestPendingAction(t *testing.T) {
 	if got := w.post("none", "start"); got != http.StatusNotFound {
 		t.Errorf("an unknown service: got %d", got)
 	}
-	f, err := os.OpenFile(hold, os.O_RDWR, 0) // which does not wait for a reader, as writing alone would
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if _, err := f.WriteString("\n"); err != nil {
-		t.Fatal(err)
-	}
+	release()
 	w.await("a", "not monitored")
 }
 
@@ -778,10 +788,7 @@ func TestUnreapedProcess(t *testing.T) {
 func TestReloadDuringStart(t *testing.T) {
 	t.Parallel()
 	w := prepare(t, map[string]string{"0000_a.monitrc": check("DIR", "a", "")})
-	hold := filepath.Join(w.dir, "hold")
-	if err := syscall.Mkfifo(hold, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	release := w.hold()
 	w.write("ctl", "#!/bin/sh\ndir=$(dirname $0)\necho \"$1 $2\" >>$dir/calls\nread x <$dir/hold\n"+
 		"sleep 1000 & echo $! >$dir/$2.pid\n", 0o755)
 	w.run(long)
@@ -789,9 +796,7 @@ func TestReloadDuringStart(t *testing.T) {
 	w.write("0001_b.monitrc", "check file b path "+w.dir+"/ctl\n", 0o600)
 	w.s.Reload()
 	w.await("b", "accessible") // the first cycle after it
-	if err := os.WriteFile(hold, []byte("\n"), 0); err != nil {
-		t.Fatal(err)
-	}
+	release()
 	w.await("a", "running")
 	if got := w.calls(); got != "start a" {
 		t.Errorf("calls: got %q", got)
@@ -802,10 +807,7 @@ func TestReloadDuringStart(t *testing.T) {
 func TestReloadChangesAStartingService(t *testing.T) {
 	t.Parallel()
 	w := prepare(t, map[string]string{"0000_a.monitrc": check("DIR", "a", "")})
-	hold := filepath.Join(w.dir, "hold")
-	if err := syscall.Mkfifo(hold, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	release := w.hold()
 	w.write("ctl", "#!/bin/sh\ndir=$(dirname $0)\necho \"$1 $2\" >>$dir/calls\n"+
 		"[ $1 = stop ] || read x <$dir/hold\n[ $1 = start ] || { kill $(cat $dir/$2.pid); exit; }\n"+
 		"sleep 1000 & echo $! >$dir/$2.pid\n", 0o755)
@@ -823,11 +825,8 @@ func TestReloadChangesAStartingService(t *testing.T) {
 	w.write("0001_b.monitrc", "check file c path "+w.dir+"/ctl\n", 0o600)
 	w.s.Reload()
 	w.await("c", "accessible")
-	for range 2 { // both start programs wait
-		if err := os.WriteFile(hold, []byte("\n"), 0); err != nil {
-			t.Fatal(err)
-		}
-	}
+	release() // both start programs wait
+	release()
 	w.await("a", "running")
 	if got := w.calls(); got != "start a, start a" {
 		t.Errorf("calls: got %q", got)
@@ -857,10 +856,7 @@ func TestOneProgramAtATime(t *testing.T) {
 		"0000_a.monitrc": check("DIR", "a", "  if totalmem > 1 kB then exec \"/bin/sh DIR/over\""),
 		"over":           "#!/bin/sh\necho \"$MONIT_EVENT\" >>DIR/overs\nread x <DIR/hold\n",
 	})
-	hold := filepath.Join(w.dir, "hold")
-	if err := syscall.Mkfifo(hold, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	release := w.hold()
 	w.run(long)
 	overs := func() string {
 		text, _ := os.ReadFile(filepath.Join(w.dir, "overs"))
@@ -879,13 +875,9 @@ func TestOneProgramAtATime(t *testing.T) {
 	if got := overs(); got != "Resource limit matched\n" {
 		t.Errorf("while the program runs: got %q", got)
 	}
-	if err := os.WriteFile(hold, []byte("\n"), 0); err != nil {
-		t.Fatal(err)
-	}
+	release()
 	eventually.True(t, "the program again", func() bool { w.s.Validate(); return strings.Count(overs(), "\n") == 2 })
-	if err := os.WriteFile(hold, []byte("\n"), 0); err != nil { // for it to end
-		t.Fatal(err)
-	}
+	release() // for it to end
 }
 
 // looked returns the part of a service's status document that holds the time of the last look.
