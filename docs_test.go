@@ -1,6 +1,7 @@
 package cambium_test
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -54,46 +55,50 @@ func TestLinksLead(t *testing.T) {
 
 // phrase is a turn of phrase that a native speaker does not use, with the usual one.
 type phrase struct {
+	part             string // of all that the pattern matches; looking for it is a hundred times faster
 	pattern, allowed *regexp.Regexp
 	better           string
 }
 
-func turn(pattern, allowed, better string) phrase {
-	return phrase{regexp.MustCompile(pattern), regexp.MustCompile(allowed), better}
+func turn(part, pattern, allowed, better string) phrase {
+	if !strings.Contains(pattern, part) {
+		panic(fmt.Sprintf("%q is not in %q", part, pattern))
+	}
+	return phrase{part, regexp.MustCompile(pattern), regexp.MustCompile(allowed), better}
 }
 
 const never = `$^`
 
 var wording = []phrase{
-	turn(`\b(is|was|are|were) no (error|reason|problem|proof|file|directory|JSON|number|secret|text|device|block device|`+
+	turn(" no ", `\b(is|was|are|were) no (error|reason|problem|proof|file|directory|JSON|number|secret|text|device|block device|`+
 		`path|name|link|mount|disk|server|certificate|address)s?\b`, `[Tt]here (is|was|are|were) no `, "is not a …"),
-	turn(`\b(is|was|are|were) none of (?:the )?[a-z]`, never, "is not one of"),
-	turn(`\bthat (is|are) none\b`, never, "that is invalid, or not a …"),
-	turn(`\btells? (whether|if|that|what|how|why|of|more)\b`, `\b(can|cannot|to) tell `, "reports, says or shows"),
-	turn(`\b[Ww]hoever\b`, never, "the process that, any user who"),
-	turn(`\bwhat (is|was) there\b`, never, "name the noun"),
-	turn(`\bof which there\b`, never, "a clause with a noun"),
-	turn(`\bwhich [a-z]+ this is: `, never, "identify the …:"),
-	turn(`, that (it|they) (is|are) [a-z]+ is (no|not a) (problem|reason|error)\b`, never, "a clause with a noun"),
+	turn(" none of ", `\b(is|was|are|were) none of (?:the )?[a-z]`, never, "is not one of"),
+	turn("none", `\bthat (is|are) none\b`, never, "that is invalid, or not a …"),
+	turn("tell", `\btells? (whether|if|that|what|how|why|of|more)\b`, `\b(can|cannot|to) tell `, "reports, says or shows"),
+	turn("hoever", `\b[Ww]hoever\b`, never, "the process that, any user who"),
+	turn("what ", `\bwhat (is|was) there\b`, never, "name the noun"),
+	turn("of which there", `\bof which there\b`, never, "a clause with a noun"),
+	turn(" this is: ", `\bwhich [a-z]+ this is: `, never, "identify the …:"),
+	turn(", that ", `, that (it|they) (is|are) [a-z]+ is (no|not a) (problem|reason|error)\b`, never, "a clause with a noun"),
 	// What is left behind, behind a controller or late is behind; what follows is after.
-	turn(`\bbehind\b`, `\b(left|leaves?|nothing|files|mount|%s|lags|round) behind\b|`+
+	turn("behind", `\bbehind\b`, `\b(left|leaves?|nothing|files|mount|%s|lags|round) behind\b|`+
 		`\b(clock|hours|is|moment|still be|be|waits|or|return ")\W* ?behind|\bbehind"|`+
 		`\bbehind (a|the|its|it|another)? ?(SCSI|loop|free loop|link|pointer|signed|local port|Director's back|back|mount|`+
 		`new mount|device|device-mapper|root partition's back|CPI's program)|`+
 		`image behind it|2\.1 behind it|server behind it|clean up behind|behind signed`, "after"),
-	turn(`\bin the place of\b`, never, "in place of"),
-	turn(`\binside of\b`, never, "inside, or in"),
-	turn(`\b[Ss]ee that [a-z']`, `\b(cannot|not) see that `, "check that"),
-	turn(`\b(something|anything|nothing) else than\b`, never, "… other than"),
-	turn(`\banother [a-z ]{1,20} than\b`, never, "a … other than"),
-	turn(`\b(put|puts|putting) (it |them )?aside\b`, never, "set aside"),
-	turn(`\bnot a usable\b`, never, "not a valid"),
-	turn(`\bknows? no [a-z]`, never, "does not have, or does not support"),
-	turn(`\b(is|was|are|were) tried again\b`, never, "is retried"),
-	turn(`\bbelongs? into\b`, never, "belongs in"),
-	turn(`\bcontrol groups? of version\b`, never, "cgroup v1, cgroup v2"),
-	turn(`\bis of (another|the other) [a-z]+\b`, never, "has a different …, or belongs to another …"),
-	turn(`\b(Debug|Info|Warn|Error)\("[a-z' ]+ not (written|sent|set|listed|flushed|notified|recorded|removed)"`, never,
+	turn("in the place of", `\bin the place of\b`, never, "in place of"),
+	turn("inside of", `\binside of\b`, never, "inside, or in"),
+	turn("ee that ", `\b[Ss]ee that [a-z']`, `\b(cannot|not) see that `, "check that"),
+	turn(" else than", `\b(something|anything|nothing) else than\b`, never, "… other than"),
+	turn("another", `\banother [a-z ]{1,20} than\b`, never, "a … other than"),
+	turn("aside", `\b(put|puts|putting) (it |them )?aside\b`, never, "set aside"),
+	turn("not a usable", `\bnot a usable\b`, never, "not a valid"),
+	turn(" no ", `\bknows? no [a-z]`, never, "does not have, or does not support"),
+	turn(" tried again", `\b(is|was|are|were) tried again\b`, never, "is retried"),
+	turn("into", `\bbelongs? into\b`, never, "belongs in"),
+	turn("control group", `\bcontrol groups? of version\b`, never, "cgroup v1, cgroup v2"),
+	turn(" of ", `\bis of (another|the other) [a-z]+\b`, never, "has a different …, or belongs to another …"),
+	turn(" not ", `\b(Debug|Info|Warn|Error)\("[a-z' ]+ not (written|sent|set|listed|flushed|notified|recorded|removed)"`, never,
 		"cannot write, send, …"),
 }
 
@@ -118,6 +123,9 @@ func TestWording(t *testing.T) {
 		for line := range strings.Lines(string(text)) {
 			n++
 			for _, p := range wording {
+				if !strings.Contains(line, p.part) {
+					continue
+				}
 				if found := p.pattern.FindString(line); found != "" && !p.allowed.MatchString(line) {
 					t.Errorf("%s:%d: %q; better: %s", path, n, found, p.better)
 				}

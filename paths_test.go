@@ -1,12 +1,10 @@
 package cambium_test
 
 import (
-	"encoding/json"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -100,16 +98,8 @@ func (f agentFile) position(n ast.Node) token.Position { return f.set.Position(n
 // agentFiles parses the source files that the agent is built from, except those of package vcap.
 func agentFiles(t *testing.T) (files []agentFile) {
 	t.Helper()
-	out, err := exec.Command("go", "list", "-deps", "-json=ImportPath,Dir,GoFiles", "./cmd/agent").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for d := json.NewDecoder(strings.NewReader(string(out))); d.More(); {
-		var p pkg
-		if err := d.Decode(&p); err != nil {
-			t.Fatal(err)
-		}
-		if !within(p.ImportPath, "cambium") || p.ImportPath == "cambium/internal/vcap" {
+	for _, p := range linked(t) {
+		if !p.ours() || p.ImportPath == "cambium/internal/vcap" {
 			continue
 		}
 		for _, name := range p.GoFiles {

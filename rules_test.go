@@ -1,18 +1,18 @@
 package cambium_test
 
 import (
-	"bufio"
+	"bytes"
 	"encoding/json"
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -64,23 +64,62 @@ type pkg struct {
 	Dir        string
 	Imports    []string
 	GoFiles    []string
+	Module     *struct {
+		Path string
+		Main bool
+	}
 }
 
-func packages(t *testing.T) (all []pkg) {
-	t.Helper()
-	out, err := exec.Command("go", "list", "-json=ImportPath,Dir,Imports,GoFiles", "./...").Output()
+func (p pkg) ours() bool { return p.Module != nil && p.Module.Main }
+
+// list asks Go once for all packages of the project and all that these import.
+var list = sync.OnceValues(func() (all []pkg, err error) {
+	out, err := exec.Command("go", "list", "-deps", "-json=ImportPath,Dir,Imports,GoFiles,Module", "./...").Output()
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
+	for d := json.NewDecoder(bytes.NewReader(out)); d.More(); {
 		var p pkg
-		if err := d.Decode(&p); err == io.EOF {
-			return all
-		} else if err != nil {
-			t.Fatal(err)
+		if err := d.Decode(&p); err != nil {
+			return nil, err
 		}
 		all = append(all, p)
 	}
+	return all, nil
+})
+
+// packages returns the packages of the project.
+func packages(t *testing.T) (own []pkg) {
+	t.Helper()
+	all, err := list()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range all {
+		if p.ours() {
+			own = append(own, p)
+		}
+	}
+	return own
+}
+
+// linked returns the packages that the agent is built from.
+func linked(t *testing.T) (in []pkg) {
+	t.Helper()
+	all, err := list()
+	if err != nil {
+		t.Fatal(err)
+	}
+	wanted := map[string]bool{"cambium/cmd/agent": true}
+	for _, p := range slices.Backward(all) { // a package stands after those that it imports
+		if wanted[p.ImportPath] {
+			in = append(in, p)
+			for _, imported := range p.Imports {
+				wanted[imported] = true
+			}
+		}
+	}
+	return in
 }
 
 func within(path, prefix string) bool { return path == prefix || strings.HasPrefix(path, prefix+"/") }
@@ -255,14 +294,10 @@ func TestContextsComeFromTheTop(t *testing.T) {
 
 // TestLabIsNotInTheAgent: nor is a helper of tests, which all import package testing.
 func TestLabIsNotInTheAgent(t *testing.T) {
-	out, err := exec.Command("go", "list", "-deps", "./cmd/agent").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for s := bufio.NewScanner(strings.NewReader(string(out))); s.Scan(); {
+	for _, p := range linked(t) {
 		for _, forbidden := range []string{"cambium/lab", "cambium/integration", "github.com/nats-io/nats-server", "testing"} {
-			if strings.HasPrefix(s.Text(), forbidden) {
-				t.Errorf("cmd/agent links %s", s.Text())
+			if strings.HasPrefix(p.ImportPath, forbidden) {
+				t.Errorf("cmd/agent links %s", p.ImportPath)
 			}
 		}
 	}
@@ -271,20 +306,20 @@ func TestLabIsNotInTheAgent(t *testing.T) {
 // TestOnlyUsualVariablesAreRead: what a test sets, such as a shorter time, is an option of a constructor.
 func TestOnlyUsualVariablesAreRead(t *testing.T) {
 	usual := []string{"COLUMNS", "GOGC", "NOTIFY_SOCKET", "NO_COLOR", "TERM", "TZ"}
-	out, err := exec.Command("go", "list", "-deps", "-f", `{{$d := .Dir}}{{if .Module}}{{if .Module.Main}}{{range .GoFiles}}{{$d}}/{{.}}
-{{end}}{{end}}{{end}}`, "./cmd/agent").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
 	read := regexp.MustCompile(`\b(?:Getenv|LookupEnv)\(([^)]*)\)`)
-	for name := range strings.FieldsSeq(string(out)) {
-		source, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
+	for _, p := range linked(t) {
+		if !p.ours() {
+			continue
 		}
-		for _, m := range read.FindAllStringSubmatch(string(source), -1) {
-			if !slices.Contains(usual, strings.Trim(m[1], `"`)) {
-				t.Errorf("%s reads the environment variable %s; these are usual: %v", name, m[1], usual)
+		for _, name := range p.GoFiles {
+			source, err := os.ReadFile(filepath.Join(p.Dir, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range read.FindAllStringSubmatch(string(source), -1) {
+				if !slices.Contains(usual, strings.Trim(m[1], `"`)) {
+					t.Errorf("%s/%s reads the environment variable %s; these are usual: %v", p.ImportPath, name, m[1], usual)
+				}
 			}
 		}
 	}
@@ -332,24 +367,23 @@ func TestTreeSpeaksOfItselfAlone(t *testing.T) {
 }
 
 func TestLinkedModulesAreJustified(t *testing.T) {
-	out, err := exec.Command("go", "list", "-deps", "-f", "{{with .Module}}{{if not .Main}}{{.Path}}{{end}}{{end}}", "./cmd/agent").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
 	page, err := os.ReadFile("docs/dependencies.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	linked := map[string]bool{}
-	for _, module := range strings.Fields(string(out)) {
-		linked[module] = true
-		if !strings.Contains(string(page), "| "+module+" |") {
-			t.Errorf("docs/dependencies.md does not justify %s", module)
+	modules := map[string]bool{}
+	for _, p := range linked(t) {
+		if p.Module == nil || p.ours() || modules[p.Module.Path] {
+			continue
+		}
+		modules[p.Module.Path] = true
+		if !strings.Contains(string(page), "| "+p.Module.Path+" |") {
+			t.Errorf("docs/dependencies.md does not justify %s", p.Module.Path)
 		}
 	}
 	for _, line := range strings.Split(string(page), "\n") {
 		cells := strings.Split(line, "|")
-		if len(cells) == 5 && strings.Contains(cells[1], "/") && !linked[strings.TrimSpace(cells[1])] {
+		if len(cells) == 5 && strings.Contains(cells[1], "/") && !modules[strings.TrimSpace(cells[1])] {
 			t.Errorf("docs/dependencies.md lists %s, which is not linked", strings.TrimSpace(cells[1]))
 		}
 	}
