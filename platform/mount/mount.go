@@ -163,49 +163,91 @@ func Device(ctx context.Context, source, target, kind string, options []string) 
 	return nil
 }
 
-// Aside mounts the file system on a block device as Device does, but at no path: it is mounted on dir, cloned from there,
-// and unmounted before anything can enter it. Attach gives it a path; otherwise it goes with the descriptor.
-func Aside(ctx context.Context, source, dir, kind string, options []string) (*os.File, error) {
-	if err := Device(ctx, source, dir, kind, options); err != nil {
-		return nil, err
-	}
-	tree, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
-	if err != nil {
-		err = &os.PathError{Op: "open_tree", Path: dir, Err: err}
-	}
-	if unmountErr := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH); unmountErr != nil {
-		err = errors.Join(err, &os.PathError{Op: "unmount", Path: dir, Err: unmountErr})
-	}
-	if err != nil {
-		if tree >= 0 {
-			_ = unix.Close(tree)
+// Admitted mounts the file system on a block device as Device does, after admit has seen the directory at its top. Until
+// then the file system is at no path where anything could use it: it is mounted on place, cloned from there and unmounted.
+// Where the kernel or a sandbox has no such calls it stays on place, whose parent is closed to all but root.
+func Admitted(ctx context.Context, source, place, target, kind string, options []string, admit func(top *os.File) error) error {
+	if place != target {
+		if err := release(place); err != nil {
+			return err
 		}
-		return nil, err
 	}
-	return os.NewFile(uintptr(tree), source), nil
-}
-
-// Attach mounts on a target what Aside has returned, and closes it.
-func Attach(aside *os.File, target string) error {
-	there, taken, err := At(target)
-	if err == nil && taken {
-		err = fmt.Errorf("%s is already mounted there", there.Source)
+	if err := Device(ctx, source, place, kind, options); err != nil {
+		return err
 	}
+	clone, err := unix.OpenTree(unix.AT_FDCWD, place, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
+		return admitted(ctx, source, place, target, admit)
+	}
+	if err != nil {
+		return errors.Join(&os.PathError{Op: "open_tree", Path: place, Err: err}, release(place))
+	}
+	tree := os.NewFile(uintptr(clone), source)
+	defer tree.Close() // also if admit panics
+	err = release(place)
 	if err == nil {
-		target, err = resolve(target)
+		err = show(fmt.Sprintf("/proc/self/fd/%d", clone), admit)
 	}
+	if err != nil {
+		return errors.Join(err, tree.Close(), AwaitIdle(ctx, source))
+	}
+	target, err = free(target)
 	if err == nil {
-		err = unix.MoveMount(int(aside.Fd()), "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH)
+		err = unix.MoveMount(clone, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH)
 	}
-	if err = errors.Join(err, aside.Close()); err != nil {
-		return fmt.Errorf("mount %s on %s: %w", aside.Name(), target, err)
+	if err = errors.Join(err, tree.Close()); err != nil {
+		return fmt.Errorf("mount %s on %s: %w", source, target, err)
 	}
 	return nil
 }
 
-// Top opens the directory at the top of what Aside has returned.
-func Top(aside *os.File) (*os.File, error) {
-	return os.Open(fmt.Sprintf("/proc/self/fd/%d", aside.Fd()))
+// admitted does the second half of Admitted where a mount cannot be cloned.
+func admitted(ctx context.Context, source, place, target string, admit func(top *os.File) error) error {
+	if err := show(place, admit); err != nil {
+		return errors.Join(err, release(place), AwaitIdle(ctx, source))
+	}
+	if place == target {
+		return nil
+	}
+	target, err := free(target)
+	if err == nil {
+		err = unix.Mount(place, target, "", unix.MS_BIND, "")
+	}
+	if err = errors.Join(err, release(place)); err != nil {
+		return fmt.Errorf("mount %s on %s: %w", source, target, err)
+	}
+	return nil
+}
+
+// release unmounts what is on place, also what a process that was killed left there.
+func release(place string) error {
+	err := unix.Unmount(place, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
+	if err == nil || errors.Is(err, unix.EINVAL) { // not a mount point
+		return nil
+	}
+	return &os.PathError{Op: "unmount", Path: place, Err: err}
+}
+
+// show opens a directory for admit.
+func show(dir string, admit func(top *os.File) error) error {
+	top, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer top.Close() // also if admit panics; read only
+	return admit(top)
+}
+
+// free resolves the path of a mount point on which nothing is mounted.
+func free(target string) (string, error) {
+	there, taken, err := At(target)
+	if err == nil && taken {
+		err = fmt.Errorf("%s is already mounted there", there.Source)
+	}
+	if err != nil {
+		return target, err
+	}
+	return resolve(target)
 }
 
 // Bind bind-mounts the directory source on target with the given MS_ flags (nodev, nosuid,

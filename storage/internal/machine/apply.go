@@ -152,21 +152,13 @@ func (m *Machine) mount(ctx context.Context, c decide.Change, admit func(top *os
 	} else if err != nil {
 		return err
 	}
-	aside, err := mount.Aside(ctx, c.Device, place, string(c.FileSystem), c.MountOptions)
-	if err != nil {
-		return err
-	}
-	defer aside.Close() // if it is not admitted
-	top, err := mount.Top(aside)
-	if err != nil {
-		return err
-	}
-	defer top.Close()
-	if err := admit(top); err != nil {
-		return errors.Join(err, top.Close(), aside.Close(), mount.AwaitIdle(ctx, c.Device))
-	}
-	m.CrashPoint("attach")
-	return mount.Attach(aside, c.Target)
+	return mount.Admitted(ctx, c.Device, place, c.Target, string(c.FileSystem), c.MountOptions, func(top *os.File) error {
+		if err := admit(top); err != nil {
+			return err
+		}
+		m.CrashPoint("attach")
+		return nil
+	})
 }
 
 // bind binds a directory that is admitted.
