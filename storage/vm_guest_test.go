@@ -66,13 +66,16 @@ func sized(path string, size int64) error {
 	return err
 }
 
-var guestDisks = func() Disks {
+// guestDisks returns the disks of an agent whose settings name these persistent ones.
+var guestDisks = func(cids ...string) Disks {
 	r, err := device.New(device.Options{Type: "virtio"}, guestLog())
 	if err != nil {
 		panic(err) // no pattern, so there is nothing to reject
 	}
-	known := &records{disks: map[string]settings.PersistentDisk{"vol-data": {CID: "vol-data",
-		Hint: settings.DiskHint{Path: "/dev/sdz"}}, "vol-late": {CID: "vol-late", Hint: settings.DiskHint{Path: "/dev/sdq"}}}}
+	known := &records{disks: map[string]settings.PersistentDisk{}}
+	for _, cid := range cids {
+		known.disks[cid] = settings.PersistentDisk{CID: cid, Hint: settings.DiskHint{Path: "/dev/sdq"}}
+	}
 	return New(Config{Dirs: vcap.New(""), Resolver: r, Records: known, Program: "/proc/self/exe", Log: guestLog()})
 }
 
@@ -141,7 +144,7 @@ var guestChecks = []testvm.Check{
 	}},
 	{Name: "hot-plug: a disk is unplugged while it is mounted, and plugged in again", Run: unplugged},
 	{Name: "resize: a mounted ext4 follows its disk without being asked", Run: func(ctx context.Context) error {
-		d := guestDisks()
+		d := guestDisks("vol-data")
 		if err := d.Persistent.Mount(ctx, "vol-data"); err != nil {
 			return err
 		}
@@ -178,7 +181,7 @@ var guestChecks = []testvm.Check{
 // unplugged takes the mounted disk vol-late away and plugs it in again. A new agent lists it, and unmount_disk removes what
 // is left.
 func unplugged(ctx context.Context) error {
-	d := guestDisks()
+	d := guestDisks("vol-late")
 	if err := d.Persistent.Mount(ctx, "vol-late"); err != nil {
 		return err
 	}
@@ -204,7 +207,7 @@ func unplugged(ctx context.Context) error {
 	if err := find(ctx, "virtio", device.Hint{CID: "vol-late", Path: "/dev/sdq"}, vmLate); err != nil {
 		return err
 	}
-	d = guestDisks()
+	d = guestDisks("vol-late")
 	if err := d.Persistent.Mount(ctx, "vol-late"); err == nil || !strings.Contains(err.Error(), "run unmount_disk vol-late first") {
 		return fmt.Errorf("mount_disk = %w", err)
 	}

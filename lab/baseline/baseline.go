@@ -39,7 +39,9 @@ var stemcell = map[string]string{
 	"iptables":                        "case $1 in --version) echo 'iptables v1.8.9 (nf_tables)';; esac",
 	"ip6tables":                       "case $1 in --version) echo 'ip6tables v1.8.9 (nf_tables)';; esac",
 	"bosh-blobstore-dav":              "exit 1", // signed URLs need no such program
-	"make-group":                      "getent group syslog >/dev/null || groupadd --system syslog",
+	// Stemcells have a monit of their own there, which any agent runs.
+	"monit":      "exec /usr/bin/monit \"$@\"",
+	"make-group": "getent group syslog >/dev/null || groupadd --system syslog",
 }
 
 // container has what a virtual machine has and a container has not. The baseline finds NICs in
