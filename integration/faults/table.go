@@ -142,7 +142,7 @@ var Table = []Fault{
 		Doctor:  Screen{3, "warning: settings files … settings.json is damaged"},
 		Metrics: running,
 		Vcap: Other{Status: Screen{0, "state: ready"},
-			Doctor: Screen{3, "not checked (run as root): settings files"}}},
+			Doctor: Screen{3, "not checked (run as root): duplicate address, settings files"}}},
 	{Name: "settings corrupt, source dead",
 		Status: Screen{1, "verdict: settings: still waiting … settings.json.corrupt"}, Wait: 1,
 		Doctor:  Screen{1, "problem: settings files … set aside"},

@@ -56,7 +56,8 @@ func documentedCommands(t *testing.T, i *lab.Instance) {
 	for n, c := range commands {
 		// What cannot succeed here says why.
 		want := map[string]string{"agent run": "-P is", "agent timeline --boot -1": "boot -1 is not recorded",
-			"agent compile": "identify the stemcell"}
+			"agent compile": "identify the stemcell", "agent disk accept": "is not known", "agent disk format": "is not known",
+			"agent disk release": "is not on record"}
 		code, output := codes[n+1], outputs[n+1]
 		for prefix, why := range want {
 			if strings.HasPrefix(c, prefix) && code == 1 && strings.Contains(output, why) {
@@ -132,7 +133,7 @@ func runHints(t *testing.T, i *lab.Instance) {
 var hinted = regexp.MustCompile(`(?:^|[^\pL])'((?:agent|du|ip|journalctl|monit|networkctl|nft|resolvectl|sudo|systemctl|timedatectl)(?: [^']+)?)'`)
 
 // values complete hints.
-var values = []struct{ prefix, value string }{{"agent disk ", "disk-1"}, {"agent validate ", "/var/vcap/bosh/agent.json"}, {"agent %v --help", "status"}, {"du ", "/tmp"},
+var values = []struct{ prefix, value string }{{"agent disk %v %v", "format"}, {"agent disk ", "disk-1"}, {"agent validate ", "/var/vcap/bosh/agent.json"}, {"agent %v --help", "status"}, {"du ", "/tmp"},
 	{"systemctl status ", "monit.service"}, {"resolvectl query ", "localhost"}, {"ip link set ", "eth0"}}
 
 // collectHints finds the hints in the strings of the agent's source.

@@ -246,7 +246,7 @@ func planRefusals(t *testing.T, l *lab.Lab) {
 	settled(t, i, 3*time.Minute)
 	run(t, i, "systemctl", "restart", "--no-block", "bosh-agent") // a retry does not repeat the change of the settings
 	_, d = endedAsPlanned(t, i, "foreign ephemeral disk", status.Failed)
-	if !strings.Contains(d.Verdict, "is on record as the store of") {
+	if !strings.Contains(d.Verdict, "is the persistent disk") {
 		t.Errorf("foreign ephemeral disk: the verdict is %q", d.Verdict)
 	}
 }
