@@ -30,7 +30,7 @@ const alicloudMetadata = "100.100.100.200"
 // serve starts the services that machines ask: blobs, metadata, registry.
 func (l *Lab) serve() error {
 	if !l.o.Bare {
-		listener, err := l.Net.Listen(net.JoinHostPort(Gateway, strconv.Itoa(blobPort)))
+		listener, err := l.Net.Listen("tcp", net.JoinHostPort(Gateway, strconv.Itoa(blobPort)))
 		if err != nil {
 			return err
 		}
@@ -52,7 +52,7 @@ func (l *Lab) serve() error {
 }
 
 func (l *Lab) http(address string, handler http.Handler) error {
-	listener, err := l.Net.Listen(address)
+	listener, err := l.Net.Listen("tcp", address)
 	if err != nil {
 		return err
 	}

@@ -202,7 +202,7 @@ func outsideOf(t *testing.T, host netns.Namespace) string {
 // greet serves an address of a network: whatever connects there is sent the words.
 func greet(t *testing.T, space netns.Namespace, address, words string) {
 	t.Helper()
-	listener, err := space.Listen(address)
+	listener, err := space.Listen("tcp", address)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -135,7 +135,7 @@ func (h *holder) listenTLS(dir, name string) error {
 		return fmt.Errorf("identity of the holder: %w", err)
 	}
 	config.ClientAuth, config.ClientCAs = tls.RequireAndVerifyClientCert, pool
-	listener, err := h.iaas.Net.Listen(fmt.Sprintf("0.0.0.0:%d", TLSPort))
+	listener, err := h.iaas.Net.Listen("tcp", fmt.Sprintf("0.0.0.0:%d", TLSPort))
 	if err != nil {
 		return err
 	}

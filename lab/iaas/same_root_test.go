@@ -65,7 +65,7 @@ func TestRootSameNameInAnotherDirectory(t *testing.T) {
 		t.Errorf("a machine of the first ended: %v", err)
 	default:
 	}
-	if _, err := first.Net.Listen("127.0.0.1:0"); err != nil {
+	if _, err := first.Net.Listen("tcp", "127.0.0.1:0"); err != nil {
 		t.Errorf("the network of the first: %v", err)
 	}
 

@@ -70,7 +70,7 @@ func (i *IaaS) serve() error {
 		return err
 	}
 	for port, handler := range map[int]http.Handler{80: i.metadata, registry.Port: i.registry} {
-		listener, err := i.Net.Listen(fmt.Sprintf("%s:%d", metadata.Address, port))
+		listener, err := i.Net.Listen("tcp", fmt.Sprintf("%s:%d", metadata.Address, port))
 		if err != nil {
 			return err
 		}

@@ -113,8 +113,11 @@ func (n Namespace) Do(f func() error) error {
 	})
 }
 
-// Listen opens a TCP port in the namespace. The address must be a literal one.
-func (n Namespace) Listen(address string) (net.Listener, error) {
+// Listen is net.Listen in the namespace, for TCP alone. The address must be a literal one.
+func (n Namespace) Listen(network, address string) (net.Listener, error) {
+	if network != "tcp" {
+		return nil, fmt.Errorf("listen on %s in network namespace %s: %w", address, n.name, net.UnknownNetworkError(network))
+	}
 	var listener *net.TCPListener
 	err := n.Do(func() (err error) {
 		listener, err = tcp.Listen(context.Background(), address)

@@ -47,7 +47,7 @@ func TestNSAddressesAreUsableAtOnce(t *testing.T) {
 }
 
 func connects(n Namespace, host string) error {
-	l, err := n.Listen(net.JoinHostPort(host, "0"))
+	l, err := n.Listen("tcp", net.JoinHostPort(host, "0"))
 	if err != nil {
 		return err
 	}

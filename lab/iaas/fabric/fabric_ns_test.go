@@ -173,7 +173,7 @@ func TestNSSegmentsGoWithTheirLastVM(t *testing.T) {
 	unplug("three", three, "")
 	unplug("three", three, "")
 	again := s.plug("one", "new", "10.88.55.5", "10.88.55.1", false)
-	l, err := again.Listen("10.88.55.5:80")
+	l, err := again.Listen("tcp", "10.88.55.5:80")
 	if err != nil {
 		t.Fatal(err)
 	}
