@@ -3,10 +3,13 @@
 package machine
 
 import (
+	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"cambium/internal/eventually"
 	"cambium/lab"
@@ -30,15 +33,20 @@ func TestMachineGate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			supervisor, _, _ := strings.Cut(name, " ")
-			g := gate{t, nil}
-			g.i = mustDeploy(t, supervisedLab(t, supervisor, files...), manifest([]release.Job{limited(name)}, tool("one")))
+			g := gate{t: t, l: newLab(t, func(o *lab.Options) { o.VM = twoCards(t, supervised(supervisor, files...)) })}
+			m := manifest([]release.Job{limited(name)}, tool("one"))
+			m.Groups[0].PersistentDisk = 64
+			g.i = mustDeploy(t, g.l, m)
 			g.sh("groupadd -f bosh_sudoers; useradd -m -s /bin/bash -G vcap,bosh_sudoers bosh_op")
 			g.names()
 			g.monitProgram()
 			g.closedPort()
 			g.deaths()
 			g.restart()
+			g.logs()
+			g.networks()
 			g.boot()
+			g.grows(m)
 			if supervisor == "systemd" {
 				g.limit()
 			}
@@ -56,9 +64,45 @@ func limited(stemcell string) release.Job {
 	return job
 }
 
+// Addresses of a machine with two cards: two of the first card, which are one group, one of the second, and one of
+// the prefix that is delegated to the first, which a release adds.
+const (
+	first6, second4, prefix6, inPrefix = "fd88::30", "10.88.1.30", "fd88:0:0:0:1::", "fd88::1:0:0:20"
+)
+
+// twoCards gives a machine networks of every kind that the acceptance tests deploy, an SSH server, and the stemcell's
+// restart_networking.
+func twoCards(t *testing.T, describe func(vm *lab.VM)) func(vm *lab.VM) {
+	t.Helper()
+	const program = "/var/vcap/bosh/bin/restart_networking"
+	restart, err := os.ReadFile("../../stemcell-assets/rootfs" + program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(vm *lab.VM) {
+		describe(vm)
+		vm.NICs, vm.SSHD = 2, true
+		vm.Files = append(vm.Files, machine.File{Path: program, Mode: 0o755, Data: restart})
+		edit := vm.Edit
+		vm.Edit = func(d lab.Document) {
+			edit(d)
+			name := d["vm"].(map[string]any)["name"].(string)
+			add := func(network string, card int, ip, prefix, netmask string) {
+				d.Set("networks."+network, map[string]any{"type": "manual", "ip": ip, "prefix": prefix, "netmask": netmask,
+					"mac": machine.MAC(name, card).String(), "nic_group": fmt.Sprint(card + 1)})
+			}
+			const half = "ffff:ffff:ffff:ffff::"
+			add("ipv6", 0, first6, "128", half)
+			add("delegated", 0, prefix6, "80", half)
+			add("second", 1, second4, "32", lab.Netmask)
+		}
+	}
+}
+
 // gate is a machine that is looked into.
 type gate struct {
 	t *testing.T
+	l *lab.Lab
 	i *lab.Instance
 }
 
@@ -108,6 +152,9 @@ func (g gate) names() {
 	// netstat takes a program's name from its arguments.
 	if got := g.sh(`tr '\0' '\n' </proc/$(pgrep '^monit$')/cmdline | head -1`); !strings.HasSuffix(got, "monit") {
 		g.t.Errorf("the supervisor's first argument is %q", got)
+	}
+	if got := g.operator("sudo cat /var/vcap/bosh/agent.json"); !strings.Contains(got, `"ServiceManager": "systemd"`) {
+		g.t.Errorf("agent.json does not name systemd as the service manager: %s", got)
 	}
 	if got := g.sh("hostname"); got != g.i.AgentID {
 		g.t.Errorf("the host name is %q, want the agent's id %q", got, g.i.AgentID)
@@ -201,24 +248,69 @@ func (g gate) restart() {
 	}
 }
 
-// boot: files of before are gone, and all three know the same process.
+// logs are packed under the names that are expected, whatever runs the jobs.
+func (g gate) logs() {
+	for _, log := range []struct{ kind, name, content string }{
+		{"agent", "./current", "agent starting"}, {"job", "./execer/execer.log", "one execer up"}} {
+		if got := logsOf(g.t, g.l, g.i, log.kind)[log.name]; !strings.Contains(got, log.content) {
+			g.t.Errorf("%s of the %s's logs: %.500q, want %q in it", log.name, log.kind, got, log.content)
+		}
+	}
+}
+
+// networks: those of a group are on one card, and a line that a release appends to our file for networkd is in effect
+// after restart_networking.
+func (g gate) networks() {
+	for address, card := range map[string]string{g.i.IP: "eth0", first6: "eth0", second4: "eth1"} {
+		if got := g.sh("ip -o address show to " + address); !strings.Contains(got, " "+card+" ") {
+			g.t.Errorf("address %s: %q, want it on %s", address, got, card)
+		}
+	}
+	var spec struct {
+		Networks map[string]struct{ IP, Prefix string } `json:"networks"`
+	}
+	if err := json.Unmarshal([]byte(g.operator("sudo cat /var/vcap/bosh/spec.json")), &spec); err != nil {
+		g.t.Error(err)
+	}
+	if got := spec.Networks["delegated"]; got.IP != prefix6 || got.Prefix != "80" {
+		g.t.Errorf("spec.json has the prefix %q of %q, want 80 of %s", got.Prefix, got.IP, prefix6)
+	}
+	card := g.sh("ip -j -6 route get " + inPrefix + ` | sed 's/.*"dev":"\([^"]*\).*/\1/'`)
+	g.operator(fmt.Sprintf(`printf "[Address]\nAddress=%s/80\n" | sudo tee -a /etc/systemd/network/10_%s.network && sudo /var/vcap/bosh/bin/restart_networking`,
+		inPrefix, card))
+	g.appended("after restart_networking")
+}
+
+// appended waits for the address of the delegated prefix.
+func (g gate) appended(when string) {
+	g.t.Helper()
+	eventually.True(g.t, "the appended address "+when, func() bool { return g.sh("ip -o address show dev eth0 to "+inPrefix) != "" })
+}
+
+// greets is nil once the machine's SSH server answers.
+func (g gate) greets() error {
+	conn, err := g.l.Net.Dial("tcp", g.i.IP+":22")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+	_, err = io.ReadFull(conn, make([]byte, len("SSH-2.0")))
+	return err
+}
+
+// boot: after a reboot that an operator asks for, ssh and the jobs are there without the Director, files of before are
+// gone, and all three know the same process.
 func (g gate) boot() {
-	g.sh("touch /var/vcap/data/sys/run/stale.pid")
-	// An address that a release appends to the agent's file for networkd.
-	const address = "10.88.200.77/32"
-	appended := func(when string) {
-		g.t.Helper()
-		eventually.True(g.t, "the appended address "+when, func() bool { return strings.Contains(g.sh("ip -o address"), address) })
-	}
-	g.sh("f=$(ls /etc/systemd/network/10_*.network) && printf '[Address]\\nAddress=" + address + "\\n' >>$f && systemctl restart systemd-networkd")
-	appended("at once")
-	if err := g.i.Reboot(g.t.Context()); err != nil {
-		g.t.Fatal(err)
-	}
-	ready(g.t, g.i)
+	g.sh("touch /var/vcap/data/sys/run/stale.pid; sync")
+	g.l.Bus.Stop()
+	boots, _ := g.i.Boots()
+	_, _ = g.i.Output(g.t.Context(), "su", "bosh_op", "-c", "sudo reboot") // ends with the machine
+	eventually.True(g.t, "the reboot", func() bool { now, _ := g.i.Boots(); return now > boots })
+	eventually.Nil(g.t, "an SSH server after the reboot", g.greets)
 	g.one("'^monit$'", "")
 	pid := g.running("")
-	appended("after a boot")
+	g.appended("after a boot")
 	if got := g.sh("ls /var/vcap/data/sys/run"); strings.Contains(got, "stale") {
 		g.t.Errorf("after a boot: %q", got)
 	}
@@ -227,6 +319,22 @@ func (g gate) boot() {
 	})
 	if got := g.sh("pgrep sleeper"); got != pid {
 		g.t.Errorf("the job is process %s, and its file says %s", got, pid)
+	}
+	if err := g.l.Bus.Restart(g.t.Context()); err != nil {
+		g.t.Fatal(err)
+	}
+	ready(g.t, g.i)
+}
+
+// grows: a deployment with a larger persistent disk keeps what is on it.
+func (g gate) grows(m release.Manifest) {
+	const look = "cat /var/vcap/store/kept; df --output=size /var/vcap/store | tail -1"
+	small := g.sh("echo foobar >/var/vcap/store/kept; " + look)
+	m.Groups[0].PersistentDisk *= 2
+	mustDeploy(g.t, g.l, m)
+	large := g.sh(look)
+	if !strings.HasPrefix(large, "foobar\n") || large == small {
+		g.t.Errorf("on the disk of twice the size: %q, before: %q", large, small)
 	}
 }
 

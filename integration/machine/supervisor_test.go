@@ -22,11 +22,16 @@ const choice = "[Service]\nExecStart=\n" +
 // supervisedLab makes a lab whose machines run jobs with a supervisor, monit or systemd, and have these files.
 func supervisedLab(t *testing.T, supervisor string, files ...machine.File) *lab.Lab {
 	t.Helper()
+	return newLab(t, func(o *lab.Options) { o.VM = supervised(supervisor, files...) })
+}
+
+// supervised is what supervisedLab changes in the description of a machine.
+func supervised(supervisor string, files ...machine.File) func(vm *lab.VM) {
 	if supervisor != "systemd" {
 		files = append(files, machine.File{Path: "/etc/systemd/system/bosh-agent.service.d/choice.conf", Mode: 0o644,
 			Data: fmt.Appendf(nil, choice, supervisor)})
 	}
-	return newLab(t, func(o *lab.Options) { o.VM = func(vm *lab.VM) { vm.Files = append(vm.Files, files...) } })
+	return func(vm *lab.VM) { vm.Files = append(vm.Files, files...) }
 }
 
 // choose has the agent of a running machine take a supervisor, until the next boot.

@@ -3,15 +3,9 @@
 package machine
 
 import (
-	"archive/tar"
-	"bytes"
-	"compress/gzip"
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
-	"path"
 	"strings"
 	"testing"
 
@@ -164,7 +158,7 @@ func swapThereAndBack(t *testing.T, s lookAlike) {
 		running(change.name + ", booted")
 		before = job()
 		if change.name == "there" {
-			if log := agentLogs(t, l, i)[s.log]; !strings.Contains(log, "agent starting") {
+			if log := logsOf(t, l, i, "agent")["./"+s.log]; !strings.Contains(log, "agent starting") {
 				t.Errorf("%s of the agent's logs does not hold its start: %.500q", s.log, log)
 			}
 		}
@@ -193,48 +187,14 @@ func TestNightlySwap(t *testing.T) {
 	t.Run("noble", func(t *testing.T) { swapThereAndBack(t, noble()) })
 }
 
-// agentLogs returns the files that `bosh logs --agent` fetches, by name.
-func agentLogs(t *testing.T, l *lab.Lab, i *lab.Instance) map[string]string {
-	t.Helper()
-	if _, err := i.Agent.Do(t.Context(), "fetch_logs_with_signed_url",
-		map[string]any{"signed_url": l.Blobs.SignedURL("PUT", "agent-logs"), "log_type": "agent", "filters": []string{}}); err != nil {
-		t.Fatal(err)
-	}
-	archive, found := l.Blobs.Get("agent-logs")
-	if !found {
-		t.Fatal("the logs did not arrive")
-	}
-	zip, err := gzip.NewReader(bytes.NewReader(archive))
-	if err != nil {
-		t.Fatal(err)
-	}
-	logs := map[string]string{}
-	for r := tar.NewReader(zip); ; {
-		h, err := r.Next()
-		if errors.Is(err, io.EOF) {
-			return logs
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		data, err := io.ReadAll(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if h.Typeflag == tar.TypeReg {
-			logs[path.Base(h.Name)] = string(data)
-		}
-	}
-}
-
 // TestNightlyAgentLog: the agent's log is in `bosh logs --agent` under one name, whichever way the installer was told to
 // log.
 func TestNightlyAgentLog(t *testing.T) {
 	l := newLab(t)
 	i := start(t, l, lab.VM{Ephemeral: 2 * lab.GiB})
 	ready(t, i)
-	logs := agentLogs(t, l, i)
-	if !strings.Contains(logs["current"], "agent starting") {
+	logs := logsOf(t, l, i, "agent")
+	if !strings.Contains(logs["./current"], "agent starting") {
 		t.Errorf("logged to the journal: got %.500q", logs)
 	}
 	dropIn, err := os.ReadFile("../../stemcell-assets/log/file.conf")
@@ -248,8 +208,8 @@ func TestNightlyAgentLog(t *testing.T) {
 	run(t, i, "systemctl", "daemon-reload")
 	run(t, i, "systemctl", "restart", "bosh-agent")
 	ready(t, i)
-	logs = agentLogs(t, l, i)
-	if _, journal := logs["journal.log"]; journal || !strings.Contains(logs["current"], "agent starting") {
+	logs = logsOf(t, l, i, "agent")
+	if _, journal := logs["./journal.log"]; journal || !strings.Contains(logs["./current"], "agent starting") {
 		t.Errorf("logged to a file: got %.500q", logs)
 	}
 }
