@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -82,6 +83,7 @@ for unit in rsyslog cron ssh auditd; do
   done
 done
 systemctl is-active rsyslog cron ssh auditd >$out/services || true
+ps ax -o ucmd >$out/processes
 auditctl -l | wc --lines >$out/rules
 /var/vcap/bosh/bin/restart_networking && /var/vcap/bosh/bin/sync-time && echo ran >$out/hooks
 `
@@ -95,6 +97,11 @@ func inspect(t *testing.T, l *lab.Lab, i *lab.Instance) {
 	}
 	if got := said("services"); got != "active\nactive\nactive\nactive" {
 		t.Errorf("rsyslog, cron, sshd and auditd are %q", got)
+	}
+	for _, name := range []string{"cron", "kauditd", "auditd", "rsyslogd"} {
+		if got := said("processes"); !slices.Contains(strings.Fields(got), name) {
+			t.Errorf("no process is called %s among\n%s", name, got)
+		}
 	}
 	if rules, err := strconv.Atoi(said("rules")); err != nil || rules < 20 {
 		t.Errorf("auditd has %d rules (%v)", rules, err)

@@ -177,13 +177,16 @@ const agentJSONFallBack = `{"Platform": {"Linux": {"ServiceManager": "systemd",
 	"MetaDataPath": "openstack/latest/meta_data.json", "UserDataPath": "openstack/latest/user_data"}],
 	"UseServerName": true, "UseRegistry": true}}}`
 
-// TestVMConfigDriveFAT: a config drive as FAT, a bus that has an IPv6 address alone, ephemeral data on the root disk.
+// TestVMConfigDriveFAT: a config drive as FAT, a bus that has an IPv6 address alone, ephemeral data and swap space on the
+// root disk, a raw disk.
 func TestVMConfigDriveFAT(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, func(o *lab.Options) { o.BusHost = lab.Gateway6 })
-	i := start(t, l, lab.VM{Source: lab.ConfigDriveNovaF, AgentJSON: []byte(agentJSONFallBack),
+	i := start(t, l, lab.VM{Source: lab.ConfigDriveNovaF, AgentJSON: []byte(agentJSONFallBack), Disks: []int64{lab.GiB},
 		Files: []machine.File{labtest.PlanFirst}, Edit: func(d lab.Document) {
 			d.Set("disks.ephemeral", "/dev/sdz")
+			d.Set("disks.raw_ephemeral", []any{map[string]any{"path": "/dev/disk/by-id/virtio-disk-1"}})
+			delete(d["env"].(map[string]any)["bosh"].(map[string]any), "swap_size")
 			d.Set("networks", map[string]any{"default": map[string]any{"type": "manual",
 				"ip": "fd88::10", "netmask": "ffff:ffff:ffff:ffff::",
 				"gateway": lab.Gateway6, "default": []string{"dns", "gateway"}, "mac": cardMAC(l, 0)}})
@@ -198,6 +201,31 @@ func TestVMConfigDriveFAT(t *testing.T) {
 		t.Errorf("an IPv6 machine has %s IPv4 addresses", strings.TrimSpace(v4))
 	}
 	fellBack(t, i)
+	rawAndSeveral(t, i)
+}
+
+// rawAndSeveral looks at disks as `bosh ssh` shows them: the raw one by its label, and two that come later by their sizes.
+func rawAndSeveral(t *testing.T, i *lab.Instance) {
+	t.Helper()
+	const label = "/dev/disk/by-partlabel/raw-ephemeral-0"
+	run(t, i, "udevadm", "wait", "--timeout=120", label)
+	if got := run(t, i, "lsblk", "-no", "PKNAME", label); got != strings.TrimPrefix(run(t, i, "readlink", "-f", "/dev/disk/by-id/virtio-disk-1"), "/dev/") {
+		t.Errorf("%s is a partition of %q, want of the raw disk", label, got)
+	}
+	sizes := map[string]int64{"one": 300 << 20, "two": 200 << 20}
+	for id, size := range sizes {
+		if _, err := i.AttachNew(t.Context(), id, size); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually.Nil(t, "both disks in lsblk", func() error {
+		for id, size := range sizes {
+			if got := run(t, i, "lsblk", "-bdno", "SERIAL,SIZE"); !slices.Contains(strings.Fields(got), fmt.Sprint(size)) {
+				return fmt.Errorf("%s has not %d bytes in\n%s", id, size, got)
+			}
+		}
+		return nil
+	})
 }
 
 // fellBack checks that the ephemeral data is on the root disk, by a boot that has done what was planned before it.
@@ -220,8 +248,11 @@ func fellBack(t *testing.T, i *lab.Instance) {
 	if changes := strings.Join(done["ephemeral-disk"], "\n"); !strings.Contains(changes, appended) {
 		t.Errorf("the boot did\n%s\nwant %q", changes, appended)
 	}
-	if got := run(t, i, "findmnt", "-no", "SOURCE", "/var/vcap/data"); got != "/dev/vda2\n" {
+	if got := run(t, i, "findmnt", "-no", "SOURCE", "/var/vcap/data"); got != "/dev/vda3\n" {
 		t.Errorf("the ephemeral data is on %q", got)
+	}
+	if got := run(t, i, "swapon", "--noheadings", "--show=NAME,TYPE"); strings.Join(strings.Fields(got), " ") != "/dev/vda2 partition" {
+		t.Errorf("the swap space is %q, want a partition of the root disk", got)
 	}
 }
 
