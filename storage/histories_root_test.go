@@ -5,6 +5,7 @@ package storage
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -16,9 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/looptest"
+	"cambium/platform/disk"
 	"cambium/platform/disk/layout"
 	"cambium/platform/mount"
 	"cambium/settings"
+	"cambium/storage/decide"
 	"cambium/storage/identity"
 	"cambium/storage/persistent"
 	"cambium/storage/record"
@@ -517,6 +520,78 @@ func TestRootHistoryLostRecord(t *testing.T) {
 				_ = old
 			})
 		}
+	}
+}
+
+// q: a preparation in a table without names is cut off before each of its steps, or within mkfs, and the VM is lost:
+// another one finishes it.
+func TestRootHistoryLostPreparation(t *testing.T) {
+	dos := func(t *testing.T) (b *bench, dev *looptest.Device) {
+		b = newBench(t, Options{PartitionerType: "sfdisk"})
+		return b, b.disk(64<<20, "old")
+	}
+	var steps []string
+	b, _ := dos(t)
+	b.CrashPoint = func(name string) { steps = append(steps, name) }
+	b.ok(b.Mount(ctx, "old"))
+	b.unmountAll()
+	if !slices.Contains(steps, string(decide.MakeFileSystem)) || !slices.Contains(steps, string(decide.NamePartition)) {
+		t.Fatalf("the steps are %q", steps)
+	}
+	for i, step := range steps {
+		for _, half := range []bool{false, true} {
+			if half && step != string(decide.NamePartition) {
+				continue
+			}
+			name := fmt.Sprintf("%d, before %s, superblock written %v", i, step, !half)
+			t.Run(name, func(t *testing.T) {
+				lost, dev := dos(t)
+				lost.killedAt(step, func() { _ = lost.Mount(ctx, "old") })
+				lost.unmountAll()
+				if half { // mkfs writes the first superblock last
+					f, err := os.OpenFile(dev.Path+"p1", os.O_WRONLY, 0)
+					lost.ok(err)
+					_, err = f.WriteAt(make([]byte, 64<<10), 0)
+					lost.ok(errors.Join(err, f.Sync(), f.Close()))
+				}
+				b := newBench(t, Options{PartitionerType: "sfdisk"})
+				b.attach("old", dev.Path)
+				planned, err := b.PlanMount(ctx)
+				if b.ok(err); len(planned) == 0 || planned[0].Op == decide.Reject {
+					t.Errorf("planned is %q", planned)
+				}
+				b.ok(b.Mount(ctx, "old"))
+				b.put("one")
+				b.used(dev, "old", "one")
+				s, err := disk.Inspect(dev.Path)
+				if p := s.Table.Partitions; err != nil || s.Table.Label != layout.MBR || p[0].Name != "" ||
+					p[0].Type != layout.LinuxMBR {
+					t.Errorf("the table is %+v, %v", s.Table, err)
+				}
+				b.reboot()
+				b.used(dev, "old", "one")
+			})
+		}
+	}
+}
+
+// q: foreign raw data has the same partition type, and is refused.
+func TestRootHistoryForeignRawData(t *testing.T) {
+	b := newBench(t, Options{PartitionerType: "sfdisk"})
+	dev := b.disk(64<<20, "old")
+	part := partitioned(t, dev, "label: dos\nstart=2048, type=da\n")
+	f, err := os.OpenFile(part, os.O_WRONLY, 0)
+	b.ok(err)
+	_, err = f.WriteAt([]byte("records of a database"), 3<<20)
+	b.ok(errors.Join(err, f.Sync(), f.Close()))
+	for _, content := range []string{"raw data", "nothing"} {
+		sum := checksum(t, dev)
+		b.fails(b.Mount(ctx, "old"), map[string]string{"raw data": "data at byte 4194304",
+			"nothing": "nothing shows that this agent made it"}[content])
+		if checksum(t, dev) != sum {
+			t.Errorf("a disk with %s was changed", content)
+		}
+		tool(t, part, "blkdiscard", "-z", part)
 	}
 }
 

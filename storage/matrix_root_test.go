@@ -23,7 +23,6 @@ import (
 	"cambium/platform/mount"
 	"cambium/settings"
 	"cambium/storage/decide"
-	"cambium/storage/record"
 )
 
 // TestRootMatrix shows that what is on a disk is observed, and that what was decided is done: mount_disk decides about
@@ -120,6 +119,7 @@ type matrixTable struct {
 	name   string
 	script string // for sfdisk
 	before string // the same, of an older table
+	boot   string // the boot code
 	start  int64
 	// lost are the places that are zeroed afterwards, as pairs of offset and length; an offset below 0 counts from the end.
 	lost []int64
@@ -167,6 +167,14 @@ var matrixTables = withCleared([]*matrixTable{
 		sound: isMounted},
 	{name: "DOS of sfdisk at 1 MiB", script: one("dos", "2048, size=643072, type=83"), start: 2048, blank: isRefused,
 		sound: isMounted},
+	{name: "DOS of this agent, being prepared", script: one("dos", "2048, size=643072, type=da"), boot: decide.PreparingName,
+		start: 2048, blank: isFormatted, sound: isMounted},
+	{name: "DOS of raw data", script: one("dos", "2048, size=643072, type=da"), start: 2048, blank: isRefused,
+		sound: isMounted},
+	{name: "DOS of raw data, with boot code", script: one("dos", "2048, size=643072, type=da"), start: 2048,
+		boot: decide.PreparingName + "\x00\x01", blank: isRefused, sound: isMounted},
+	{name: "DOS of another program after this agent", script: one("dos", "2048, size=643072, type=83"), start: 2048,
+		boot: decide.PreparingName, blank: isRefused, sound: isMounted},
 	{name: "DOS of sfdisk over an older ext4", script: one("dos", "2048, size=643072, type=83"), start: 2048,
 		older: true, blank: isRefused, sound: isMounted},
 	{name: "GPT lost", script: one("gpt", "2048, size=643072"), start: 2048,
@@ -214,17 +222,16 @@ type matrixCell struct {
 	content *matrixContent
 	table   *matrixTable
 	damage  matrixDamage
-	// unfinished says that its preparation is on record.
-	unfinished bool
 }
 
 func (c matrixCell) String() string {
-	return fmt.Sprintf("%s; %s; %s; unfinished %v", c.content.name, c.table.name, c.damage.name, c.unfinished)
+	return fmt.Sprintf("%s; %s; %s", c.content.name, c.table.name, c.damage.name)
 }
 
-// preparing says that the table, or the record if it has no names, says that the disk is being prepared.
+// preparing reports that the table says that the disk is being prepared.
 func (c matrixCell) preparing() bool {
-	return strings.Contains(c.table.script, decide.PreparingName) || c.unfinished
+	return strings.Contains(c.table.script, decide.PreparingName) ||
+		c.table.boot == decide.PreparingName && strings.Contains(c.table.script, "type=da")
 }
 
 // want returns the expected outcome for the disk.
@@ -245,10 +252,9 @@ func (c matrixCell) want() outcome {
 }
 
 // matrixCells are the disks: every content in every table, file systems that were used damaged in three
-// of them, and grown where they are mounted, and those whose preparation is on record where tables have no names.
+// of them, and grown where they are mounted.
 func matrixCells() (cells []matrixCell) {
 	for i, table := range matrixTables {
-		dos := strings.HasPrefix(table.script, "label: dos\nstart") && !table.older && table.lost == nil
 		for _, content := range matrixContents {
 			c := matrixCell{content: content, table: table}
 			switch {
@@ -261,9 +267,6 @@ func matrixCells() (cells []matrixCell) {
 				continue
 			}
 			cells = append(cells, c)
-			if dos && (content.sound || content.make == nil) {
-				cells = append(cells, matrixCell{content: content, table: table, unfinished: true})
-			}
 			for _, c.damage = range matrixDamages {
 				if content.used && (i < 3 || c.damage.grown && table.sound == isMounted) && !c.preparing() {
 					cells = append(cells, c)
@@ -377,6 +380,9 @@ func (m *matrix) make(c matrixCell) {
 			}
 		}
 	}
+	if _, err := f.WriteAt([]byte(c.table.boot), 0); err != nil {
+		m.t.Fatal(err)
+	}
 	for i := 0; i < len(c.table.lost); i += 2 {
 		at := c.table.lost[i]
 		if at < 0 {
@@ -415,21 +421,14 @@ func copyData(to *os.File, from string, length, offset int64) error {
 	return nil
 }
 
-// know makes the disk known, and its preparation if the cell says so.
-func (m *matrix) know(b *bench, c matrixCell, path string) {
+// know makes the disk known.
+func (m *matrix) know(b *bench, path string) {
 	m.t.Helper()
 	if err := os.Remove(b.Dirs.DiskRecord()); err != nil && !os.IsNotExist(err) {
 		m.t.Fatal(err)
 	}
 	b.records.disks = map[string]settings.PersistentDisk{"vol-1": {CID: "vol-1", Hint: settings.DiskHint{Path: path}}}
 	b.records.mounted = ""
-	if !c.unfinished {
-		return
-	}
-	out, err := exec.Command("sfdisk", "--disk-id", m.image).Output()
-	b.ok(err)
-	id := strings.TrimPrefix(strings.TrimSpace(string(out)), "0x")
-	b.ok(b.Record.Update(func(r *record.Record) { r.Unfinished["vol-1"] = id }))
 }
 
 // atPath finds the disk at one path, which may be an image.
@@ -445,7 +444,7 @@ func (m *matrix) decide(c matrixCell) {
 	m.t.Helper()
 	b := m.benches[false]
 	m.make(c)
-	m.know(b, c, m.image)
+	m.know(b, m.image)
 	b.Persistent.Resolver = atPath(m.image)
 	changes, refusal := b.PlanMount(context.Background())
 	got := isMounted
@@ -492,7 +491,7 @@ func (m *matrix) do(c matrixCell) {
 	dev := looptest.Attach(m.t, m.image)
 	defer dev.Release(m.t)
 	m.replace(c, dev)
-	m.know(b, c, dev.Path)
+	m.know(b, dev.Path)
 	b.Persistent.Resolver = m.devices
 	got, before := isMounted, checksum(m.t, dev)
 	b.CrashPoint = func(step string) {

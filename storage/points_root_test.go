@@ -19,7 +19,7 @@ import (
 	"cambium/platform/filesystem"
 	"cambium/platform/filesystem/probe"
 	"cambium/settings"
-	"cambium/storage/record"
+	"cambium/storage/decide"
 )
 
 // The known ways in which agents have lost data or got stuck, each as a disk before, what is
@@ -56,10 +56,10 @@ func partitioned(t testing.TB, dev *looptest.Device, script string) string {
 	return layout.PartitionPath(dev.Path, 1)
 }
 
-// A record of unfinished work must never destroy a disk that was used in between, not even when its file system
+// A mark of unfinished work must never destroy a disk that was used in between, not even when its file system
 // is damaged: it was mounted, so it may hold files. The matrix has those that are not damaged.
-func TestRootD05StaleRecordCostsNothing(t *testing.T) {
-	b := newBench(t, Options{PartitionerType: "sfdisk"}) // whose tables have no names that would say that it is finished
+func TestRootD05StaleMarkCostsNothing(t *testing.T) {
+	b := newBench(t, Options{PartitionerType: "sfdisk"})
 	dev := b.disk(128<<20, "vol-1")
 	b.ok(b.Mount(ctx, "vol-1"))
 	b.put("precious")
@@ -69,14 +69,12 @@ func TestRootD05StaleRecordCostsNothing(t *testing.T) {
 	if sound, err := filesystem.Sound(ctx, part, probe.Ext4); err != nil || sound {
 		t.Fatalf("the damage does not show: %v, %v", sound, err)
 	}
-	s, err := disk.Inspect(dev.Path)
-	b.ok(err)
 	b.ok(os.Remove(b.Dirs.DiskRecord())) // otherwise the identity protects the disk
-	b.ok(b.Record.Update(func(r *record.Record) { r.Unfinished["vol-1"] = s.Table.GUID }))
+	b.ok(disk.Rename(ctx, dev.Path, 1, decide.PreparingName))
 	b.ok(b.Mount(ctx, "vol-1"))
 	b.kept(b.Dirs.Store(), "precious")
-	if r, err := b.Record.Read(); err != nil || len(r.Unfinished) > 0 {
-		t.Errorf("still pending: %v, %v", r.Unfinished, err)
+	if s, err := disk.Inspect(dev.Path); err != nil || s.Table.Partitions[0].Name != "" {
+		t.Errorf("still being prepared: %+v, %v", s.Table, err)
 	}
 }
 

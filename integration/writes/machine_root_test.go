@@ -108,8 +108,8 @@ func (m *machine) document(version string) string {
 	}
 	return fmt.Sprintf(`{"agent_id": "agent-1", "vm": {"name": "vm-1"}, "mbus": "nats://agent:%s@127.0.0.1:4222",
 		"ntp": [%q], "disks": {"ephemeral": %q, "persistent": {%s}},
-		"env": {"persistent_disk_fs": %q, "bosh": {"swap_size": 8}}}`,
-		canary, version, m.hint("data"), strings.Join(persistent, ", "), m.op.fileSystem)
+		"env": {"persistent_disk_fs": %q, "persistent_disk_partitioner": %q, "bosh": {"swap_size": 8}}}`,
+		canary, version, m.hint("data"), strings.Join(persistent, ", "), m.op.fileSystem, m.op.partitioner)
 }
 
 // boot is the agent's, as far as it writes to disks. The source of the settings answers with a version, or not at all.

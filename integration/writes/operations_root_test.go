@@ -25,7 +25,7 @@ const mib = 1 << 20
 var rootDisk = disk{name: "root", size: 16 * mib}
 
 // operations are those whose writes are recorded.
-var operations = []*operation{firstBoot, mountDisk, applySpec, migrateDisk, updateSettings,
+var operations = []*operation{firstBoot, mountDisk, mountElsewhere, applySpec, migrateDisk, updateSettings,
 	growing("ext4", 24*mib, 144*mib), growing("xfs", 304*mib, 432*mib)}
 
 // firstBoot: a machine that has never run an agent, and its first persistent disk.
@@ -58,6 +58,19 @@ var mountDisk = &operation{
 	prepare: func(m *machine) { m.ok(m.boot("v1")) },
 	do:      (*machine).mountVolume,
 	booted:  (*machine).volumeBooted,
+	ended: func(m *machine) {
+		m.wantMounts(map[string]string{m.dirs.Store(): "vol-1 1"})
+		m.kept(m.dirs.Store())
+	},
+}
+
+// mountElsewhere: the VM is lost with the power, and another one finishes the preparation of its disk.
+var mountElsewhere = &operation{
+	name: "mount_disk on another VM", source: "v1", lost: true, partitioner: "sfdisk",
+	disks:   []disk{rootDisk, {name: "vol-1", size: 32 * mib}},
+	prepare: func(m *machine) { m.ok(m.boot("v1")) },
+	do:      (*machine).mountVolume,
+	booted:  func(*machine, map[string]bool) {},
 	ended: func(m *machine) {
 		m.wantMounts(map[string]string{m.dirs.Store(): "vol-1 1"})
 		m.kept(m.dirs.Store())

@@ -51,6 +51,10 @@ type operation struct {
 	blobs memoryBlobs
 	// fileSystem is that of persistent disks; empty: the default.
 	fileSystem string
+	// partitioner makes their tables; empty: the default.
+	partitioner string
+	// lost: after the cut another machine has the disks, except for its own first one.
+	lost bool
 	// prepare brings the machine to where the operation begins; nil if the machine has never booted.
 	prepare func(m *machine)
 	// bootRecorded: the boot before the operation is a part of it.
@@ -170,6 +174,12 @@ func try(t *testing.T, op *operation, r *replay.Recording, s replay.State, dir s
 	where := filepath.Join(dir, "state")
 	if err := r.Make(s, where); err != nil {
 		t.Fatal(err)
+	}
+	if root := op.disks[0].name; op.lost {
+		from, to := filepath.Join(dir, "images", root), filepath.Join(where, root)
+		if out, err := exec.Command("cp", "--sparse=always", from, to).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
 	}
 	attach := func(name string) *looptest.Device { return looptest.Attach(t, filepath.Join(where, name)) }
 	reached := r.Reached(s)

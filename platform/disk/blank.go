@@ -79,8 +79,7 @@ func ownTable(s layout.State, r io.ReaderAt, unfinished string) ([]extent, error
 		}
 		return hidden, nil
 	}
-	// A disk signature names a disk and holds nothing. It is written before the DOS table that it belongs to.
-	hidden := []extent{{440, 444}}
+	hidden := []extent{{bootCode, bootCode + 4}} // a disk signature names a disk and holds nothing
 	// The first part of a GPT to be written are the entries of its second copy.
 	entries, entry := layout.Usable(layout.GPT, s.Bytes, s.Sector), make([]byte, layout.GPTEntrySize)
 	if unfinished == "" || entries < 0 {

@@ -88,6 +88,54 @@ func TestCreateMBR(t *testing.T) {
 }
 
 // Every layout that some agent has ever made is read as what it is.
+// The single partition of a DOS table has a name until it is taken away. Others see a partition of raw data, and what they
+// write has no name.
+func TestNameInMBR(t *testing.T) {
+	path := looptest.Image(t, 100*layout.MiB)
+	part := layout.Partition{Number: 1, Start: layout.MiB, Size: 98 * layout.MiB, Name: "in the making"}
+	if err := Create(ctx, path, layout.MBR, "0000cafe", []layout.Partition{part}); err != nil {
+		t.Fatal(err)
+	}
+	look := func(want, kind string) {
+		t.Helper()
+		s, err := Inspect(path)
+		if err != nil || len(s.Table.Partitions) != 1 || s.Table.GUID != "0000cafe" || s.Table.Partitions[0].Name != want ||
+			s.Table.Partitions[0].Type != kind {
+			t.Fatalf("on the disk is %+v, %v; want %q with type %s", s.Table, err, want, kind)
+		}
+	}
+	look(part.Name, layout.LinuxMBR)
+	if dump := tool(t, "", "sfdisk", "--dump", path); !strings.Contains(dump, "type=da") {
+		t.Errorf("others see %s", dump)
+	}
+	tool(t, "", "sfdisk", "-q", "--no-tell-kernel", "--part-type", path, "1", "83")
+	look("", layout.LinuxMBR)
+	tool(t, "", "sfdisk", "-q", "--no-tell-kernel", "--part-type", path, "1", "da")
+	look(part.Name, layout.LinuxMBR)
+	if err := Grow(ctx, path, 1, 100*layout.MiB); err != nil {
+		t.Fatal(err)
+	}
+	look(part.Name, layout.LinuxMBR)
+	if err := Rename(ctx, path, 1, ""); err != nil {
+		t.Fatal(err)
+	}
+	look("", layout.LinuxMBR)
+	if all, err := os.ReadFile(path); err != nil || !bytes.Equal(all[:440], make([]byte, 440)) {
+		t.Errorf("boot code: %q, %v", all[:440], err)
+	}
+	pokeImage(t, path, 0, []byte("\xeb\x63\x90 boot code"))
+	if err := Rename(ctx, path, 1, "x"); err == nil || !strings.Contains(err.Error(), "there is boot code") {
+		t.Errorf("Rename = %v, want the boot code kept", err)
+	}
+	tool(t, "", "sfdisk", "-q", "--no-tell-kernel", "--part-type", path, "1", "da")
+	look("", layout.NamedMBR)
+	two := []layout.Partition{{Number: 1, Start: layout.MiB, Size: layout.MiB, Name: "x"},
+		{Number: 2, Start: 2 * layout.MiB, Size: layout.MiB}}
+	if err := Create(ctx, path, layout.MBR, "", two); err == nil || !strings.Contains(err.Error(), "cannot be named") {
+		t.Errorf("Create of two = %v, want no name", err)
+	}
+}
+
 func TestHistoricalLayouts(t *testing.T) {
 	for _, c := range []struct {
 		name, script string
@@ -433,7 +481,7 @@ func FuzzRead(f *testing.F) {
 	for _, label := range []layout.Label{layout.GPT, layout.MBR} {
 		path := looptest.Image(f, 2*layout.MiB+512*40)
 		if err := Create(ctx, path, label, "", []layout.Partition{{Number: 1, Start: layout.MiB,
-			Size: 512 * 100}}); err != nil {
+			Size: 512 * 100, Name: "x"}}); err != nil {
 			f.Fatal(err)
 		}
 		data, err := os.ReadFile(path)

@@ -362,7 +362,38 @@ func readMBR(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
 		}
 		t.Partitions = append(t.Partitions, part)
 	}
+	sector0 := make([]byte, 512)
+	if err := probe.ReadFull(r, sector0, 0); err != nil {
+		return layout.Table{}, err
+	}
+	if name := nameMBR(sector0); name != "" && len(t.Partitions) == 1 {
+		t.Partitions[0].Name, t.Partitions[0].Type = name, layout.LinuxMBR
+	}
 	return t, check(&t)
+}
+
+// bootCode is the length of the boot code in the sector of a DOS table. The disk signature follows it.
+const bootCode = 440
+
+// nameMBR returns the name of the single partition of a DOS table; empty if it has none. Such a table has no place for
+// one: the name is in the boot code, which is otherwise empty, and the type says so. A program that writes another table
+// sets another type, and foreign raw data of that type has no name.
+func nameMBR(sector0 []byte) string {
+	for i := range 4 {
+		kind := sector0[tableOffset+16*i+4]
+		if i == 0 && fmt.Sprintf("%02x", kind) != layout.NamedMBR || i > 0 && kind != 0 {
+			return ""
+		}
+	}
+	name := strings.TrimRight(string(sector0[:bootCode]), "\x00")
+	if !printable(name) {
+		return ""
+	}
+	return name
+}
+
+func printable(text string) bool {
+	return !strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' })
 }
 
 func check(t *layout.Table) error {

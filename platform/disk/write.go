@@ -1,6 +1,8 @@
 package disk
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -122,12 +124,9 @@ func Repair(ctx context.Context, path string) error {
 	return change(ctx, path, "repair the partition table of", func(*os.File, *layout.Table) error { return nil })
 }
 
-// Rename gives partition n of a GPT another name.
+// Rename gives partition n another name. In a DOS table only a single partition can have one.
 func Rename(ctx context.Context, path string, n int, name string) error {
 	return change(ctx, path, "rename a partition of", func(_ *os.File, t *layout.Table) error {
-		if !t.Label.Named() {
-			return fmt.Errorf("partitions of a %s table have no names", t.Label)
-		}
 		for i := range t.Partitions {
 			if t.Partitions[i].Number == n {
 				t.Partitions[i].Name = name
@@ -191,6 +190,8 @@ func fits(t layout.Table, size int64, sector int) error {
 			return fmt.Errorf("partition %d: %d bytes at %d are not whole sectors", p.Number, p.Size, p.Start)
 		case p.Number < 1 || p.Number > t.Label.Slots():
 			return fmt.Errorf("partition %d: a %s table holds at most %d", p.Number, t.Label, t.Label.Slots())
+		case !t.Label.Named() && p.Name != "" && (len(t.Partitions) > 1 || p.Number > 1 || !printable(p.Name) || len(p.Name) > bootCode):
+			return fmt.Errorf("partition %d cannot be named %q in a %s table", p.Number, p.Name, t.Label)
 		case !t.Label.Addresses(p.End(), sector):
 			return fmt.Errorf("partition %d would end beyond 2 TiB, which a DOS partition table cannot address: "+
 				"attach a new disk, which gets a GPT, and migrate to it", p.Number)
@@ -294,48 +295,92 @@ func preserve(f *os.File, g *gpt.Table, size int64, sector int) error {
 }
 
 func writeMBR(t layout.Table, f *os.File, _ int64, sector int) error {
+	sector0 := make([]byte, 512)
+	if err := probe.ReadFull(f, sector0, 0); err != nil {
+		return err
+	}
 	// An existing table keeps its boot code, its disk signature and its boot flags.
 	old, err := mbr.Read(file{r: f}, sector, sector)
-	fresh := err != nil
+	if fresh := err != nil; fresh {
+		old = nil
+		_, _ = rand.Read(sector0[bootCode:][:4]) // never fails on supported systems
+		if n, err := strconv.ParseUint(t.GUID, 16, 32); err == nil && t.GUID != "" {
+			binary.LittleEndian.PutUint32(sector0[bootCode:], uint32(n))
+		}
+	}
 	m := &mbr.Table{LogicalSectorSize: sector, PhysicalSectorSize: sector}
 	for i := range 4 {
-		entry := &mbr.Partition{Index: i + 1}
-		if p, ok := t.Partition(i + 1); ok {
-			kind := p.Type
-			if kind == "" {
-				kind = layout.LinuxMBR
-			}
-			n, err := strconv.ParseUint(kind, 16, 8)
-			if err != nil {
-				return fmt.Errorf("partition type %q: %w", kind, err)
-			}
-			entry.Type, entry.Start, entry.Size = mbr.Type(n), uint32(p.Start/int64(sector)), uint32(p.Size/int64(sector))
-			// CHS addressing is obsolete; these values mean "beyond what CHS can express".
-			entry.StartHead, entry.StartSector, entry.StartCylinder = 0xfe, 0xff, 0xff
-			entry.EndHead, entry.EndSector, entry.EndCylinder = 0xfe, 0xff, 0xff
-			if !fresh && old.Partitions[i].Start == entry.Start {
-				o := old.Partitions[i]
-				entry.Bootable = o.Bootable
-				entry.StartHead, entry.StartSector, entry.StartCylinder = o.StartHead, o.StartSector, o.StartCylinder
-				if o.Size == entry.Size {
-					entry.EndHead, entry.EndSector, entry.EndCylinder = o.EndHead, o.EndSector, o.EndCylinder
-				}
-			}
+		entry, err := entryMBR(t, i, old, sector)
+		if err != nil {
+			return err
 		}
 		m.Partitions = append(m.Partitions, entry)
 	}
-	if fresh {
-		signature := make([]byte, 4)
-		_, _ = rand.Read(signature) // never fails on supported systems
-		if n, err := strconv.ParseUint(t.GUID, 16, 32); err == nil && t.GUID != "" {
-			binary.LittleEndian.PutUint32(signature, uint32(n))
-		}
-		if _, err := f.WriteAt(signature, 440); err != nil {
-			return err
-		}
+	if err := writeName(t, sector0); err != nil {
+		return err
 	}
-	return m.Write(f, 0)
+	if err := m.Write(memory{sector: sector0}, 0); err != nil {
+		return err
+	}
+	_, err = f.WriteAt(sector0, 0) // at once: a part of it would be a disk that is neither blank nor ours
+	return err
 }
+
+// entryMBR returns an entry of a DOS table, with what old, unless nil, had there.
+func entryMBR(t layout.Table, i int, old *mbr.Table, sector int) (*mbr.Partition, error) {
+	entry := &mbr.Partition{Index: i + 1}
+	p, ok := t.Partition(i + 1)
+	if !ok {
+		return entry, nil
+	}
+	kind := cmp.Or(p.Type, layout.LinuxMBR)
+	if p.Name != "" {
+		kind = layout.NamedMBR
+	}
+	n, err := strconv.ParseUint(kind, 16, 8)
+	if err != nil {
+		return nil, fmt.Errorf("partition type %q: %w", kind, err)
+	}
+	entry.Type, entry.Start, entry.Size = mbr.Type(n), uint32(p.Start/int64(sector)), uint32(p.Size/int64(sector))
+	// CHS addressing is obsolete; these values mean "beyond what CHS can express".
+	entry.StartHead, entry.StartSector, entry.StartCylinder = 0xfe, 0xff, 0xff
+	entry.EndHead, entry.EndSector, entry.EndCylinder = 0xfe, 0xff, 0xff
+	if old == nil || old.Partitions[i].Start != entry.Start {
+		return entry, nil
+	}
+	o := old.Partitions[i]
+	entry.Bootable = o.Bootable
+	entry.StartHead, entry.StartSector, entry.StartCylinder = o.StartHead, o.StartSector, o.StartCylinder
+	if o.Size == entry.Size {
+		entry.EndHead, entry.EndSector, entry.EndCylinder = o.EndHead, o.EndSector, o.EndCylinder
+	}
+	return entry, nil
+}
+
+// writeName puts the name of a DOS table's partition into the boot code, or removes the one that is there. Other boot code
+// stays.
+func writeName(t layout.Table, sector0 []byte) error {
+	boot := sector0[:bootCode]
+	if nameMBR(sector0) != "" {
+		clear(boot)
+	}
+	if len(t.Partitions) == 0 || t.Partitions[0].Name == "" {
+		return nil
+	}
+	if !bytes.Equal(boot, make([]byte, bootCode)) {
+		return errors.New("the partition cannot be named: there is boot code")
+	}
+	copy(boot, t.Partitions[0].Name)
+	return nil
+}
+
+// memory is a sector to which go-diskfs writes.
+type memory struct {
+	file
+	sector []byte
+}
+
+func (m memory) WriteAt(b []byte, offset int64) (int, error) { return copy(m.sector[offset:], b), nil }
 
 // verify reads the table back and compares it with the one that was to be written.
 func verify(t layout.Table, f *os.File, size int64, sector int) error {

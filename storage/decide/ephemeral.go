@@ -82,9 +82,9 @@ func (o Ephemeral) Kept() (Layout, bool) {
 // Unfinished says whether a preparation of exactly the partitions that are there is on record.
 func (o Ephemeral) Unfinished(r record.Record) bool {
 	if o.Root > 0 {
-		return pendingOnRoot(o.Disk.Table, r.Unfinished[record.Ephemeral])
+		return pendingOnRoot(o.Disk.Table, r.Unfinished)
 	}
-	return r.Pending(record.Ephemeral, o.Disk.Table.GUID)
+	return r.Pending(o.Disk.Table.GUID)
 }
 
 // partitionEphemeral decides about a disk of its own.

@@ -279,11 +279,8 @@ func newRaw(s layout.State, i int) []layout.Partition {
 
 // newPersistent is one partition over the whole disk, whose file system is still to be made.
 func newPersistent(s layout.State, label layout.Label) []layout.Partition {
-	p := layout.Partition{Number: 1, Start: layout.MiB, Size: onePartition(s, label), Type: label.DataType()}
-	if label.Named() {
-		p.Name = PreparingName
-	}
-	return []layout.Partition{p}
+	return []layout.Partition{{Number: 1, Start: layout.MiB, Size: onePartition(s, label), Type: label.DataType(),
+		Name: PreparingName}}
 }
 
 // onePartition is the size of a partition over the whole disk.

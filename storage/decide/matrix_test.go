@@ -107,6 +107,9 @@ func matrixTables() []matrixTable {
 	}
 	second, recovered, dos := gpt(PersistentName), gpt(PersistentName), dosDisk.Table
 	second.Partitions[0].Number, recovered.Lost, dos.GUID = 2, layout.FirstCopy, "t-1"
+	preparing := dos
+	preparing.Partitions = slices.Clone(dos.Partitions)
+	preparing.Partitions[0].Name = PreparingName
 	return []matrixTable{
 		{name: "no table"},
 		{name: "preformatted", preformatted: true},
@@ -121,6 +124,7 @@ func matrixTables() []matrixTable {
 		{name: "GPT of two", table: gpt(PersistentName, "x")},
 		{name: "GPT with the second alone", table: second},
 		{name: "DOS", table: dos},
+		{name: "DOS, being prepared", table: preparing},
 		{name: "DOS over an older ext4", table: dos, older: true},
 	}
 }
@@ -130,7 +134,6 @@ func matrixTables() []matrixTable {
 type matrixRecord struct {
 	name               string
 	cid, system, table string
-	pending            bool
 }
 
 var matrixRecords = []matrixRecord{
@@ -141,7 +144,6 @@ var matrixRecords = []matrixRecord{
 	{name: "its file system", cid: "vol-0", system: "u-1", table: "t-9"},
 	{name: "its table", cid: "vol-0", system: "u-9", table: "t-1"},
 	{name: "others", cid: "vol-0", system: "u-9", table: "t-9"},
-	{name: "its preparation", pending: true},
 }
 
 // matrixWish is a value of the fourth axis.
@@ -163,8 +165,7 @@ type matrixCell struct {
 }
 
 func (c matrixCell) pending() bool {
-	return c.table.one() && (c.table.table.Partitions[0].Name == PreparingName ||
-		c.record.pending && !c.table.table.Label.Named())
+	return c.table.one() && c.table.table.Partitions[0].Name == PreparingName
 }
 
 // possible leaves out what cannot be: before a preparation is told of, what the disk held is wiped.

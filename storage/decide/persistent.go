@@ -20,7 +20,8 @@ type Persistent struct {
 	Damaged error
 	// Volume is its only partition, or the whole device where Preformatted is set.
 	Volume Volume
-	// Pending is set when the disk is Unfinished. Finished is set when its file system is complete all the same.
+	// Pending is set when the partition says that it is being prepared. Finished is set when its file system is complete
+	// all the same.
 	Pending, Finished bool
 	// Residue describes data which shows that the disk is not blank. The survey covers the whole disk if it has no
 	// partition, otherwise its only partition if that shows no signature.
@@ -40,16 +41,6 @@ type Persistent struct {
 	AllowForeign, AllowNoise bool
 	// Preformatted disks carry their file system without a table, and are neither partitioned nor formatted.
 	Preformatted bool
-}
-
-// Unfinished reports whether the making of the only partition was begun and not ended. A table with names says that
-// itself: another machine may have ended it. Of one without names, it is on record.
-func Unfinished(o Persistent) bool {
-	t := o.Disk.Table
-	if t.Label.Named() {
-		return t.Partitions[0].Name == PreparingName
-	}
-	return t.Label != layout.None && o.Record.Pending(o.CID, t.GUID)
 }
 
 // Part returns the path of the device that carries the file system.
@@ -117,32 +108,29 @@ func MountPersistent(o Persistent, target string) (p Plan, err error) {
 		}
 		p.add(Change{Op: CreateTable, Device: o.Disk.Path, Proof: proof, What: "create " + Layout{Label: o.Label, Data: 1}.describe(parts),
 			Destructive: true, Label: o.Label, Partitions: parts})
-		p.makeFileSystem(o, o.Label, "new partition", false)
-		p.nameFinished(o.Disk.Path, parts[0].Name)
+		p.makeFileSystem(o, "new partition", false)
+		p.nameFinished(o.Disk.Path, o.Label)
 		p.use(o.Part(), made, 0, target, o.MountOptions)
 		return p, nil
 	case format:
 		p.repair(o.Disk)
-		name := o.Disk.Table.Partitions[0].Name
-		if !o.Disk.Table.Label.Named() {
-			p.Begin = o.Disk.Table.GUID
-		} else if name != PreparingName {
-			name = PreparingName
-			p.namePartition(o.Disk.Path, proof, name)
+		if !o.Pending {
+			p.namePartition(o.Disk.Path, proof, PreparingName)
 		}
-		p.makeFileSystem(o, o.Disk.Table.Label, proof, true)
-		p.nameFinished(o.Disk.Path, name)
+		p.makeFileSystem(o, proof, true)
+		p.nameFinished(o.Disk.Path, o.Disk.Table.Label)
 		p.use(o.Part(), made, 0, target, o.MountOptions)
 		return p, nil
 	}
 	p.repair(o.Disk)
-	_, p.Finish = o.Record.Unfinished[o.CID]
 	volume := o.Volume
 	if o.Pending && !o.Finished {
-		p.makeFileSystem(o, o.Disk.Table.Label, "a crash left it unfinished, and it was never mounted", true)
+		p.makeFileSystem(o, "a crash left it unfinished, and it was never mounted", true)
 		volume = made
 	}
-	p.nameFinished(o.Disk.Path, o.Disk.Table.Partitions[0].Name)
+	if o.Pending {
+		p.nameFinished(o.Disk.Path, o.Disk.Table.Label)
+	}
 	p.NotGrown = p.growPartition(o.Disk, growSlack)
 	p.use(o.Part(), volume, o.Disk.Table.Partitions[0].Size, target, o.MountOptions)
 	for i, c := range p.Changes {
@@ -156,23 +144,24 @@ func MountPersistent(o Persistent, target string) (p Plan, err error) {
 	return p, nil
 }
 
-// nameFinished gives the partition its final name when its file system is complete.
-func (p *Plan) nameFinished(path, name string) {
-	if name == PreparingName {
-		p.namePartition(path, "the file system is complete", PersistentName)
+// nameFinished gives the partition its final name when its file system is complete; none in a table without names.
+func (p *Plan) nameFinished(path string, label layout.Label) {
+	name := ""
+	if label.Named() {
+		name = PersistentName
 	}
+	p.namePartition(path, "the file system is complete", name)
 }
 
 func (p *Plan) namePartition(path, proof, name string) {
-	p.add(Change{Op: NamePartition, Device: path, Proof: proof, What: "name partition 1 " + name, Partition: 1,
-		Name: name})
+	what := "name partition 1 " + name
+	if name == "" {
+		what = "remove the name of partition 1"
+	}
+	p.add(Change{Op: NamePartition, Device: path, Proof: proof, What: what, Partition: 1, Name: name})
 }
 
-// makeFileSystem makes one in the table of a disk, which says itself that this is not finished if it has names.
-// Otherwise it is on record.
-func (p *Plan) makeFileSystem(o Persistent, label layout.Label, proof string, destructive bool) {
-	_, recorded := o.Record.Unfinished[o.CID]
-	p.Finish = recorded || !label.Named()
+func (p *Plan) makeFileSystem(o Persistent, proof string, destructive bool) {
 	p.add(Change{Op: MakeFileSystem, Device: o.Part(), Proof: proof, What: "make " + string(o.FileSystem), FileSystem: o.FileSystem, Destructive: destructive})
 }
 
@@ -292,7 +281,7 @@ func judge(o Persistent) judgment {
 	case !content.Blank():
 		return refuse("partition %d holds %s", p.Number, content)
 	case o.Pending:
-		return judgment{Verdict: format, Proof: fmt.Sprintf("partition %d has no file system, and its mkfs is on record as unfinished", p.Number)}
+		return judgment{Verdict: format, Proof: fmt.Sprintf("partition %d has no file system, and says that it is being prepared", p.Number)}
 	case !o.Residue.Zeros() && !(o.Residue.Noise && o.AllowNoise):
 		return o.notBlank(fmt.Sprintf("partition %d has no file system", p.Number), p.Start)
 	case strings.HasPrefix(p.Name, persistentPrefix):

@@ -95,16 +95,15 @@ func TestJudge(t *testing.T) {
 			"partition 1 has no file system, but"},
 		{"ours, noise", gptDisk("bosh-partition-0"), volumeOf(probe.Blank), noise, false, refuse,
 			"persistent_disk_blank: noise"},
-		{"ours, unfinished", gptDisk(PreparingName), volumeOf(probe.Blank), remains, true, format, "unfinished"},
+		{"ours, unfinished", gptDisk(PreparingName), volumeOf(probe.Blank), remains, true, format, "being prepared"},
 		{"not named by us, blank", gptDisk("x"), volumeOf(probe.Blank), zeros, false, refuse, "nothing shows"},
-		{"DOS, blank, unfinished on record", dosDisk, volumeOf(probe.Blank), zeros, true, format,
-			"on record as unfinished"},
+		{"DOS, blank, unfinished", dosDisk, volumeOf(probe.Blank), zeros, true, format, "being prepared"},
 		{"DOS, blank", dosDisk, volumeOf(probe.Blank), zeros, false, refuse, "nothing shows"},
 		{"ours by name, LUKS inside (D.2)", gptDisk("bosh-partition-0"), volumeOf(probe.LUKS), zeros, false, refuse,
 			"LUKS"},
 		{"ext3 (D.2)", gptDisk("x"), volumeOf(probe.Ext3), zeros, false, refuse, "ext3"},
 		{"btrfs (D.2)", gptDisk("x"), volumeOf(probe.Btrfs), zeros, false, refuse, "btrfs"},
-		{"btrfs, unfinished on record", gptDisk("x"), volumeOf(probe.Btrfs), zeros, true, refuse, "btrfs"},
+		{"btrfs, unfinished", gptDisk("x"), volumeOf(probe.Btrfs), zeros, true, refuse, "btrfs"},
 		{"ext4 and RAID", gptDisk("x"), volumeOf(probe.Ext4, probe.MD), zeros, false, refuse, "md RAID"},
 		{"only partition 2", state(100*testMiB, layout.Table{Label: layout.GPT,
 			Partitions: []layout.Partition{{Number: 2, Start: testMiB, Size: testMiB}}}), volumeOf(probe.Ext4),
@@ -177,10 +176,9 @@ func TestMountPersistent(t *testing.T) {
 	grown.Bytes = 900 * testMiB
 	preparing := gptDisk(PreparingName)
 	preparing.Table.GUID, preparing.Table.Partitions[0].Size = "G", 98*testMiB
-	dosFull, begun := dosDisk, record.New()
+	dosFull := dosDisk
 	dosFull.Table.Partitions = slices.Clone(dosDisk.Table.Partitions)
 	dosFull.Table.GUID, dosFull.Table.Partitions[0].Size = "D", 98*testMiB
-	begun.Unfinished["vol-1"] = "D"
 	sized := func(bytes int64) layout.State {
 		s := diskWithoutTable(probe.Blank)
 		s.Bytes = bytes
@@ -191,15 +189,13 @@ func TestMountPersistent(t *testing.T) {
 		name     string
 		o        Persistent
 		want     string
-		begin    string
-		finish   bool
 		notGrown string
 		fails    string
 	}{
 		{name: "blank", o: Persistent{Disk: diskWithoutTable(probe.Blank)},
 			want: "create-table make-file-system1 name-partition mount1"},
 		{name: "blank, DOS", o: Persistent{Disk: diskWithoutTable(probe.Blank), Label: layout.MBR},
-			want: "create-table make-file-system1 mount1", finish: true},
+			want: "create-table make-file-system1 name-partition mount1"},
 		{name: "blank, unknown file system", o: Persistent{Disk: diskWithoutTable(probe.Blank), FileSystem: "zfs"},
 			fails: `persistent_disk_fs "zfs" is not supported, only ext4 and xfs`},
 		{name: "unfinished, unknown file system", o: Persistent{Disk: gptDisk("bosh-partition-0"), Volume: blank, FileSystem: "zfs"}, fails: `"zfs" is not supported`},
@@ -238,20 +234,18 @@ func TestMountPersistent(t *testing.T) {
 			want: "repair-table name-partition make-file-system1 name-partition mount1"},
 		{name: "kept", o: Persistent{Disk: full, Volume: ext4}, want: "mount1"},
 		{name: "one good copy", o: Persistent{Disk: recovered, Volume: ext4}, want: "repair-table mount1"},
-		{name: "unfinished on record, complete", o: Persistent{Disk: dosFull, Volume: ext4, Pending: true,
-			Finished: true, Record: begun}, want: "mount1", finish: true},
-		{name: "unfinished on record, blank", o: Persistent{Disk: dosFull, Volume: blank, Pending: true, Record: begun},
-			want: "make-file-system1 mount1", begin: "D", finish: true},
-		{name: "a record of what another machine has finished", o: Persistent{Disk: full, Volume: ext4, Record: begun},
-			want: "mount1", finish: true},
+		{name: "unfinished in a DOS table, complete", o: Persistent{Disk: dosFull, Volume: ext4, Pending: true,
+			Finished: true}, want: "name-partition mount1"},
+		{name: "unfinished in a DOS table, blank", o: Persistent{Disk: dosFull, Volume: blank, Pending: true},
+			want: "make-file-system1 name-partition mount1"},
 		{name: "unfinished by its name, blank", o: Persistent{Disk: preparing, Volume: blank, Pending: true},
 			want: "make-file-system1 name-partition mount1"},
 		{name: "unfinished by its name, complete", o: Persistent{Disk: preparing, Volume: ext4, Pending: true,
 			Finished: true}, want: "name-partition mount1"},
 		{name: "unfinished by its name", o: Persistent{Disk: preparing, Volume: faulty, Pending: true},
 			want: "make-file-system1 name-partition mount1"},
-		{name: "unfinished on record", o: Persistent{Disk: dosFull, Volume: faulty, Pending: true, Record: begun},
-			want: "make-file-system1 mount1", finish: true},
+		{name: "unfinished in a DOS table", o: Persistent{Disk: dosFull, Volume: faulty, Pending: true},
+			want: "make-file-system1 name-partition mount1"},
 		{name: "errors on record (D.22)", o: Persistent{Disk: full, Volume: faulty}, want: "check-file-system1 mount1"},
 		{name: "grown by the IaaS", o: Persistent{Disk: grown, Volume: ext4}, want: "grow-partition mount1 grow-file-system1"},
 		{name: "grown, the file system lags behind", o: Persistent{Disk: grown, Volume: small}, want: "grow-partition mount1 grow-file-system1"},
@@ -280,8 +274,9 @@ func TestMountPersistent(t *testing.T) {
 			p, err := MountPersistent(c.o, "/store")
 			notGrown := p.NotGrown
 			wantError(t, err, c.fails)
-			if got := ops(p); got != c.want || p.Begin != c.begin || p.Finish != c.finish || notGrown != c.notGrown {
-				t.Errorf("plan %q, begin %q, finish %v, not grown %q; want %q, %q, %v, %q", got, p.Begin, p.Finish, notGrown, c.want, c.begin, c.finish, c.notGrown)
+			if got := ops(p); got != c.want || p.Begin != "" || p.Finish || notGrown != c.notGrown {
+				t.Errorf("plan %q, begin %q, finish %v, not grown %q; want %q, not grown %q", got, p.Begin, p.Finish, notGrown,
+					c.want, c.notGrown)
 			}
 			for _, change := range p.Changes {
 				if change.Op == CreateTable && (!change.Destructive || !strings.Contains(change.Proof, "persistent disk vol-1, ") || !strings.HasSuffix(change.Proof, ", serial s1")) {
@@ -289,33 +284,6 @@ func TestMountPersistent(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// Which preparations are unfinished.
-func TestUnfinished(t *testing.T) {
-	dos, other := dosDisk, dosDisk
-	dos.Table.GUID, other.Table.GUID = "T", "U"
-	final, preparing := gptDisk(PersistentName), gptDisk(PreparingName)
-	final.Table.GUID = "T"
-	r := record.New()
-	r.Unfinished["vol-1"] = "T"
-	for _, c := range []struct {
-		name string
-		disk layout.State
-		r    record.Record
-		want bool
-	}{
-		{"by its name", preparing, record.New(), true},
-		{"by the record, but not by its name", final, r, false},
-		{"neither", final, record.New(), false},
-		{"without names, by the record", dos, r, true},
-		{"without names, by the record of another table", other, r, false},
-		{"without names and record", dos, record.New(), false},
-	} {
-		if got := Unfinished(Persistent{CID: "vol-1", Disk: c.disk, Record: c.r}); got != c.want {
-			t.Errorf("%s: %v, want %v", c.name, got, c.want)
-		}
 	}
 }
 

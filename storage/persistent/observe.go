@@ -267,7 +267,7 @@ func (d *Disks) observePartition(ctx context.Context, o *decide.Persistent, acti
 			return err
 		}
 	}
-	o.Pending = decide.Unfinished(*o)
+	o.Pending = part.Name == decide.PreparingName
 	if o.Volume.Content.Blank() && !o.Pending {
 		o.Residue, err = disk.SurveyPartition(ctx, o.Disk, part)
 	}

@@ -28,9 +28,9 @@ type Record struct {
 	// Disks are the disks that have been a store, by CID. Such a disk is never formatted, and a CID is never given
 	// a disk other than its own.
 	Disks map[string]Disk `json:"disks,omitempty"`
-	// Unfinished is the identifier of each partition table whose disk is being prepared, by CID or Ephemeral: it never
-	// applies to another disk.
-	Unfinished map[string]string `json:"unfinished,omitempty"`
+	// Unfinished identifies what is being prepared for the ephemeral data: a partition table, or partitions after the
+	// root partition. It never applies to others.
+	Unfinished string `json:"unfinished,omitempty"`
 	// ReadOnly is set while the store is read-only because of a migration.
 	ReadOnly bool `json:"read_only,omitempty"`
 	// Asked holds the operator's requests about disks, by CID.
@@ -54,8 +54,7 @@ var Actions = []Action{Accept, Release, Format}
 
 // New is an empty record.
 func New() Record {
-	return Record{Version: version, Disks: map[string]Disk{}, Unfinished: map[string]string{},
-		Asked: map[string]Action{}, Shown: map[string]string{}}
+	return Record{Version: version, Disks: map[string]Disk{}, Asked: map[string]Action{}, Shown: map[string]string{}}
 }
 
 // Decode reads a record. It is read whole or not at all.
@@ -69,7 +68,7 @@ func Decode(data []byte) (Record, error) {
 	if decoder.More() {
 		return Record{}, errors.New("unexpected data after the document")
 	}
-	if r.Version != version || r.Disks == nil || r.Unfinished == nil || r.Asked == nil || r.Shown == nil {
+	if r.Version != version || r.Disks == nil || r.Asked == nil || r.Shown == nil {
 		return Record{}, fmt.Errorf("version %d, want %d", r.Version, version)
 	}
 	for cid, a := range r.Asked {
@@ -120,7 +119,6 @@ func (r Record) Lapsed(cid, found string) bool {
 
 // Remove forgets a disk that is no longer attached. Its identity stays: it is never formatted.
 func (r *Record) Remove(cid string) {
-	delete(r.Unfinished, cid)
 	r.Done(cid)
 	if r.Store == cid {
 		r.Store, r.Published, r.ReadOnly = "", false, false
@@ -138,8 +136,7 @@ func (r *Record) Release(cid string, named bool) {
 	}
 }
 
-// Pending reports whether the making of exactly this table is unfinished.
-func (r Record) Pending(key, table string) bool {
-	begun, known := r.Unfinished[key]
-	return known && begun != "" && strings.EqualFold(begun, table)
+// Pending reports whether the preparation of exactly this table is unfinished.
+func (r Record) Pending(table string) bool {
+	return r.Unfinished != "" && strings.EqualFold(r.Unfinished, table)
 }

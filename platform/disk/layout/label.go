@@ -17,6 +17,7 @@ const (
 	LinuxGPT = "0FC63DAF-8483-4772-8E79-3D69D8477DE4"
 	LinuxMBR = "83"
 	SwapMBR  = "82"
+	NamedMBR = "da" // on the disk; Table has LinuxMBR and the name
 	swapGPT  = "0657FD6D-A4AB-43C4-84E5-0933C84B4F4F"
 )
 

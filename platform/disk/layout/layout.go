@@ -43,9 +43,10 @@ type Partition struct {
 	Number int
 	Start  int64
 	Size   int64
-	Name   string // GPT only
-	Type   string // GUID in GPT, two hexadecimal digits in MBR
-	GUID   string // GPT only
+	// Name is kept in a DOS table only if the partition is the single one: see NamedMBR.
+	Name string
+	Type string // GUID in GPT, two hexadecimal digits in MBR
+	GUID string // GPT only
 }
 
 // End is the first byte after the partition.

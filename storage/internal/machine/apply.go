@@ -18,8 +18,8 @@ import (
 	"cambium/storage/record"
 )
 
-// Apply makes the changes of a plan and returns those that were made. key is that of the record of unfinished work:
-// it is written before anything is made, and cleared when everything is, before the disk is used.
+// Apply makes the changes of a plan and returns those that were made. The record of unfinished work is written before
+// anything is made, and cleared when everything is, before the disk is used. key is the CID or that of the ephemeral disk.
 func (m *Machine) Apply(ctx context.Context, key string, p decide.Plan) (made []decide.Change, err error) {
 	return m.ApplyAdmitting(ctx, key, p, nil)
 }
@@ -29,7 +29,7 @@ func (m *Machine) Apply(ctx context.Context, key string, p decide.Plan) (made []
 func (m *Machine) ApplyAdmitting(ctx context.Context, key string, p decide.Plan,
 	admit func(top *os.File) error) (made []decide.Change, err error) {
 	if p.Begin != "" {
-		if err := m.begin(key, p.Begin); err != nil {
+		if err := m.begin(p.Begin); err != nil {
 			return nil, err
 		}
 	}
@@ -40,7 +40,7 @@ func (m *Machine) ApplyAdmitting(ctx context.Context, key string, p decide.Plan,
 		}
 		unfinished = false
 		m.CrashPoint("preparation complete")
-		return m.Record.Update(func(r *record.Record) { delete(r.Unfinished, key) })
+		return m.Record.Update(func(r *record.Record) { r.Unfinished = "" })
 	}
 	mounted := map[string]bool{} // by this plan
 	for _, c := range p.Changes {
@@ -70,8 +70,8 @@ func (m *Machine) ApplyAdmitting(ctx context.Context, key string, p decide.Plan,
 }
 
 // begin puts a preparation on record.
-func (m *Machine) begin(key, table string) error {
-	return m.Record.Update(func(r *record.Record) { r.Unfinished[key] = table })
+func (m *Machine) begin(what string) error {
+	return m.Record.Update(func(r *record.Record) { r.Unfinished = what })
 }
 
 // uses reports a change that takes a complete file system for granted.
@@ -89,7 +89,7 @@ func (m *Machine) apply(ctx context.Context, key string, c decide.Change, onReco
 	log := m.Log.WithFields(logrus.Fields{"device": c.Device, "proof": c.Proof})
 	switch c.Op {
 	case decide.CreateTable:
-		return m.createTable(ctx, key, c, onRecord, log)
+		return m.createTable(ctx, c, onRecord, log)
 	case decide.AppendPartitions:
 		if err := disk.Append(ctx, c.Device, c.Partitions); err != nil {
 			return err
@@ -185,8 +185,7 @@ func damaged(c decide.Change, err error) error {
 	return fmt.Errorf("the file system is damaged: %w. %s", err, f.Damaged(c.Device))
 }
 
-func (m *Machine) createTable(ctx context.Context, key string, c decide.Change, onRecord bool,
-	log *logrus.Entry) error {
+func (m *Machine) createTable(ctx context.Context, c decide.Change, onRecord bool, log *logrus.Entry) error {
 	number, err := blkdev.NumberOf(c.Device)
 	if err != nil {
 		return err
@@ -199,7 +198,7 @@ func (m *Machine) createTable(ctx context.Context, key string, c decide.Change, 
 		if id, err = disk.NewID(c.Label); err != nil {
 			return err
 		}
-		if err := m.begin(key, id); err != nil {
+		if err := m.begin(id); err != nil {
 			return err
 		}
 		m.CrashPoint("create recorded table")
