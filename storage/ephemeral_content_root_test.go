@@ -210,39 +210,48 @@ func TestRootFormatARefusedDisk(t *testing.T) {
 	holdingTree(t, dev.Path, "ext4", "redis")
 	holdingTree(t, partitioned(t, raw, "label: gpt\nstart=2048\n"), "xfs", "redis")
 	hint, hints := &settings.DiskHint{Path: dev.Path}, []settings.DiskHint{{Path: raw.Path}}
-	describe := func(which string) (key, text string) {
-		t.Helper()
-		key, text, err := b.Ephemeral.Describe(ctx, which, hint, hints)
-		b.ok(err)
-		return key, text
-	}
-	setup := func() error { return b.setupEphemeral(dev.Path, nil) }
+	setup := func() error { return b.setupEphemeral(hint.Path, nil) }
 	setupRaw := func() error { return only(b.SetupRaw(ctx, hints)) }
 	for _, c := range []struct {
 		which, holds string
+		hint         *settings.DiskHint
 		setup        func() error
-	}{{"ephemeral", "ext4 with files", setup}, {raw.Path, "xfs with files", setupRaw}} {
-		b.fails(c.setup(), "run 'agent disk format "+c.which+" --yes'")
-		key, text := describe(c.which)
-		if !strings.Contains(text, c.holds) {
-			t.Errorf("%s is described as %q, want %q", c.which, text, c.holds)
+	}{{"ephemeral", "ext4 with files", hint, setup}, {raw.Path, "xfs with files", &hints[0], setupRaw}} {
+		refusal := "run 'agent disk format " + c.which + " --yes'"
+		b.fails(c.setup(), refusal)
+		shown, err := b.Ephemeral.Describe(ctx, c.which, hint, hints)
+		b.ok(err)
+		if !strings.Contains(shown.Text, c.holds) {
+			t.Errorf("%s is described as %q, want %q", c.which, shown.Text, c.holds)
 		}
-		b.ok(b.Record.Ask(record.Format, key, ""))
+		// The request is not for another disk that is there by then, and lapses.
+		exchanged, was := b.disk(400<<20, ""), c.hint.Path
+		holdingTree(t, exchanged.Path, "ext4", "redis")
+		before := checksum(t, exchanged)
+		b.ok(b.Record.Ask(record.Format, shown.Key, shown.Disk))
+		c.hint.Path = exchanged.Path
+		b.fails(c.setup(), "it may be a store")
+		if checksum(t, exchanged) != before {
+			t.Error("a disk that the operator was not shown was changed")
+		}
+		c.hint.Path = was
+		b.fails(c.setup(), refusal)
+		b.ok(b.Record.Ask(record.Format, shown.Key, shown.Disk))
 		b.ok(c.setup())
 		b.ok(c.setup()) // and it is not formatted again
-		if r, err := b.Record.Read(); err != nil || len(r.Asked) > 0 {
-			t.Errorf("asked is still %v, %v", r.Asked, err)
+		if r, err := b.Record.Read(); err != nil || len(r.Asked) > 0 || len(r.Shown) > 0 {
+			t.Errorf("asked is still %v, %v, %v", r.Asked, r.Shown, err)
 		}
 	}
-	if byPath, _, err := b.Ephemeral.Describe(ctx, dev.Path, hint, hints); err == nil {
-		t.Errorf("the ephemeral disk, which is in use, may be formatted as %s", byPath)
+	if byPath, err := b.Ephemeral.Describe(ctx, dev.Path, hint, hints); err == nil {
+		t.Errorf("the ephemeral disk, which is in use, may be formatted as %v", byPath)
 	}
 	for _, which := range []string{other.Path, "/dev/null", "/dev/nowhere"} {
-		if key, text, err := b.Ephemeral.Describe(ctx, which, hint, hints); err == nil {
-			t.Errorf("%s is described as %s: %s", which, key, text)
+		if shown, err := b.Ephemeral.Describe(ctx, which, hint, hints); err == nil {
+			t.Errorf("%s is described as %v", which, shown)
 		}
 	}
-	if _, _, err := b.Ephemeral.Describe(ctx, "ephemeral", nil, hints); err == nil {
+	if _, err := b.Ephemeral.Describe(ctx, "ephemeral", nil, hints); err == nil {
 		t.Error("an ephemeral disk that no hint names is described")
 	}
 	// The settings say that it is a store, whatever an operator has asked.

@@ -151,8 +151,8 @@ func describeDisk(ctx context.Context, dirs vcap.Dirs, name string, a diskrecord
 		return shown, fmt.Errorf("%q is the CID of a persistent disk: name the ephemeral disk by its path", name)
 	case word || !persistent && a == diskrecord.Format && filepath.IsAbs(name):
 		named := current.Effective().Settings.Disks
-		shown.Key, shown.Text, err = disks.Ephemeral.Describe(ctx, name, named.Ephemeral, named.RawHints())
-		return shown, err
+		found, err := disks.Ephemeral.Describe(ctx, name, named.Ephemeral, named.RawHints())
+		return disk.Shown(found), err
 	}
 	shown.Key = name
 	shown.Text, shown.Disk, err = disks.Persistent.Describe(ctx, name, a)

@@ -212,7 +212,12 @@ func (d *Disks) observe(ctx context.Context, path string, root int, w wanted, ac
 			return o, err
 		}
 	}
-	asked := root == 0 && r.Asked[record.Ephemeral] == record.Format
+	asked := false
+	if root == 0 {
+		if asked, err = d.asked(r, record.Ephemeral, o.Disk, acting); err != nil {
+			return o, err
+		}
+	}
 	if kept && o.Proven(l) && !asked {
 		return o, nil
 	}
@@ -436,11 +441,11 @@ func (d *Disks) observeRaw(ctx context.Context, path string, i int, acting bool)
 		return o, err
 	}
 	r, err := d.Machine.ReadRecord()
-	asked := r.Asked[rawKey(i)] == record.Format
-	if decide.KeptRaw(o.Disk.Table) && !asked {
-		return o, nil
+	if err != nil && !decide.KeptRaw(o.Disk.Table) {
+		return o, err
 	}
-	if err != nil {
+	asked, err := d.asked(r, rawKey(i), o.Disk, acting)
+	if err != nil || decide.KeptRaw(o.Disk.Table) && !asked {
 		return o, err
 	}
 	o.Replaced, err = d.replaced(ctx, o.Disk, damaged, 0, r, acting)
@@ -451,41 +456,62 @@ func (d *Disks) observeRaw(ctx context.Context, path string, i int, acting bool)
 // rawKey returns the key of a raw disk in the record. Like that of the ephemeral disk, it is not a CID.
 func rawKey(i int) string { return "." + decide.RawName(i) }
 
+// asked reports whether an operator has asked to format a disk. A request about another one lapses.
+func (d *Disks) asked(r record.Record, key string, s layout.State, acting bool) (bool, error) {
+	err := d.Machine.Lapse(r, key, s.Path, acting, func() (string, error) { return fingerprint(s) })
+	return r.Asked[key] == record.Format, err
+}
+
+// fingerprint tells a disk from others.
+func fingerprint(s layout.State) (string, error) {
+	return machine.Fingerprint(s.Path, record.Disk{Table: s.Table.GUID, Bytes: s.Bytes})
+}
+
 // answered ends an operator's request about a disk.
 func (d *Disks) answered(key string, asked bool) error {
 	if !asked {
 		return nil
 	}
 	d.Machine.Log.WithField("disk", strings.TrimPrefix(key, ".")).Warn("formatted a disk as an operator asked")
-	return d.Machine.Record.Update(func(r *record.Record) { delete(r.Asked, key) })
+	return d.Machine.Record.Update(func(r *record.Record) { r.Done(key) })
 }
 
-// Describe says what would be lost by formatting a disk, and returns the key of such a request. It is the ephemeral disk,
-// by the word ephemeral or its path, or a raw one, by its path. Other disks are an error.
+// Shown is a disk as an operator is shown it before a request to format it.
+type Shown struct {
+	// Key is that of the request, Text says what would be lost, and Disk tells the disk from others.
+	Key, Text, Disk string
+}
+
+// Describe says what would be lost by formatting a disk. It is the ephemeral disk, by the word ephemeral or its path, or
+// a raw one, by its path. Other disks are an error.
 func (d *Disks) Describe(ctx context.Context, which string, ephemeral *settings.DiskHint,
-	raw []settings.DiskHint) (key, text string, err error) {
+	raw []settings.DiskHint) (shown Shown, err error) {
 	if err := d.Machine.Lock(ctx); err != nil {
-		return "", "", err
+		return shown, err
 	}
 	defer d.Machine.Unlock()
 	path, key, err := d.named(ctx, which, ephemeral, raw)
 	if err != nil {
-		return "", "", err
+		return shown, err
 	}
 	s, damaged, err := inspect(path)
 	if err != nil {
-		return "", "", err
+		return shown, err
 	}
 	r, err := d.Machine.ReadRecord()
 	if err != nil {
-		return "", "", err
+		return shown, err
 	}
 	o, err := d.replaced(ctx, s, damaged, 0, r, false)
 	if err != nil {
-		return "", "", err
+		return shown, err
 	}
-	text, err = decide.DescribeReplaced(o, s)
-	return key, text, err
+	shown.Key = key
+	if shown.Text, err = decide.DescribeReplaced(o, s); err != nil {
+		return shown, err
+	}
+	shown.Disk, err = fingerprint(s)
+	return shown, err
 }
 
 // named finds the disk that an operator names.

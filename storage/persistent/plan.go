@@ -2,16 +2,10 @@ package persistent
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
-	"os"
-
-	"github.com/sirupsen/logrus"
 
 	"cambium/platform/device"
-	"cambium/platform/disk/layout"
 	"cambium/settings"
 	"cambium/storage/decide"
 	"cambium/storage/internal/machine"
@@ -154,45 +148,17 @@ func (d *Disks) Describe(ctx context.Context, cid string, a record.Action) (text
 	return decide.Describe(o), shown, nil
 }
 
-// fingerprint tells a disk from others: by the identifier of its file system, size and serial number, or, where it has no
-// file system, by what it begins with.
+// fingerprint tells a disk from others.
 func (d *Disks) fingerprint(dev device.Device) (string, error) {
 	if d.BindMounted || dev.Directory {
 		return "directory " + dev.Path, nil
 	}
 	found, _ := d.identify(dev.Path)
-	text := fmt.Sprintf("file system %s, table %s, serial %s, %d bytes", found.FileSystem, found.Table, machine.Serial(dev.Number), found.Bytes)
-	if found.FileSystem != "" {
-		return text, nil
-	}
-	f, err := os.Open(dev.Path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	sum := sha256.New()
-	if _, err := io.CopyN(sum, f, layout.MiB); err != nil && !errors.Is(err, io.EOF) {
-		return "", err
-	}
-	return fmt.Sprintf("%s, %x", text, sum.Sum(nil)), nil
+	return machine.Fingerprint(dev.Path, found)
 }
 
 // lapse drops a request that an operator has made about a disk other than the one that is there. With acting set, also on
 // record.
 func (d *Disks) lapse(v view, cid string, dev device.Device, acting bool) error {
-	if v.Record.Asked[cid] == "" {
-		return nil
-	}
-	found, err := d.fingerprint(dev)
-	if err != nil || !v.Record.Lapsed(cid, found) {
-		return err
-	}
-	asked := v.Record.Asked[cid]
-	v.Record.Done(cid)
-	if !acting {
-		return nil
-	}
-	d.Machine.Log.WithFields(logrus.Fields{"cid": cid, "device": dev.Path, "request": string(asked)}).
-		Warn("the disk is not the one that an operator was shown: the request lapses")
-	return d.Machine.Record.Update(func(r *record.Record) { r.Done(cid) })
+	return d.Machine.Lapse(v.Record, cid, dev.Path, acting, func() (string, error) { return d.fingerprint(dev) })
 }
