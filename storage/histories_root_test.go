@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -460,6 +461,123 @@ func TestRootHistoryWithoutAttributes(t *testing.T) {
 	if _, err := os.Lstat(filepath.Join(dirs["new"], persistent.MarkName)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the mark is left: %v", err)
 	}
+}
+
+// m: a disk without room for an attribute is used as before, and is the source of a migration. It is not the target of
+// one, because it could not be marked.
+func TestRootHistoryFullDisk(t *testing.T) {
+	full := func(b *bench, cid string) *looptest.Device {
+		dev := b.disk(64<<20, cid)
+		part := partitioned(t, dev, "label: gpt\nstart=2048, name=\"bosh-partition-0\"\n")
+		mkfs(t, part, "ext4")
+		filledBy(t, part, "ext4", func(dir string) {
+			write(t, filepath.Join(dir, "file"), cid)
+			for i := 0; ; i++ { // blocks that were set aside for metadata become free by and by
+				fill(t, filepath.Join(dir, fmt.Sprintf("filler%d", i)))
+				unix.Sync()
+				err := unix.Setxattr(dir, "trusted.x", make([]byte, 200), 0)
+				if errors.Is(err, unix.ENOSPC) {
+					return
+				}
+				if b.ok(errors.Join(err, unix.Removexattr(dir, "trusted.x"))); i > 20 {
+					t.Fatal("the disk is not full")
+				}
+			}
+		})
+		return dev
+	}
+	b := newBench(t, Options{})
+	dev := full(b, "old")
+	for _, again := range []func() error{func() error { return b.Mount(ctx, "old") }, func() error { return boot(b.disks()) }} {
+		b.ok(again())
+		if got := mountedSource(t, b.Dirs.Store()); got != dev.Path+"p1" {
+			t.Fatalf("the store is %q", got)
+		}
+		b.kept(b.Dirs.Store(), "old")
+		if r, err := b.Record.Read(); err != nil || r.Store != "old" || r.Disks["old"].Generation != 0 {
+			t.Errorf("on record is %+v, %v", r, err)
+		}
+		b.unmountAll()
+	}
+	if !strings.Contains(b.log.String(), "the disk cannot say that it is the store") {
+		t.Error("it is not in the log")
+	}
+	b.ok(boot(b.disks()))
+	fresh := b.disk(128<<20, "new")
+	b.ok(b.Mount(ctx, "new"))
+	b.ok(b.Migrate(ctx, "old", "new"))
+	b.used(fresh, "new", "old")
+	b.reboot()
+	b.used(fresh, "new", "old")
+
+	b = newBench(t, Options{})
+	source := b.disk(32<<20, "source")
+	b.ok(b.Mount(ctx, "source"))
+	b.put("one")
+	target := full(b, "target")
+	b.ok(b.Mount(ctx, "target"))
+	err := b.Persistent.Mark(identity.Store{CID: "target", Incomplete: true, Origin: identity.Origin{CID: "source"}})
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("Mark = %v, want no space left", err)
+	}
+	b.fails(b.Migrate(ctx, "source", "target"), "too small")
+	b.kept(b.Dirs.StoreMigrationTarget(), "target")
+	b.used(source, "source", "one")
+	_ = target
+}
+
+// m: a read-only disk is an error, is not changed, and withholds no other.
+func TestRootHistoryReadOnlyDisk(t *testing.T) {
+	b, dev := aStore(t)
+	b.unmountAll()
+	before := checksum(t, dev)
+	tool(t, dev.Path, "blockdev", "--setro", dev.Path)
+	b.withheld("old", "read-only")
+	tool(t, dev.Path, "blockdev", "--setrw", dev.Path)
+	if checksum(t, dev) != before {
+		t.Error("a read-only disk was changed")
+	}
+	blank := b.disk(64<<20, "new")
+	tool(t, blank.Path, "blockdev", "--setro", blank.Path)
+	b.ok(boot(b.disks()))
+	b.used(dev, "old", "one")
+	b.fails(b.Mount(ctx, "new"), "read-only")
+	b.used(dev, "old", "one")
+}
+
+// m: without CAP_SYS_ADMIN, as in a container with user IDs of its own, attributes are hidden: stores are used as before,
+// also one whose generation is on record, and the mark of an incomplete copy is a file.
+func TestRootHistoryWithoutCapability(t *testing.T) {
+	const inside = "CAMBIUM_TEST_IN_USER_NAMESPACE"
+	if os.Getenv(inside) == "" {
+		looptest.Require(t)
+		all := []syscall.SysProcIDMap{{Size: 65536}}
+		contained := exec.Command("/proc/self/exe", "-test.run", "^"+t.Name()+"$", "-test.v")
+		contained.Env = append(os.Environ(), inside+"=1")
+		contained.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNS, UidMappings: all,
+			GidMappings: all, GidMappingsEnableSetgroups: true}
+		if out, err := contained.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return
+	}
+	b, dir := binding(t)
+	if err := unix.Setxattr(dir, "trusted.x", []byte("x"), 0); !errors.Is(err, unix.EPERM) {
+		t.Fatalf("an attribute can be written: %v", err)
+	}
+	b.put("one")
+	b.killedAt("verify", func() { _ = b.Migrate(ctx, "old", "new") })
+	b.unmountAll()
+	b.fails(b.Mount(ctx, "new"), "incomplete copy of old")
+	b.ok(boot(b.disks()))
+	b.kept(b.Dirs.Store(), "one")
+	b.ok(b.Mount(ctx, "new"))
+	b.ok(b.Migrate(ctx, "old", "new"))
+	b.kept(b.Dirs.Store(), "one")
+	b.ok(b.Record.Update(func(r *record.Record) { r.Put("new", record.Disk{Generation: 5}) })) // by an agent with that capability
+	b.reboot()
+	b.kept(b.Dirs.Store(), "one")
+	b.lists("new")
 }
 
 // n: a bind-mounted store, and then its volume is not mounted.

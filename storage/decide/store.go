@@ -154,8 +154,7 @@ func (c Choice) chooseByRecord() error {
 // before the store is copied to it. What that agent has mounted on the store is the store, and so is a new disk whose
 // old one is in neither settings nor hints.
 func (a Around) doubt() error {
-	recorded, byOther := a.Record.StoreDisk(a.Told)
-	if !byOther || a.Record.Asked[recorded] == record.Accept || a.OnStore != "" || a.Directories || len(a.Known) < 2 {
+	if a.OnStore != "" || a.Directories || len(a.Known) < 2 {
 		return nil
 	}
 	accepts := make([]string, len(a.Known))
@@ -164,7 +163,7 @@ func (a Around) doubt() error {
 	}
 	return fmt.Errorf("settings and hints name the persistent disks %s, and %s, which another agent recorded as "+
 		"mounted last, may be an incomplete copy: this agent never mounted it on the store. For the disk that holds all data, run %s",
-		strings.Join(a.Known, " and "), recorded, strings.Join(accepts, " or "))
+		strings.Join(a.Known, " and "), a.Told, strings.Join(accepts, " or "))
 }
 
 // CheckCopy refuses the disk at path as the store if it is an incomplete copy.

@@ -47,6 +47,17 @@ func said(top *os.File, fileSystem string) (s decide.Said, err error) {
 	return s, nil
 }
 
+// attributesShown reports whether this process sees attributes of this kind at all. Without CAP_SYS_ADMIN, as in a
+// container with user IDs of its own, the kernel hides them: that one is missing means nothing then.
+func attributesShown() bool {
+	fd, err := unix.MemfdCreate("cambium", unix.MFD_CLOEXEC)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = unix.Close(fd) }()
+	return !errors.Is(unix.Fsetxattr(fd, identity.Attribute, nil, 0), unix.EPERM)
+}
+
 // markIn reads the mark that is a file. One that is not root's alone is a job's.
 func markIn(dir *os.File) (s decide.Said, err error) {
 	top, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -29,7 +30,7 @@ const lookLimit = 10 * time.Second
 // candidates are the other disks with a file system that could be the store beside cid, whose device is not one. With
 // replay set, their journals are replayed; otherwise one whose journal is used says nothing.
 func (d *Disks) candidates(ctx context.Context, v view, cid string, replay bool) (others []decide.Disk) {
-	seen := map[blkdev.Number]bool{}
+	seen := d.ofJobs(v)
 	own := v.leads[cid]
 	for _, other := range v.Known {
 		l := v.leads[other]
@@ -51,6 +52,23 @@ func (d *Disks) named() []string {
 		return nil
 	}
 	return d.Associated()
+}
+
+// ofJobs are the devices of these disks and of dynamic ones, to which the leftover hint of another disk may lead.
+func (d *Disks) ofJobs(v view) map[blkdev.Number]bool {
+	numbers := map[blkdev.Number]bool{}
+	for _, cid := range d.named() {
+		if l := v.leads[cid]; l.err == nil && l.Number != 0 {
+			numbers[l.Number] = true
+		}
+	}
+	links, _ := filepath.Glob(filepath.Join(d.Machine.Dirs.DynamicDisks(), "*"))
+	for _, link := range links {
+		if n, err := blkdev.NumberOf(link); err == nil {
+			numbers[n] = true
+		}
+	}
+	return numbers
 }
 
 // lookInTime looks at a candidate. One that cannot be looked at says nothing; one that hangs is left alone, and
@@ -229,7 +247,7 @@ func (p *placing) admitToTarget(top *os.File, disk decide.Disk) error {
 // become has a disk say that it is the store.
 func (p *placing) become(top *os.File, disk decide.Disk) error {
 	if text := decide.Reverted(disk, p.o.Around.Record); text != "" {
-		if p.o.Directories && p.o.Request() == "" {
+		if p.o.Directories && p.o.Request() == "" && attributesShown() {
 			return &decide.Refusal{Path: disk.Path, Found: "it is not the directory that was the store (" + text +
 				"): its volume may not be mounted", Remedy: "Mount it, or, if this is the right one, run 'agent disk accept " +
 				disk.CID + " --yes'"}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"cambium/platform/device"
 	"cambium/settings"
@@ -34,8 +35,8 @@ func (d *Disks) PlanMountLast(ctx context.Context) (changes []decide.Change, war
 	return plan.Changes, "", mountError(cid, err)
 }
 
-// PlanMount says what mount_disk would do with each disk that is known and that boot does not mount, without waiting and
-// without writing.
+// PlanMount says what mount_disk would do with each disk that is known and that neither boot mounts nor jobs know by a
+// name of their own, without waiting and without writing.
 func (d *Disks) PlanMount(ctx context.Context) (all []decide.Change, err error) {
 	if err := d.Machine.Lock(ctx); err != nil {
 		return nil, err
@@ -45,8 +46,9 @@ func (d *Disks) PlanMount(ctx context.Context) (all []decide.Change, err error) 
 	if err != nil {
 		return nil, err
 	}
+	ofJobs := d.ofJobs(v)
 	for _, cid := range v.Known {
-		if cid == v.storeDisk() {
+		if cid == v.storeDisk() || slices.Contains(d.named(), cid) || ofJobs[v.leads[cid].Number] {
 			continue
 		}
 		changes, err := d.planKnown(ctx, v, v.known[cid])

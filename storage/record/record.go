@@ -88,8 +88,7 @@ func (r Record) StoreDisk(told string) (cid string, byOther bool) {
 	if r.Store != "" && (!r.Published || told == r.Store || told == "") {
 		return r.Store, false // a file that is lost names no other disk
 	}
-	_, known := r.Disks[told]
-	return told, told != "" && (r.Store != "" || !known)
+	return told, told != ""
 }
 
 // Accepted is the CID of the only disk that an operator has accepted; empty if there is none, or several.

@@ -31,7 +31,6 @@ func TestUnreadableIdentifiersStay(t *testing.T) {
 // Who wins where this agent's record and what other agents write differ.
 func TestStoreDisk(t *testing.T) {
 	published := Record{Store: "a", Published: true}
-	former := Record{Disks: map[string]Disk{"a": one}}
 	for _, c := range []struct {
 		name    string
 		r       Record
@@ -46,8 +45,6 @@ func TestStoreDisk(t *testing.T) {
 		{"another agent wrote another", published, "b", "b", true},
 		{"what other agents read is lost", published, "", "a", false},
 		{"only another agent", Record{}, "b", "b", true},
-		{"an earlier version of this agent", former, "a", "a", false},
-		{"another agent after an earlier version", former, "b", "b", true},
 	} {
 		if got, byOther := c.r.StoreDisk(c.told); got != c.want || byOther != c.byOther {
 			t.Errorf("%s: %q by another: %v; want %q, %v", c.name, got, byOther, c.want, c.byOther)
