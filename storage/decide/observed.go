@@ -26,8 +26,6 @@ type Around struct {
 	OnStore, OnTarget, Foreign string
 	// OnStoreIs is the disk that is visible on the store, with what it says.
 	OnStoreIs Disk
-	// Lost is set when nothing was put on record, or the record cannot be used: then the disks tell which one is the store.
-	Lost bool
 	// Directories says that disks are directories, which have no identity.
 	Directories bool
 }
@@ -81,7 +79,7 @@ func StoreDisk(a Around) (cid, warning string, err error) {
 		return "", "", a.Unreadable
 	case a.OnStore != "":
 		return a.OnStore, "", nil
-	case recorded == "" && a.Lost && len(a.Known) > 0:
+	case recorded == "" && len(a.Record.Disks) == 0 && len(a.Known) > 0: // lost, or of a new machine: the disks tell
 		return Pick, "", nil
 	case recorded == "" || slices.Contains(a.Known, recorded):
 		return recorded, "", nil

@@ -316,9 +316,8 @@ func TestStoreDisk(t *testing.T) {
 		mount, warning string
 		fails          string
 	}{
-		{"none", Around{Record: none, Known: two}, "", "", ""},
+		{"none, and a disk was the store", Around{Record: formerly, Known: two}, "", "", ""},
 		{"ours", Around{Record: recorded("a"), Told: "a", Known: two}, "a", "", ""},
-		{"ours, of an earlier version", Around{Record: formerly, Told: "a", Known: two}, "a", "", ""},
 		{"ours, a crash before it was published", Around{Record: unpublished, Told: "a", Known: two}, "b", "", ""},
 		{"the only one, recorded by another agent", Around{Record: none, Told: "a", Known: two[:1]}, "a", "", ""},
 		{"one of two, recorded by another agent after ours", Around{Record: recorded("a"), Told: "b", Known: two}, "b", "", ""},
@@ -327,8 +326,8 @@ func TestStoreDisk(t *testing.T) {
 		{"the same, which left the store mounted", Around{Record: none, Told: "b", Known: two, OnStore: "b"}, "b", "", ""},
 		{"the same, directories", Around{Record: none, Told: "b", Known: two, Directories: true}, "b", "", ""},
 		{"a disk other than the recorded one is on the store", Around{Record: recorded("a"), Told: "a", Known: two, OnStore: "b"}, "b", "", ""},
-		{"nothing is on record", Around{Record: none, Known: two, Lost: true}, Pick, "", ""},
-		{"nothing is on record, and no disk is known", Around{Record: none, Lost: true}, "", "", ""},
+		{"nothing is on record", Around{Record: none, Known: two}, Pick, "", ""},
+		{"nothing is on record, and no disk is known", Around{Record: none}, "", "", ""},
 		{"ours, and what other agents read is lost", Around{Record: recorded("a"), Known: two}, "a", "", ""},
 		{"none is known, left by another agent (D.15)", Around{Record: none, Told: "a"}, "", "is in neither settings nor hints", ""},
 		{"none is known, its identity is on record", Around{Record: recorded("a"), Told: "a"}, "", "", "agent disk release a"},

@@ -53,7 +53,6 @@ func (d *Disks) around() (v view, err error) {
 		dev, err := d.Resolver.Look(d.hint(v.known[cid]))
 		v.leads[cid] = lead{dev, err}
 	}
-	v.Lost = !d.Machine.Record.There()
 	if v.Record, v.unread = d.Machine.ReadRecord(); v.unread != nil {
 		v.Record = record.New()
 	}

@@ -28,15 +28,6 @@ type File struct{ dirs vcap.Dirs }
 // In returns the file of the agent with these directories.
 func In(dirs vcap.Dirs) File { return File{dirs} }
 
-// There reports whether there is a record that can be used.
-func (f File) There() bool {
-	_, err := os.Lstat(f.dirs.DiskRecord())
-	if err == nil {
-		_, err = f.Read()
-	}
-	return err == nil
-}
-
 // Read returns the record; an empty one if there is no file.
 func (f File) Read() (record.Record, error) {
 	data, err := os.ReadFile(f.dirs.DiskRecord())
