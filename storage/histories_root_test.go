@@ -514,16 +514,17 @@ func TestRootHistoryFullDisk(t *testing.T) {
 	source := b.disk(32<<20, "source")
 	b.ok(b.Mount(ctx, "source"))
 	b.put("one")
-	target := full(b, "target")
+	full(b, "target")
 	b.ok(b.Mount(ctx, "target"))
 	err := b.Persistent.Mark(identity.Store{CID: "target", Incomplete: true, Origin: identity.Origin{CID: "source"}})
 	if !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("Mark = %v, want no space left", err)
 	}
-	b.fails(b.Migrate(ctx, "source", "target"), "too small")
+	if err := b.Migrate(ctx, "source", "target"); err == nil || !errors.Is(err, unix.ENOSPC) && !strings.Contains(err.Error(), "too small") {
+		t.Errorf("Migrate = %v, want no space left, or that it is too small", err)
+	}
 	b.kept(b.Dirs.StoreMigrationTarget(), "target")
 	b.used(source, "source", "one")
-	_ = target
 }
 
 // m: a read-only disk is an error, is not changed, and withholds no other.
@@ -531,14 +532,18 @@ func TestRootHistoryReadOnlyDisk(t *testing.T) {
 	b, dev := aStore(t)
 	b.unmountAll()
 	before := checksum(t, dev)
-	tool(t, dev.Path, "blockdev", "--setro", dev.Path)
+	readOnly := func(dev *looptest.Device) {
+		tool(t, dev.Path, "blockdev", "--setro", dev.Path)
+		t.Cleanup(func() { tool(t, dev.Path, "blockdev", "--setrw", dev.Path) }) // it outlives the image
+	}
+	readOnly(dev)
 	b.withheld("old", "read-only")
 	tool(t, dev.Path, "blockdev", "--setrw", dev.Path)
 	if checksum(t, dev) != before {
 		t.Error("a read-only disk was changed")
 	}
 	blank := b.disk(64<<20, "new")
-	tool(t, blank.Path, "blockdev", "--setro", blank.Path)
+	readOnly(blank)
 	b.ok(boot(b.disks()))
 	b.used(dev, "old", "one")
 	b.fails(b.Mount(ctx, "new"), "read-only")
