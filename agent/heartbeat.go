@@ -46,9 +46,7 @@ type Heartbeats struct {
 	// Connected holds a token when the bus has become reachable again: the next heartbeat then
 	// goes out at once, and none from the time before.
 	Connected <-chan struct{}
-	// Sent, if set, is called after each heartbeat that was sent.
-	Sent func()
-	Log  *logrus.Entry
+	Log       *logrus.Entry
 }
 
 // Run sends a heartbeat at once and then one each period, at a phase of its own, so that a
@@ -117,9 +115,6 @@ func (h Heartbeats) send(ctx context.Context, b heartbeat) bool {
 	if err := h.Bus.Publish(ctx, "hm", "heartbeat", b); err != nil {
 		h.Log.WithError(err).Warn("cannot send a heartbeat")
 		return false
-	}
-	if h.Sent != nil {
-		h.Sent()
 	}
 	return true
 }

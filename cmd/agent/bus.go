@@ -24,6 +24,8 @@ type transports struct {
 	log     *logrus.Entry
 	// beforeConnect lets firewall and neighbor table follow the addresses of the servers.
 	beforeConnect func(ctx context.Context, servers []netip.AddrPort)
+	// delivered is called with the subject of each report that a NATS server has confirmed.
+	delivered func(subject string)
 }
 
 func (t transports) kinds() map[string]agent.TransportKind {
@@ -41,6 +43,7 @@ func (t transports) newNATS(e settings.Effective, events agent.BusEvents) (agent
 		BeforeConnect: t.beforeConnect,
 		OnConnect:     events.Connected,
 		OnFailure:     func(f natsbus.Failure) { events.Failed(f.Server, f.Err, f.Refused) },
+		OnDelivered:   t.delivered,
 		Audit:         t.audit,
 		Log:           t.log,
 	})

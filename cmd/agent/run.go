@@ -142,7 +142,11 @@ func newBooting(ctx context.Context, o runOptions, log *logrus.Entry, notifier u
 	busLog := log.WithField("component", "bus")
 	bus := agent.NewBusClient(agent.BusOptions{Status: rec, Log: busLog, Changed: show.showState,
 		Transports: transports{handler: handler, audit: newAudit(ctx, o, background, log), dirs: dirs, log: busLog,
-			beforeConnect: m.beforeConnect}.kinds()})
+			beforeConnect: m.beforeConnect, delivered: func(subject string) {
+				if strings.HasPrefix(subject, "hm.agent.heartbeat.") {
+					_ = rec.Mark(status.MarkHeartbeat)
+				}
+			}}.kinds()})
 	bus.OnConnect(func() { _ = rec.Mark(status.MarkBus) }) // only for the timeline
 	m.StartBus = bus.Start
 	m.Duplicates = func(text string) {
@@ -499,8 +503,7 @@ func (s *serving) report(ctx context.Context) {
 	s.bus.OnConnect(s.alerts.Wake)
 	run("alerts", func(ctx context.Context) error { return s.alerts.Run(ctx, s.bus) })
 	run("heartbeats", agent.Heartbeats{Bus: s.bus, Jobs: s.instance, Vitals: s.deps.State.Vitals,
-		Ready: s.dispatcher.Opened(), Connected: s.bus.Connections(), Log: log,
-		Sent: func() { _ = s.display.rec.Mark(status.MarkHeartbeat) }}.Run)
+		Ready: s.dispatcher.Opened(), Connected: s.bus.Connections(), Log: log}.Run)
 	run("expiry", agent.Expiry{Bus: s.bus, Certificates: s.machine.busCertificates, Connected: s.bus.Connections(),
 		Path: s.machine.current.Place().CertificateWarnings(), Log: log}.Run)
 	if !s.o.mails() {

@@ -42,7 +42,7 @@ type Mark struct {
 	At   int64  `json:"at_ns"`
 }
 
-// The marks of a boot.
+// The marks of a boot. MarkHeartbeat is the first heartbeat that the Director's server has confirmed.
 const (
 	MarkBus       = "bus connected"
 	MarkHeartbeat = "first heartbeat"

@@ -102,7 +102,8 @@ func (b *Bus) newLink(id Identity) (*link, error) {
 		return nil, err
 	}
 	l := &link{bus: b, log: b.options.Log, servers: servers, tls: config,
-		outbox: outbox{callersReturn: b.pace.callersReturn, log: b.options.Log}, ready: make(chan struct{}),
+		outbox:    outbox{callersReturn: b.pace.callersReturn, log: b.options.Log, delivered: b.options.OnDelivered},
+		ready:     make(chan struct{}),
 		addresses: map[string][]netip.AddrPort{}}
 	l.limit.Store(defaultLimit)
 	return l, nil

@@ -56,8 +56,10 @@ type Options struct {
 	OnConnect func(server string)
 	// OnFailure is called each time connecting to a server has failed or the connection was lost. It must not block.
 	OnFailure func(Failure)
-	Audit     mbus.Auditor
-	Log       *logrus.Entry
+	// OnDelivered is called with the subject of each report that the server has confirmed. It must not block.
+	OnDelivered func(subject string)
+	Audit       mbus.Auditor
+	Log         *logrus.Entry
 
 	pace   *pace // usual if nil
 	lookup func(ctx context.Context, host string) ([]netip.Addr, error)

@@ -234,6 +234,40 @@ func TestReports(t *testing.T) {
 	}
 }
 
+// TestDeliveredReports: a report counts as delivered when the server has confirmed it, and a reply is not a report.
+func TestDeliveredReports(t *testing.T) {
+	d := testnats.Start(t, nil, agentID)
+	delivered := make(chan string, 10)
+	b, err := New(Options{AgentID: agentID, Identity: identity(d, testca.AgentName(agentID)), Handler: pong, Log: quiet(),
+		OnDelivered: func(subject string) { delivered <- subject }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Publish(t.Context(), "hm", "heartbeat", nil); err != nil {
+		t.Fatal(err)
+	}
+	if len(delivered) > 0 {
+		t.Errorf("%s was delivered without a connection", <-delivered)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- b.Run(ctx) }()
+	if got, want := <-delivered, "hm.agent.heartbeat."+agentID; got != want {
+		t.Errorf("delivered %s, want %s", got, want)
+	}
+	d.Director().Call(agentID, "ping")
+	if err := b.Publish(t.Context(), "hm", "alert", nil); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := <-delivered, "hm.agent.alert."+agentID; got != want {
+		t.Errorf("delivered %s, want %s", got, want)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
 func TestGarbageIsDropped(t *testing.T) {
 	d := testnats.Start(t, func(o *server.Options) { o.MaxPayload = 16 << 20 }, agentID)
 	b := start(t, d, Options{})

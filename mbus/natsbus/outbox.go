@@ -32,6 +32,7 @@ type message struct {
 type outbox struct {
 	callersReturn time.Duration
 	log           *logrus.Entry
+	delivered     func(subject string) // of Options.OnDelivered; may be nil
 
 	mu          sync.Mutex
 	nc          *nats.Conn // nil while not connected
@@ -102,6 +103,14 @@ func (o *outbox) confirm(nc *nats.Conn) {
 	last := o.sent
 	o.mu.Unlock()
 	err := nc.FlushTimeout(connectTime)
+	var reports []string
+	if o.delivered != nil {
+		defer func() {
+			for _, subject := range reports {
+				o.delivered(subject)
+			}
+		}()
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.nc != nc {
@@ -111,6 +120,9 @@ func (o *outbox) confirm(nc *nats.Conn) {
 		done := max(0, len(o.unconfirmed)-int(o.sent-last))
 		for _, m := range o.unconfirmed[:done] {
 			o.bytes -= len(m.data)
+			if !m.reply {
+				reports = append(reports, m.subject)
+			}
 		}
 		// Under load the slice's capacity is reused; after a burst it is released.
 		o.unconfirmed = slices.Delete(o.unconfirmed, 0, done)
