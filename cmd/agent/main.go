@@ -29,6 +29,7 @@ import (
 	"cambium/cmd/agent/supervise"
 	"cambium/cmd/agent/support"
 	"cambium/cmd/agent/timeline"
+	"cambium/cmd/agent/trial"
 	"cambium/cmd/agent/validate"
 	"cambium/internal/command"
 	"cambium/platform/copytree/worker"
@@ -61,6 +62,7 @@ func commands() cli.Table {
 		{Name: "log-level", Summary: "show or change the log level of the running agent", Run: loglevel.Run},
 		{Name: "completion", Summary: "print the completion of commands and flags for a shell", Run: completion.Command(commands)},
 		{Name: "man", Summary: "write the manual pages", Run: manpage.Command(commands, version)},
+		{Name: "trial", Summary: "try this agent on a VM whose stemcell has another, and go back", Run: trial.Version(version).Run},
 		{Name: "version", Summary: "print the version", Run: runVersion},
 	}
 }

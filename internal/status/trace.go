@@ -77,9 +77,14 @@ func (d *Document) KeepTry() {
 	}
 }
 
+// Marked reports whether something has happened in this process.
+func (d *Document) Marked(name string) bool {
+	return slices.ContainsFunc(d.Marks, func(m Mark) bool { return m.Name == name })
+}
+
 // mark records a moment, once.
 func (d *Document) mark(name string, at int64) {
-	if !slices.ContainsFunc(d.Marks, func(m Mark) bool { return m.Name == name }) {
+	if !d.Marked(name) {
 		d.Marks = append(d.Marks, Mark{Name: name, At: at})
 	}
 }

@@ -145,6 +145,19 @@ func (d Dirs) SupervisorState() string    { return d.join("monit", "supervisor.j
 func (d Dirs) MonitStopped() string       { return d.join("monit", "stopped") }
 func (d Dirs) StartRequested() string     { return d.join("monit", "start_requested.json") }
 
+// A trial of this agent on a stemcell with another one, by the release cambium-agent.
+
+func (d Dirs) TrialDir() string    { return d.join("data", "cambium-agent") }
+func (d Dirs) TrialAgent() string  { return d.join("data", "cambium-agent", "agent") }
+func (d Dirs) TrialTried() string  { return d.join("data", "cambium-agent", "tried") }
+func (d Dirs) TrialSwap() string   { return d.join("data", "cambium-agent", "swap") }
+func (d Dirs) TrialLock() string   { return d.join("data", "cambium-agent", "lock") }
+func (d Dirs) TrialLog() string    { return d.join("sys", "log", "cambium-agent", "trial.log") }
+func (d Dirs) TrialRecord() string { return d.join("instance", "agent_trial.json") }
+
+// BeforeSwap is the stemcell's agent after the script swap.
+func (d Dirs) BeforeSwap() string { return d.Program("bosh-agent.before-swap") }
+
 // With -P dummy, files in place of disks, accounts and networks. The test suites of a Director read them.
 
 func (d Dirs) DummyMounts() string       { return d.join("bosh", "mounts.json") }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	systemd "github.com/coreos/go-systemd/v22/dbus"
+	"github.com/godbus/dbus/v5"
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 )
@@ -174,6 +175,44 @@ func (s *Systemd) Kill(ctx context.Context, name string, signal syscall.Signal) 
 		return fmt.Errorf("kill %s: %w", name, typed(err))
 	}
 	return nil
+}
+
+// ResetFailed forgets that a unit has failed, and how often it was started: systemd refuses to start one that has ended
+// too often.
+func (s *Systemd) ResetFailed(ctx context.Context, name string) error {
+	conn, err := s.connect(ctx)
+	if err == nil {
+		err = conn.ResetFailedUnitContext(ctx, full(name))
+	}
+	if err != nil {
+		return fmt.Errorf("reset %s: %w", name, typed(err))
+	}
+	return nil
+}
+
+// StartTransient starts a program as a unit that is forgotten when it ends.
+func (s *Systemd) StartTransient(ctx context.Context, name, description string, argv []string) error {
+	return s.job(ctx, "start", func(c *systemd.Conn, ctx context.Context, name, mode string, result chan<- string) (int, error) {
+		return c.StartTransientUnitContext(ctx, name, mode, []systemd.Property{systemd.PropDescription(description),
+			systemd.PropExecStart(argv, true), {Name: "CollectMode", Value: dbus.MakeVariant("inactive-or-failed")}}, result)
+	}, name, "fail")
+}
+
+// Version is systemd's.
+func (s *Systemd) Version(ctx context.Context) (int, error) {
+	conn, err := s.connect(ctx)
+	if err != nil {
+		return 0, err
+	}
+	text, err := conn.GetManagerProperty("Version") // a quoted word such as 252.30-1~deb12u2
+	if err != nil {
+		return 0, fmt.Errorf("version of systemd: %w", typed(err))
+	}
+	var version int
+	if _, err := fmt.Sscanf(text, `"%d`, &version); err != nil {
+		return 0, fmt.Errorf("version of systemd %s: %w", text, err)
+	}
+	return version, nil
 }
 
 // State returns a unit's state. A unit that does not exist has Load "not-found".
