@@ -55,6 +55,12 @@ stemcell: setup build ## Make a BOSH stemcell with the agent in it, in bin/; IAA
 cpi-release: build ## Make the release of the CPI for `bosh create-env`, in bin/
 	@bin/lab cpi-release --output bin
 
+.PHONY: agent-release
+agent-release: build ## Make the release with which a Director tries the agent on VMs of other stemcells, in bin/; its directory bin/agent-release is for `bosh create-release`
+	@for arch in amd64 arm64; do GOOS=linux GOARCH=$$arch $(call BUILD) -o bin/agent-linux-$$arch ./cmd/agent; done
+	@scripts/agent-release bin/agent-release bin/agent-linux-amd64 bin/agent-linux-arm64
+	@bin/lab agent-release --output bin/cambium-agent-release.tgz bin/agent-release
+
 .PHONY: release
 release: ## Build the files of a release into dist/ from its tag: VERSION=x.y.z, SIGNING_KEY=path of an SSH key
 	@GO=$(GO) scripts/release "$(VERSION)" dist

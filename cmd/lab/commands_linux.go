@@ -32,6 +32,7 @@ func commands() []command {
 		{"stemcell", "[flags]", "make a stemcell with the agent in it", []string{"lab stemcell --version 1.2.3 --output bin/"}, stemcell, false},
 		{"enter", "[flags] -- COMMAND…", "run a command in the network of the CPI's IaaS", []string{"lab enter -- bosh create-env manifest.yml", "lab enter -- curl 10.245.0.6:8080"}, enter, false},
 		{"cpi-release", "[flags]", "make the release of the CPI, and one with a small web server", []string{"lab cpi-release --output bin"}, cpiRelease, false},
+		{"agent-release", "[flags] DIR", "make the release of the agent from its directory", []string{"lab agent-release --output bin/cambium-agent.tgz bin/agent-release"}, agentRelease, false},
 		{"host-route", "on [--outside]|off", "let the host reach the CPI's VMs directly, by a link and routes that exist as long as their holder runs", []string{"lab host-route on", "lab host-route on --outside", "lab host-route off"}, hostRoute, false},
 		{"cpi-tls", "[flags]", "print what a CPI inside a VM needs to reach the IaaS: lab.tls of its release", []string{"lab cpi-tls >tls.json"}, cpiTLS, false},
 		{"cpi-clean", "[flags] [CID…]", "list what the CPI has created, or remove the named objects",

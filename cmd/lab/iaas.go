@@ -92,6 +92,24 @@ func cpiRelease(_ context.Context, c *call) error {
 	return c.result(files, func(w io.Writer) { _, _ = fmt.Fprintf(w, "%s\n%s\n", files["cpi"], files["web"]) })
 }
 
+// agentRelease packs the release in a directory that scripts/agent-release has made.
+func agentRelease(_ context.Context, c *call) error {
+	output, number := "", ""
+	c.flags.StringVar(&output, "output", "cambium-agent.tgz", "the `file` to write")
+	c.flags.StringVar(&number, "version", releaseVersion(version), "the release's `version`")
+	if err := c.parse(1, 1); err != nil {
+		return err
+	}
+	s, err := release.ReadSource(c.args[0], number)
+	if err != nil {
+		return err
+	}
+	if err := s.Write(output); err != nil {
+		return err
+	}
+	return c.result(map[string]string{"release": output, "version": number}, func(w io.Writer) { _, _ = fmt.Fprintln(w, output) })
+}
+
 // releaseVersion is the program's version in the form that releases have.
 func releaseVersion(version string) string {
 	return strings.Trim(strings.Map(func(r rune) rune {
