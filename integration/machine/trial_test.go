@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -296,7 +297,7 @@ func (x *trialed) badBinaries() {
 		}
 		x.refused("try", c.want)
 	}
-	for name, want := range map[string]string{"arm": "another architecture", "text": "not a program for Linux"} {
+	for name, want := range map[string]string{"arm": "different architectures", "text": "not a program for Linux"} {
 		data := map[string][]byte{"arm": arm, "text": []byte("#!/bin/sh\nexit 0\n")}[name]
 		if err := x.i.WriteFile(machine.File{Path: trialDir + "agent", Data: data, Mode: 0o755}); err != nil {
 			x.t.Fatal(err)
@@ -338,4 +339,37 @@ func (x *trialed) badMachine() {
 	run(x.t, x.i, "sh", "-ec", "mkdir -p /var/vcap/store_migration_target; mount -t tmpfs none /var/vcap/store_migration_target")
 	x.fails("being migrated")
 	run(x.t, x.i, "umount", "/var/vcap/store_migration_target")
+}
+
+// TestMachineAgentRelease: the released bosh CLI makes the release, and its templates refuse values that make no sense.
+func TestMachineAgentRelease(t *testing.T) {
+	t.Parallel()
+	cli := boshCLI(t)
+	dir := filepath.Join(t.TempDir(), "release")
+	if out, err := exec.CommandContext(t.Context(), "../../scripts/agent-release", dir, labtest.Agent(t), labtest.Agent(t)).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	tarball := filepath.Join(t.TempDir(), "agent.tgz")
+	for _, args := range [][]string{{"create-release", "--dir", dir, "--force", "--version", "1.2.3", "--tarball", tarball}, {"inspect-local-release", tarball}} {
+		c := exec.CommandContext(t.Context(), cli, append([]string{"--non-interactive"}, args...)...)
+		c.Env = append(os.Environ(), "HOME="+t.TempDir())
+		out, err := c.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%q: %v: %s", args, err, out)
+		}
+		for _, part := range []string{"cambium-agent/", "try/", "keep/", "status/", "back/"} {
+			if !strings.Contains(string(out), part) {
+				t.Errorf("%q does not list %s: %s", args, part, out)
+			}
+		}
+	}
+	// A Director renders templates so.
+	const render = `require "erb"; value = eval(ARGV[1]); define_method(:p) { |name| value }; print ERB.new(File.read(ARGV[0]), trim_mode: "-").result(binding)`
+	for value, want := range map[string]string{"45": "try --time 45s\n", "600": "try --time 600s\n", "5": "", "100000": "", `"45"`: "", `"; reboot"`: "", "nil": "", "4.5": ""} {
+		c := exec.CommandContext(t.Context(), "ruby", "-e", render, filepath.Join(dir, "jobs/try/templates/run"), value)
+		out, err := c.CombinedOutput()
+		if (err == nil) != (want != "") || want != "" && !strings.HasSuffix(string(out), want) || want == "" && !strings.Contains(string(out), "not a number of seconds from 10 to 1800") {
+			t.Errorf("time: %s: %v: %s", value, err, out)
+		}
+	}
 }

@@ -20,6 +20,7 @@ commands=(
 	'log-level:show or change the log level of the running agent'
 	'completion:print the completion of commands and flags for a shell'
 	'man:write the manual pages'
+	'trial:try this agent on a VM whose stemcell has another, and go back'
 	'version:print the version'
 )
 if ((CURRENT == 2)); then
@@ -155,6 +156,16 @@ completion)
 man)
 	_arguments \
 		'--name[NAME of the program]:NAME:_default' \
+		'--help[show the help of the command]' '*:file:_files'
+	;;
+trial)
+	_arguments \
+		'--after[do it in this process, after the end of process PID; what the command starts in the background]:PID:_default' \
+		'-b[BASE directory]:BASE:_default' \
+		'--delay[the DURATION between the end of this command and the restart, at most 10m; a Director must get the answer first]:DURATION:_default' \
+		'--json[with status; print the record]' \
+		'--time[the DURATION in which the new agent must prove itself, 10s to 30m]:DURATION:_default' \
+		'1:argument:(try keep status back)' \
 		'--help[show the help of the command]' '*:file:_files'
 	;;
 version)

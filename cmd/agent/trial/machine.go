@@ -136,7 +136,7 @@ func (m *machine) comparable() error {
 	}
 	old, err := architecture(m.o.dirs.Agent())
 	if err == nil && !bytes.Equal(own, old) {
-		err = fmt.Errorf("%s is for another architecture than %s", m.o.dirs.TrialAgent(), m.o.dirs.Agent())
+		err = fmt.Errorf("%s and %s are for different architectures", m.o.dirs.TrialAgent(), m.o.dirs.Agent())
 	}
 	return err
 }

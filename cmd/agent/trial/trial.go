@@ -1,4 +1,4 @@
-// Package trial is `agent trial`: it puts this agent in the place of a stemcell's for as long as it proves itself, keeps
+// Package trial is `agent trial`: it puts this agent in place of a stemcell's for as long as it proves itself, keeps
 // it, and goes back. Until it is kept, the binary is bind-mounted over the stemcell's, so that a reboot brings that
 // back. The errands of the release cambium-agent call it.
 package trial
