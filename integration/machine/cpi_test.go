@@ -363,18 +363,24 @@ func (e *env) starts() int {
 	return strings.Count(e.cloud.run("", "cat", "/var/vcap/store/web/started"), "\n")
 }
 
-// newEnv prepares what create-env needs: the released CLI, the CPI's release, our stemcell, and a release that compiles on
-// the VM.
-func newEnv(t *testing.T, name, engine string) *env {
+// boshCLI returns the path of the released bosh CLI.
+func boshCLI(t *testing.T) string {
 	t.Helper()
-	e := &env{cloud: newCloud(t, fmt.Sprintf("%s%d", name, os.Getpid())), work: t.TempDir()}
 	build := exec.CommandContext(t.Context(), "../../scripts/bosh-cli")
 	build.Stderr = os.Stderr
 	out, err := build.Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.bosh = strings.TrimSpace(string(out))
+	return strings.TrimSpace(string(out))
+}
+
+// newEnv prepares what create-env needs: the released CLI, the CPI's release, our stemcell, and a release that compiles on
+// the VM.
+func newEnv(t *testing.T, name, engine string) *env {
+	t.Helper()
+	e := &env{cloud: newCloud(t, fmt.Sprintf("%s%d", name, os.Getpid())), work: t.TempDir()}
+	e.bosh = boshCLI(t)
 	e.variables = map[string]string{"ip": "10.245.0.6", "engine": engine, "lab_dir": e.dir, "lab_name": e.name, "disk_size": "1024",
 		"stemcell": "file://" + stemcell(t), "cpi_release": "file://" + filepath.Join(e.work, "cpi.tgz"), "web_release": "file://" + filepath.Join(e.work, "web.tgz")}
 	if err := cpi.WriteRelease(filepath.Join(e.work, "cpi.tgz"), e.cpi, "1"); err != nil {
