@@ -71,6 +71,9 @@ func jammy(t *testing.T) lookAlike {
 	return lookAlike{files: files, restart: []string{"sv", "-w", "30", "restart", "agent"}, pid: []string{"cat", "/etc/service/agent/supervise/pid"}, log: "current"}
 }
 
+const nobleStart = `ExecStart=/bin/bash -c 'PATH=/var/vcap/bosh/bin:$PATH exec nice -n -15 /var/vcap/bosh/bin/bosh-agent -P $(cat /var/vcap/bosh/etc/operating_system) -C /var/vcap/bosh/agent.json'
+`
+
 // noble: systemd runs the agent through a shell, without notifications or a watchdog, and monit.
 func noble() lookAlike {
 	return lookAlike{manager: "systemd", files: []machine.File{
@@ -79,8 +82,7 @@ Wants=monit-proxy.service
 After=network.target
 [Service]
 WorkingDirectory=/var/vcap/bosh
-ExecStart=/bin/bash -c 'PATH=/var/vcap/bosh/bin:$PATH exec nice -n -15 /var/vcap/bosh/bin/bosh-agent -P $(cat /var/vcap/bosh/etc/operating_system) -C /var/vcap/bosh/agent.json'
-Restart=always
+`+nobleStart+`Restart=always
 KillMode=process
 StandardOutput=journal
 StandardError=journal
@@ -88,7 +90,11 @@ SyslogIdentifier=bosh-agent
 [Install]
 WantedBy=multi-user.target
 Alias=agent.service
-`)}, restart: []string{"systemctl", "restart", "bosh-agent"}, pid: []string{"systemctl", "show", "-P", "MainPID", "bosh-agent"}, log: "current",
+`),
+		// What the lab's installer has put there is its own supervisor.
+		script("/var/vcap/bosh/bin/monit", `exec /usr/bin/monit "$@"`),
+		// In place of the baseline's on other machines.
+		textFile("/etc/systemd/system/bosh-agent.service.d/noble.conf", "[Service]\nExecStart=\n"+nobleStart)}, restart: []string{"systemctl", "restart", "bosh-agent"}, pid: []string{"systemctl", "show", "-P", "MainPID", "bosh-agent"}, log: "current",
 		// The proxy has the port of stemcells' monit, which the supervisor serves by itself.
 		own: []string{"sh", "-ec", `d=/run/systemd/system; mkdir -p $d/bosh-agent.service.d $d/monit-proxy.service.d
 printf '[Unit]\nConditionPathExists=/absent\n' >$d/monit-proxy.service.d/own.conf
@@ -112,4 +118,3 @@ func (s lookAlike) vm(t *testing.T) func(*lab.VM) {
 "Infrastructure": {"Settings": {"Sources": [{"Type": "File", "SettingsPath": "/var/vcap/bosh/agent-bootstrap-env.json"}], "UseServerName": true, "UseRegistry": true}}}`)
 	}
 }
-
