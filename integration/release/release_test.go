@@ -86,7 +86,7 @@ func TestNightlyTwoBuilds(t *testing.T) {
 	one, clone := dist(t), filepath.Join(t.TempDir(), "another/and/deeper")
 	run(t, "../..", nil, "git", "clone", "--quiet", "--no-tags", ".", clone)
 	run(t, clone, nil, "git", "tag", version)
-	again := commands(t, "Building it again", "checkout V", "checkout "+version, "=V", "="+version, "THE_DOWNLOAD", one)
+	again := commands(t, "Building it again", "checkout V", "checkout "+version, "=V", "="+version, "URL_IN_THE_METALINK", "https://localhost", "THE_DOWNLOAD", one)
 	run(t, clone, nil, "sh", "-ec", again)
 }
 
@@ -102,13 +102,14 @@ func TestNightlyVerify(t *testing.T) {
 		names = append(names, e.Name())
 	}
 	wanted := []string{"SHA256SUMS", "SHA256SUMS.sig", "cambium-stemcell-assets-1.2.3.tar.gz",
-		"cambium-1.2.3-licenses.txt", "cambium-1.2.3-provenance.json", "CHANGELOG-1.2.3.md"}
+		"cambium-1.2.3-licenses.txt", "cambium-1.2.3-provenance.json", "CHANGELOG-1.2.3.md",
+		"metalink.meta4", "cambium-agent-release-1.2.3.tgz"}
 	for _, arch := range []string{"amd64", "arm64"} {
 		for _, program := range []string{"agent", "agent-fips", "lab", "cpi"} {
 			binary := "cambium-" + program + "-1.2.3-linux-" + arch
 			wanted = append(wanted, binary, binary+".spdx.json", binary+".cdx.json")
 		}
-		wanted = append(wanted, "cambium-lab-guest-1.2.3-linux-"+arch+".tar.gz", "cambium-agent_1.2.3_"+arch+".deb")
+		wanted = append(wanted, "bosh-agent-1.2.3-linux-"+arch, "cambium-lab-guest-1.2.3-linux-"+arch+".tar.gz", "cambium-agent_1.2.3_"+arch+".deb")
 	}
 	slices.Sort(wanted)
 	if !slices.Equal(names, wanted) {
