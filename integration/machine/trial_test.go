@@ -326,7 +326,7 @@ func (x *trialed) fails(want string) {
 func (x *trialed) badMachine() {
 	x.t.Helper()
 	const fill = "/var/vcap/data/fill"
-	run(x.t, x.i, "sh", "-c", "fallocate -l $(($(stat -fc '%f*%S' /var/vcap/data) - 4194304)) "+fill)
+	run(x.t, x.i, "sh", "-c", "fallocate -l $(($(stat -fc '%f*%S' /var/vcap/data) - 23068672)) "+fill)
 	x.fails("MiB free")
 	if got := run(x.t, x.i, "sh", "-c", "/var/vcap/jobs/cambium-agent/bin/pre-start 2>&1 || echo failed; cmp /root/agent "+filepath.Join(trialDir, "agent")+" && ls -A "+trialDir); !strings.Contains(got, "No space left") ||
 		!strings.Contains(got, "failed\n") || strings.Contains(got, ".new") {

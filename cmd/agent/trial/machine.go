@@ -213,7 +213,7 @@ func (m *machine) background(ctx context.Context, operation string) error {
 	return nil
 }
 
-// ours reports whether a process runs the file that has the agent's name.
+// runsInstalled reports whether a process runs the file that has the agent's name.
 func (m *machine) runsInstalled(pid int) bool {
 	running, err := os.Stat(fmt.Sprintf("/proc/%d/exe", pid))
 	if err != nil {
