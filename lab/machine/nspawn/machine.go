@@ -142,10 +142,18 @@ func (m *Machine) plug() error {
 // make.
 const dropped = "CAP_MKNOD,CAP_SYS_MODULE,CAP_SYS_RAWIO,CAP_SYS_TIME,CAP_SYSLOG"
 
+// openFiles is the hard limit of open files of systemd's services. Without it systemd-nspawn gives a machine the limit of
+// the kernel's first process, 4,096, and a machine on a host without CAP_SYS_RESOURCE could not raise it.
+const openFiles = 524288
+
 // argv returns the command line of systemd-nspawn. No container may swap: the kernel has one swap, the host's. It runs in
 // control groups of its own, made by the host's systemd where there is one.
 func (m *Machine) argv() ([]string, error) {
-	nspawn := []string{"systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--machine=" + m.Spec.Name,
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return nil, fmt.Errorf("limit of open files: %w", err)
+	}
+	nspawn := []string{"systemd-nspawn", "--quiet", fmt.Sprintf("--rlimit=RLIMIT_NOFILE=1024:%d", min(limit.Max, openFiles)), "--register=no", "--keep-unit", "--machine=" + m.Spec.Name,
 		"--directory=" + m.layer().Root(), "--boot", "--network-namespace-path=" + m.netns().Path(),
 		"--capability=all", "--drop-capability=" + dropped, "--system-call-filter=~@swap", "--console=read-only",
 		"--resolv-conf=off", "--timezone=off", "--link-journal=no"}
