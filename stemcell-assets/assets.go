@@ -14,7 +14,7 @@ import (
 	"path/filepath"
 )
 
-//go:embed install swap agent.json etc log rootfs share systemd
+//go:embed install swap agent.json etc log all:rootfs hardened share systemd
 var files embed.FS
 
 // AgentJSON returns the agent.json of an IaaS.
@@ -29,12 +29,17 @@ func Unpack(dir string) (string, error) {
 
 // PutRootFS writes the files of rootfs/ into the root file system of a stemcell: what a stemcell
 // has and an installation on an existing machine must not change.
-func PutRootFS(root string) error {
-	rootfs, err := fs.Sub(files, "rootfs")
+func PutRootFS(root string) error { return put("rootfs", root) }
+
+// PutHardened writes the files of hardened/ over those of PutRootFS: the settings that audits ask for.
+func PutHardened(root string) error { return put("hardened", root) }
+
+func put(dir, root string) error {
+	from, err := fs.Sub(files, dir)
 	if err != nil {
 		return err
 	}
-	return write(rootfs, root)
+	return write(from, root)
 }
 
 // write writes files below a directory; links that are there do not lead out of it.

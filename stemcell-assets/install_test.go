@@ -264,7 +264,7 @@ func TestRootInstallWithIDsTaken(t *testing.T) {
 
 // TestRootInstallLog: every flavor has the agent's log at one place.
 func TestRootInstallLog(t *testing.T) {
-	for want, program := range map[string]string{"etc/rsyslog.d/90-bosh-agent.conf": "rsyslogd", "etc/systemd/system/bosh-agent.service.d/log.conf": "logrotate"} {
+	for want, program := range map[string]string{"etc/rsyslog.d/10-bosh-agent.conf": "rsyslogd", "etc/systemd/system/bosh-agent.service.d/log.conf": "logrotate"} {
 		root := emptyRoot(t)
 		if err := errors.Join(os.MkdirAll(filepath.Join(root, "usr/sbin"), 0o755), os.WriteFile(filepath.Join(root, "usr/sbin", program), nil, 0o755)); err != nil {
 			t.Fatal(err)

@@ -1,4 +1,4 @@
-//go:build nightly || bench
+//go:build vm || nightly || bench
 
 package stemcell
 

@@ -33,6 +33,8 @@ type builder struct {
 	kernel            Kernel
 	// stemcell makes an image that boots by itself and has nothing of the lab in it.
 	stemcell bool
+	hardened bool   // with the settings that audits ask for
+	loaders  string // the directory of the signed boot loaders
 	iaas     string // whose agent.json is put in
 	files    []file // put in with the agent
 }
@@ -70,7 +72,7 @@ func (b builder) build(ctx context.Context) error {
 		return makeDisk(ctx, root, filepath.Join(b.work, "disk"), table)
 	})
 	if err == nil && b.stemcell {
-		err = bootloader.Disk{Path: filepath.Join(b.work, "disk"), RootUUID: rootUUID, EFIStart: bootStart, EFISize: efiSize}.Install(ctx, b.work)
+		err = bootloader.Disk{Path: filepath.Join(b.work, "disk"), RootUUID: rootUUID, Signed: b.loaders, EFIStart: bootStart, EFISize: efiSize}.Install(ctx, b.work)
 	}
 	return errors.Join(err, os.RemoveAll(layer.Dir))
 }
@@ -173,11 +175,16 @@ DeviceAllow=
 // rootUUID is the root file system's: the boot loader names it, and the same content is the same bytes.
 const rootUUID = "63616d62-6975-6d20-8073-74656d63656c"
 
-// bootConfig is the configuration, in the root file system: the agent edits it there, for IPv6.
-const bootConfig = `linux /boot/vmlinuz root=UUID=` + rootUUID + ` rw net.ifnames=0 biosdevname=0 console=tty0 console=ttyS0,115200n8 cgroup_enable=memory swapaccount=1 panic=30 quiet
-initrd /boot/initrd
-boot
-`
+// bootConfig returns the boot loader's configuration, in the root file system: the agent edits it there, for IPv6.
+func (b builder) bootConfig() string {
+	protection, audit := "", ""
+	if b.hardened {
+		protection, audit = bootPassword(), " audit=1"
+	}
+	return protection + "linux /boot/vmlinuz root=UUID=" + rootUUID +
+		" rw net.ifnames=0 biosdevname=0 console=tty0 console=ttyS0,115200n8 cgroup_enable=memory swapaccount=1" + audit + " panic=30 quiet\n" +
+		"initrd /boot/initrd\nboot\n"
+}
 
 // labTable is a GPT, whose partition has a name by which the lab's machines find it; stemcellTable is an MBR with the
 // partitions of upstream's EFI stemcells. BIOS machines boot it as well: their boot loader lies in front of both.

@@ -20,13 +20,14 @@ import (
 	"time"
 
 	"cambium/lab/guest"
+	"cambium/lab/image/bootloader"
 	"cambium/lab/initrd"
 	"cambium/lab/tree"
 	assets "cambium/stemcell-assets"
 )
 
 // recipe changes when the code below makes other images of the same parts.
-const recipe = "6"
+const recipe = "7"
 
 // GuestProgram is the path of the lab's guest program in an image.
 const GuestProgram = "/usr/local/sbin/cambium-guest"
@@ -181,8 +182,17 @@ func (c Cache) base(ctx context.Context, b builder) (string, error) {
 		return "", err
 	}
 	program := labGuest
+	loaders := map[string]string{}
 	if b.stemcell {
 		program = firstProgram
+		if b.loaders, err = c.ensureLoaders(ctx); err != nil {
+			return "", err
+		}
+		for _, name := range bootloader.SignedParts {
+			if loaders[name], err = fileDigest(filepath.Join(b.loaders, name)); err != nil {
+				return "", err
+			}
+		}
 	}
 	if b.guest, err = c.program(ctx, program); err != nil {
 		return "", err
@@ -192,7 +202,7 @@ func (c Cache) base(ctx context.Context, b builder) (string, error) {
 		return "", err
 	}
 	h := sha256.New()
-	_, _ = fmt.Fprintln(h, recipe, b.tree, b.kernel.Version, modules, cloudModules, digest, string(guest.Unit(GuestProgram)), assets.Digest(), b.stemcell, b.iaas, bootConfig, noSandbox, sandboxed)
+	_, _ = fmt.Fprintln(h, recipe, b.tree, b.kernel.Version, modules, cloudModules, digest, string(guest.Unit(GuestProgram)), assets.Digest(), b.stemcell, b.iaas, b.bootConfig(), noSandbox, sandboxed, b.hardened, loaders)
 	dir := filepath.Join(c.Dir, imagePrefix+hex.EncodeToString(h.Sum(nil))[:16])
 	return dir, c.once(dir, func(work string) error {
 		c.progress("making a disk image in %s (once)", c.Dir)

@@ -55,8 +55,33 @@ get() {
 }
 get "$@" || { apt-get -qq update && get "$@"; } || exit 1
 dpkg-deb -x *.deb . && rm -rf *.deb usr boot/System.map*`
-	if _, err := exec.LookPath("apt-get"); err != nil {
-		return fmt.Errorf("package %s is needed, but this host has no apt-get", kernelPackage)
+	return unpackPackages(ctx, script, dir, kernelPackage)
+}
+
+// loadersDir is the place of the signed boot loaders in the cache.
+const loadersDir = "signed-boot-loaders"
+
+// ensureLoaders returns the directory of the boot loaders for EFI, which are fetched once. They are not installed on this
+// host: their packages would change how it boots.
+func (c Cache) ensureLoaders(ctx context.Context) (string, error) {
+	dir := filepath.Join(c.Dir, loadersDir)
+	err := c.once(dir, func(work string) error {
+		c.progress("fetching the signed boot loaders into %s (once)", c.Dir)
+		const script = `cd "$1" && shift
+apt-get -qq download "$@" || { apt-get -qq update && apt-get -qq download "$@"; } || exit 1
+for p in *.deb; do dpkg-deb -x $p .; done && rm -rf *.deb usr/share`
+		return unpackPackages(ctx, script, work, "shim-signed", "grub-efi-amd64-signed")
+	})
+	if err != nil {
+		return "", fmt.Errorf("boot loaders: %w", err)
 	}
-	return run(ctx, "sh", "-c", script, "sh", dir, kernelPackage)
+	return dir, nil
+}
+
+// unpackPackages runs a script that fetches packages into dir and unpacks them.
+func unpackPackages(ctx context.Context, script, dir string, packages ...string) error {
+	if _, err := exec.LookPath("apt-get"); err != nil {
+		return fmt.Errorf("packages %s are needed, but this host has no apt-get", strings.Join(packages, " and "))
+	}
+	return run(ctx, "sh", append([]string{"-c", script, "sh", dir}, packages...)...)
 }

@@ -141,7 +141,7 @@ func diskUsage(path string) (bytes int64) {
 // ours reports whether an entry is one that the cache makes: the directory is the operator's choice and
 // may hold other things.
 func ours(name string) bool {
-	prefixes := []string{tree.Prefix, tree.StemcellPrefix, imagePrefix, kernelDir, kvmPrefix}
+	prefixes := []string{tree.Prefix, tree.StemcellPrefix, imagePrefix, kernelDir, loadersDir, kvmPrefix}
 	return !strings.HasSuffix(name, lockSuffix) && (name == labGuest || name == firstProgram ||
 		slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) }))
 }

@@ -33,6 +33,8 @@ type Stemcell struct {
 	Commit string
 	// Made is the time of the commit.
 	Made time.Time
+	// Plain leaves out the settings that audits ask for.
+	Plain bool
 }
 
 // versions matches the versions that the Director's version class parses: numbers and words with dots, a pre-release
@@ -77,7 +79,7 @@ func (c Cache) EnsureStemcell(ctx context.Context, agent string, s Stemcell) (st
 		return "", err
 	}
 	p := packer{stemcell: s, infrastructure: infrastructure, agent: agent}
-	b := builder{stemcell: true, files: files}
+	b := builder{stemcell: true, hardened: !s.Plain, files: files}
 	dir := ""
 	if infrastructure.Container {
 		if p.lists, err = c.container(ctx, agent, b); err != nil {
@@ -114,6 +116,9 @@ func (s Stemcell) files(i Infrastructure) ([]file, error) {
 	if s.Commit != "" {
 		files = append(files, file{etc + "stemcell_git_sha1", s.Commit})
 	}
+	if i.Name == "azure" && !s.Plain {
+		files = append(files, file{"/etc/modprobe.d/bosh-udf.conf", "# Azure hands settings to its VMs on this file system.\n"})
+	}
 	return files, nil
 }
 
@@ -131,7 +136,7 @@ func (c Cache) container(ctx context.Context, agent string, b builder) (string, 
 		return "", err
 	}
 	b.guest = agent
-	h := sha256.Sum256(fmt.Append(nil, recipe, b.tree, digest, assets.Digest(), b.files))
+	h := sha256.Sum256(fmt.Append(nil, recipe, b.tree, digest, assets.Digest(), b.files, b.hardened))
 	dir := filepath.Join(c.Dir, "vm-container-agent-"+hex.EncodeToString(h[:])[:16])
 	return dir, c.once(dir, func(work string) error {
 		b.work = work

@@ -13,15 +13,16 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"cambium/lab/tree"
 	assets "cambium/stemcell-assets"
 )
 
-// stemcellPackages are the packages that a stemcell has in addition to the lab's tree: the log daemon, cron, programs
-// that the scripts of releases call, and compilers.
+// stemcellPackages are the packages that a stemcell has in addition to the lab's tree: the log daemon, cron, chrony, which
+// takes timesyncd's place, a judge of passwords, programs that the scripts of releases call, and compilers.
 var stemcellPackages = append([]string{
-	"rsyslog", "cron", "auditd", "runit", "rsync", "psmisc", "lsof", "unzip", "bind9-dnsutils", "net-tools", "ethtool", "iputils-ping", "iputils-arping", "iptables", "gdisk", "quota",
+	"rsyslog", "rsyslog-gnutls", "rsyslog-relp", "cron", "auditd", "chrony", "libpam-pwquality", "netcat-openbsd", "runit", "rsync", "psmisc", "lsof", "unzip", "bind9-dnsutils", "net-tools", "ethtool", "iputils-ping", "iputils-arping", "iptables", "gdisk", "quota",
 	"curl", "wget", "file", "gawk",
 }, devTools...)
 
@@ -31,7 +32,7 @@ var devTools = []string{"build-essential", "binutils", "gcc", "g++", "gcc-12", "
 // stemcellTreePath returns the path of the tree of stemcells, whether it exists yet or not: its name holds a digest
 // of its recipe.
 func (c Cache) stemcellTreePath(lab string) string {
-	h := sha256.Sum256(fmt.Append(nil, "1", lab, stemcellPackages))
+	h := sha256.Sum256(fmt.Append(nil, "2", lab, stemcellPackages))
 	return filepath.Join(c.Dir, tree.StemcellPrefix+hex.EncodeToString(h[:])[:16])
 }
 
@@ -55,6 +56,10 @@ func addPackages(ctx context.Context, root string) error {
 		return err
 	}
 	defer func() { _ = dir.Close() }()
+	// chrony takes its place, and dpkg installs none beside it.
+	if err := run(ctx, "chroot", root, "dpkg", "--purge", "systemd-timesyncd"); err != nil {
+		return err
+	}
 	// mmdebstrap makes these itself, and takes nothing that is there.
 	for _, name := range []string{"dev", "etc/resolv.conf", "etc/hostname"} {
 		if err := dir.RemoveAll(name); err != nil {
@@ -72,6 +77,10 @@ func addPackages(ctx context.Context, root string) error {
 		args = append(args, "--dpkgopt=path-exclude=/usr/share/"+pattern+"/*")
 	}
 	if err := run(ctx, "mmdebstrap", append(args, tree.Suite, root)...); err != nil {
+		return err
+	}
+	// Releases give it their files, and rsyslog runs as it.
+	if err := run(ctx, "chroot", root, "useradd", "--system", "--user-group", "--no-create-home", "--home-dir=/nonexistent", "--shell=/usr/sbin/nologin", "--groups=adm", "syslog"); err != nil {
 		return err
 	}
 	// What the lab put there for itself goes; PutRootFS has the stemcell's.
@@ -107,7 +116,7 @@ func (b builder) fillStemcell(ctx context.Context, root string) error {
 			return err
 		}
 	}
-	if err := assets.PutRootFS(root); err != nil {
+	if err := errors.Join(assets.PutRootFS(root), putShells(dir)); err != nil {
 		return err
 	}
 	if err := dir.WriteFile("etc/machine-id", nil, 0o444); err != nil {
@@ -137,7 +146,30 @@ func (b builder) fillStemcell(ctx context.Context, root string) error {
 			return err
 		}
 	}
+	if b.hardened {
+		if err := harden(ctx, root, dir); err != nil {
+			return fmt.Errorf("harden: %w", err)
+		}
+	}
 	return b.writeLists(ctx, root, dir)
+}
+
+// putShells gives root and vcap the shell start-up file of new users.
+func putShells(root *os.Root) error {
+	content, err := root.ReadFile("etc/skel/.bashrc")
+	if err != nil {
+		return err
+	}
+	home, err := root.Stat("home/vcap")
+	if err != nil {
+		return err
+	}
+	owner, ok := home.Sys().(*syscall.Stat_t)
+	if !ok {
+		return errors.New("home/vcap has no owner")
+	}
+	const vcap = "home/vcap/.bashrc"
+	return errors.Join(root.WriteFile("root/.bashrc", content, 0o644), root.WriteFile(vcap, content, 0o644), root.Lchown(vcap, int(owner.Uid), int(owner.Gid)))
 }
 
 // markUpdated says that /etc and /var fit /usr: systemd-sysusers would look at every boot, before sysinit.target, and find
@@ -150,7 +182,7 @@ func (b builder) fillBoot(root *os.Root) error {
 	if err := root.MkdirAll("boot/grub", 0o755); err != nil {
 		return err
 	}
-	if err := root.WriteFile("boot/grub/grub.cfg", []byte(bootConfig), 0o600); err != nil {
+	if err := root.WriteFile("boot/grub/grub.cfg", []byte(b.bootConfig()), 0o600); err != nil {
 		return err
 	}
 	if err := root.WriteFile("etc/fstab", []byte("UUID="+rootUUID+" / ext4 defaults 1 1\n"), 0o644); err != nil {

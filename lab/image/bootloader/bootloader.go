@@ -7,9 +7,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -18,25 +20,24 @@ import (
 type Disk struct {
 	Path     string
 	RootUUID string // of the file system with the kernel
+	// Signed is the directory where Debian's packages shim-signed and grub-efi-amd64-signed were unpacked.
+	Signed string
 	// EFIStart and EFISize are the offset and the size of the first partition, EFI's, in bytes.
 	EFIStart, EFISize int64
 }
 
 const sectorSize = 512
 
-// Where Debian's grub-pc-bin and grub-efi-amd64-bin have the parts of the boot loaders.
-const (
-	loaderDir    = "/usr/lib/grub/i386-pc"
-	efiLoaderDir = "/usr/lib/grub/x86_64-efi"
-)
+// Where Debian's grub-pc-bin has the parts of the boot loader.
+const loaderDir = "/usr/lib/grub/i386-pc"
 
-// config is built into both boot loaders: where their configuration is.
+// config is what both boot loaders read first: where their configuration is.
 func (d Disk) config() []byte {
 	return []byte("search.fs_uuid " + d.RootUUID + " root\nsource /boot/grub/grub.cfg\n")
 }
 
-// loaderModules are GRUB's modules in both boot loaders; each has one more, for its firmware.
-var loaderModules = []string{"part_msdos", "ext2", "linux", "configfile", "normal", "search_fs_uuid"}
+// loaderModules are GRUB's modules in the boot loader for BIOS; the signed one has them all.
+var loaderModules = []string{"biosdisk", "part_msdos", "ext2", "linux", "configfile", "normal", "search_fs_uuid", "password_pbkdf2"}
 
 // Where GRUB's first sector says which sector is next, and which drive that is on; and where
 // its second one says the same of the rest.
@@ -53,31 +54,43 @@ func (d Disk) Install(ctx context.Context, work string) error {
 	return errors.Join(d.installBIOS(ctx, work), d.installEFI(ctx, work))
 }
 
-// efiLoader is the name of the file that firmware boots from a disk for which it has no boot entry.
-const efiLoader = "BOOTX64.EFI"
+// SignedParts are the files of the EFI system partition that installEFI takes from Disk.Signed, by their path there. The
+// firmware starts the first from a disk for which it has no boot entry: Microsoft has signed it. It starts the second if Debian
+// has signed it, which starts no kernel that Debian has not signed. Without Secure Boot they start whatever is there.
+var SignedParts = map[string]string{
+	"EFI/BOOT/BOOTX64.EFI": "usr/lib/shim/shimx64.efi.signed",
+	"EFI/BOOT/grubx64.efi": "usr/lib/grub/x86_64-efi-signed/grubx64.efi.signed",
+}
+
+// efiConfig is where the signed GRUB looks for its configuration, whatever directory it is in itself.
+const efiConfig = "EFI/debian/grub.cfg"
 
 // installEFI makes the EFI system partition. mtools write into it without a mount; a fixed date and a fixed
 // volume ID make the same content the same bytes.
 func (d Disk) installEFI(ctx context.Context, work string) error {
-	config, loader := filepath.Join(work, "efi.cfg"), filepath.Join(work, efiLoader)
-	defer func() { _, _ = os.Remove(config), os.Remove(loader) }()
-	if err := os.WriteFile(config, d.config(), 0o600); err != nil {
-		return err
+	partition := fmt.Sprintf("%s@@%d", d.Path, d.EFIStart)
+	commands := [][]string{
+		{"mkfs.vfat", "-F", "16", "-n", "EFI", "-i", "63616d62", "--invariant", "--offset", fmt.Sprint(d.EFIStart / sectorSize), d.Path, fmt.Sprint(d.EFISize >> 10)},
+		{"mmd", "-i", partition, "::EFI", "::EFI/BOOT", "::EFI/debian"},
 	}
-	args := append([]string{"-O", "x86_64-efi", "-d", efiLoaderDir, "-o", loader, "-p", "/boot/grub", "-c", config, "fat"}, loaderModules...)
-	if err := run(ctx, "grub-mkimage", args...); err != nil {
-		return fmt.Errorf("EFI boot loader: %w; install the packages grub-common and grub-efi-amd64-bin", err)
+	contents := map[string][]byte{efiConfig: d.config()}
+	for name, source := range SignedParts {
+		data, err := os.ReadFile(filepath.Join(d.Signed, source))
+		if err != nil {
+			return fmt.Errorf("EFI boot loader: %w", err)
+		}
+		contents[name] = data
 	}
 	made := time.Date(1980, 1, 1, 0, 0, 0, 0, time.UTC) // the earliest that FAT knows
-	if err := os.Chtimes(loader, made, made); err != nil {
-		return err
+	for _, name := range slices.Sorted(maps.Keys(contents)) {
+		path := filepath.Join(work, filepath.Base(name)+".efi")
+		defer func() { _ = os.Remove(path) }()
+		if err := errors.Join(os.WriteFile(path, contents[name], 0o600), os.Chtimes(path, made, made)); err != nil {
+			return err
+		}
+		commands = append(commands, []string{"mcopy", "-m", "-i", partition, path, "::" + name})
 	}
-	partition := fmt.Sprintf("%s@@%d", d.Path, d.EFIStart)
-	for _, argv := range [][]string{
-		{"mkfs.vfat", "-F", "16", "-n", "EFI", "-i", "63616d62", "--invariant", "--offset", fmt.Sprint(d.EFIStart / sectorSize), d.Path, fmt.Sprint(d.EFISize >> 10)},
-		{"mmd", "-i", partition, "::EFI", "::EFI/BOOT"},
-		{"mcopy", "-m", "-i", partition, loader, "::EFI/BOOT/" + efiLoader},
-	} {
+	for _, argv := range commands {
 		if err := run(ctx, argv[0], argv[1:]...); err != nil {
 			return fmt.Errorf("EFI system partition: %w; install the packages dosfstools and mtools", err)
 		}
@@ -93,7 +106,7 @@ func (d Disk) installBIOS(ctx context.Context, work string) error {
 	if err := os.WriteFile(config, d.config(), 0o600); err != nil {
 		return err
 	}
-	args := append([]string{"-O", "i386-pc", "-d", loaderDir, "-o", core, "-p", "/boot/grub", "-c", config, "biosdisk"}, loaderModules...)
+	args := append([]string{"-O", "i386-pc", "-d", loaderDir, "-o", core, "-p", "/boot/grub", "-c", config}, loaderModules...)
 	if err := run(ctx, "grub-mkimage", args...); err != nil {
 		return fmt.Errorf("boot loader: %w; install the packages grub-common and grub-pc-bin", err)
 	}

@@ -38,6 +38,8 @@ type Engine struct {
 	RootBus machine.Bus
 	// UEFI boots with OVMF instead of SeaBIOS, for images with an EFI system partition.
 	UEFI bool
+	// SecureBoot has the firmware, which must be UEFI, start only what Microsoft's keys have signed.
+	SecureBoot bool
 	// Kernel is added to the kernel's command line.
 	Kernel string
 	// HangTimeout is after how long a machine is started again whose kernel has not come up. If zero, an
@@ -128,10 +130,12 @@ func (m *Machine) makeRoot(ctx context.Context) error {
 	return os.Rename(temporary, m.rootDisk())
 }
 
-// OVMF, as Debian's package ovmf has it: the program, and its variables, which each machine has a copy of.
+// OVMF, as Debian's package ovmf has it: the program, and its variables, which each machine has a copy of. The enrolled
+// ones have Microsoft's keys, and Secure Boot on; without SMM the guest's kernel could change them, which no test does.
 const (
 	firmwareCode      = "/usr/share/OVMF/OVMF_CODE_4M.fd"
 	firmwareVariables = "/usr/share/OVMF/OVMF_VARS_4M.fd"
+	enrolledVariables = "/usr/share/OVMF/OVMF_VARS_4M.ms.fd"
 )
 
 // makeFirmware makes the machine's own copy of the firmware's variables, unless it is there already.
@@ -139,7 +143,11 @@ func (m *Machine) makeFirmware() error {
 	if _, err := os.Lstat(m.variables()); err == nil || !m.engine.UEFI {
 		return nil
 	}
-	data, err := os.ReadFile(firmwareVariables)
+	source := firmwareVariables
+	if m.engine.SecureBoot {
+		source = enrolledVariables
+	}
+	data, err := os.ReadFile(source)
 	if err != nil {
 		return fmt.Errorf("UEFI firmware of %s: %w", m.Spec.Name, err)
 	}
