@@ -30,6 +30,8 @@ func commands() []command {
 			[]string{"lab cache prune", "lab cache prune --older 1h --dry-run", "lab cache prune --all"}, cache, false},
 		{"demo", "[flags]", "boot a machine and drive it as a Director does, step by step", []string{"lab demo", "lab demo --engine qemu", "KEEP=1 lab demo"}, demo, false},
 		{"stemcell", "[flags]", "make a stemcell with the agent in it", []string{"lab stemcell --version 1.2.3 --output bin/"}, stemcell, false},
+		{"runtime-config", "", "print a Director's runtime config that puts bosh-dns, bpm and syslog on VMs of the stemcell",
+			[]string{"lab runtime-config >addons.yml"}, runtimeConfig, false},
 		{"enter", "[flags] -- COMMAND…", "run a command in the network of the CPI's IaaS", []string{"lab enter -- bosh create-env manifest.yml", "lab enter -- curl 10.245.0.6:8080"}, enter, false},
 		{"cpi-release", "[flags]", "make the release of the CPI, and one with a small web server", []string{"lab cpi-release --output bin"}, cpiRelease, false},
 		{"agent-release", "[flags] DIR", "make the release of the agent from its directory", []string{"lab agent-release --output bin/cambium-agent.tgz bin/agent-release"}, agentRelease, false},

@@ -41,9 +41,11 @@ func stemcell(ctx context.Context, c *call) error {
 	c.flags.StringVar(&s.Version, "version", stemcellVersion(), "the stemcell's `version`")
 	c.flags.StringVar(&s.IaaS, "iaas", "openstack", "the `IaaS`: "+strings.Join(image.InfrastructureNames(), ", "))
 	c.flags.StringVar(&output, "output", ".", "the `file` to write, or a directory")
+	hardened := c.flags.Bool("hardened", true, "with the settings that audits ask for")
 	if err := c.parse(0, 0); err != nil {
 		return err
 	}
+	s.Plain = !*hardened
 	if _, err := image.FindInfrastructure(s.IaaS); err != nil {
 		return usagef("%v", err)
 	}
@@ -76,4 +78,13 @@ func stemcell(ctx context.Context, c *call) error {
 	return c.result(map[string]any{"stemcell": output, "bytes": info.Size(), "seconds": time.Since(begin).Seconds()}, func(w io.Writer) {
 		_, _ = fmt.Fprintf(w, "%s: %d MB in %.1f s\n", output, info.Size()/1e6, time.Since(begin).Seconds())
 	})
+}
+
+// runtimeConfig prints the addons of the stemcell's VMs.
+func runtimeConfig(_ context.Context, c *call) error {
+	if err := c.parse(0, 0); err != nil {
+		return err
+	}
+	config := image.RuntimeConfig()
+	return c.result(map[string]string{"runtime_config": config}, func(w io.Writer) { _, _ = io.WriteString(w, config) })
 }

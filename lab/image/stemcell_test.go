@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -224,5 +225,50 @@ func TestVersions(t *testing.T) {
 	}
 	if got := DevVersion("", ""); got != "0.0.0-dev" {
 		t.Errorf("version without a commit: %s", got)
+	}
+}
+
+// TestRuntimeConfig: every addon is for the operating system that the manifest of the stemcell names, and for it alone; its
+// release and its certificates are declared.
+func TestRuntimeConfig(t *testing.T) {
+	var config struct {
+		Releases  []struct{ Name, Version string }
+		Variables []struct{ Name string }
+		Addons    []struct {
+			Name    string
+			Include map[string][]map[string]string
+			Jobs    []struct{ Name, Release string }
+		}
+	}
+	text := RuntimeConfig()
+	if err := yaml.Unmarshal([]byte(text), &config); err != nil {
+		t.Fatal(err)
+	}
+	releases, jobs := map[string]bool{}, ""
+	for _, r := range config.Releases {
+		releases[r.Name] = r.Version != "" && r.Version != "latest" // which a Director refuses here
+	}
+	for _, a := range config.Addons {
+		if got := fmt.Sprint(a.Include); got != "map[stemcell:[map[os:"+operatingSystem+"]]]" {
+			t.Errorf("addon %s includes %s", a.Name, got)
+		}
+		for _, j := range a.Jobs {
+			if jobs += " " + j.Name; !releases[j.Release] {
+				t.Errorf("job %s is of release %q, which has no version: %v", j.Name, j.Release, config.Releases)
+			}
+		}
+	}
+	if jobs != " bosh-dns bpm syslog_forwarder" {
+		t.Errorf("the addons have the jobs%s", jobs)
+	}
+	for _, v := range config.Variables {
+		if strings.Count(text, v.Name) < 2 {
+			t.Errorf("nothing uses %s", v.Name)
+		}
+	}
+	for _, used := range regexp.MustCompile(`\(\((/[^)]+)\)\)`).FindAllStringSubmatch(text, -1) {
+		if !strings.Contains(text, "name: "+used[1]+",") {
+			t.Errorf("%s is not declared", used[1])
+		}
 	}
 }
