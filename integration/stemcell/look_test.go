@@ -42,7 +42,7 @@ var wanted = map[string]string{
 	"omrelp":              "yes",
 	"lmnsd_gtls":          "yes",
 	"rsyslog-syntax":      "yes",
-	"forwarded":           "second-line",
+	"forwarded":           "of-a-file second-line",
 	"forwarded-of-agent":  "0",
 	"agent-log":           "first-line",
 	"time-stamp":          "look: second-line",

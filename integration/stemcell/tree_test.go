@@ -19,7 +19,7 @@ import (
 func mounted(t *testing.T, disk string) string {
 	t.Helper()
 	dir := t.TempDir()
-	// Partition 2; the kernel of a build host may know no partition tables.
+	// Partition 2, by its place: a host without a parser for the table has no node for it.
 	if out, err := exec.CommandContext(t.Context(), "mount", "-o", "loop,ro,noload,nosuid,nodev,offset=51380224", disk, dir).CombinedOutput(); err != nil {
 		t.Fatalf("mount: %v: %s", err, out)
 	}

@@ -27,7 +27,7 @@ import (
 )
 
 // recipe changes when the code below makes other images of the same parts.
-const recipe = "7"
+const recipe = "8"
 
 // GuestProgram is the path of the lab's guest program in an image.
 const GuestProgram = "/usr/local/sbin/cambium-guest"

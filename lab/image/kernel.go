@@ -69,6 +69,7 @@ func (c Cache) ensureLoaders(ctx context.Context) (string, error) {
 		c.progress("fetching the signed boot loaders into %s (once)", c.Dir)
 		const script = `cd "$1" && shift
 apt-get -qq download "$@" || { apt-get -qq update && apt-get -qq download "$@"; } || exit 1
+printf 'ii  %s unpacked, not installed\n' *.deb >` + packageTable + `
 for p in *.deb; do dpkg-deb -x $p .; done && rm -rf *.deb usr/share`
 		return unpackPackages(ctx, script, work, "shim-signed", "grub-efi-amd64-signed")
 	})

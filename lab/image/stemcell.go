@@ -223,7 +223,7 @@ func (p packer) pack(ctx context.Context, file string) error {
 	if err != nil {
 		return err
 	}
-	packages, err1 := os.ReadFile(filepath.Join(p.lists, "packages.txt"))
+	packages, err1 := os.ReadFile(filepath.Join(p.lists, packageTable))
 	tools, err2 := os.ReadFile(filepath.Join(p.lists, devToolsList))
 	bill, err3 := p.bill(image)
 	spdx, err4 := bill.SPDX()
@@ -241,7 +241,7 @@ func (p packer) pack(ctx context.Context, file string) error {
 		return errors.Join(err, out.Close())
 	}
 	w := tar.NewWriter(zip)
-	err = errors.Join(addBytes(w, "stemcell.MF", []byte(p.manifest(digest))), addBytes(w, "packages.txt", packages), addBytes(w, "dev_tools_file_list.txt", tools),
+	err = errors.Join(addBytes(w, "stemcell.MF", []byte(p.manifest(digest))), addBytes(w, packageTable, packages), addBytes(w, "dev_tools_file_list.txt", tools),
 		addFile(w, "image", image), addBytes(w, "sbom.spdx.json", spdx), addBytes(w, "sbom.cdx.json", cdx))
 	return errors.Join(err, w.Close(), zip.Close(), out.Close())
 }

@@ -235,6 +235,11 @@ func (b builder) writeLists(ctx context.Context, root string, dir *os.Root) erro
 	}
 	if b.kernel.Image != "" {
 		table += "ii  linux-image-" + b.kernel.Version + " unpacked, not installed\n"
+		loaders, err := os.ReadFile(filepath.Join(b.loaders, packageTable))
+		if err != nil {
+			return err
+		}
+		table += string(loaders)
 	}
 	packages, err := output("dpkg-query", admin, "-W", "-f", "${Package} ${Version} ${Architecture}\n")
 	if err != nil {
@@ -266,7 +271,7 @@ func (b builder) writeLists(ctx context.Context, root string, dir *os.Root) erro
 			return err
 		}
 	}
-	for name, content := range map[string]string{"packages.txt": table, "packages": packages, devToolsList: toolList} {
+	for name, content := range map[string]string{packageTable: table, "packages": packages, devToolsList: toolList} {
 		if err := os.WriteFile(filepath.Join(b.work, name), []byte(content), 0o644); err != nil {
 			return err
 		}
@@ -289,4 +294,7 @@ func removable(root, name string) bool {
 	return err == nil && !info.IsDir()
 }
 
-const devToolsList = "dev_tools_file_list"
+const (
+	devToolsList = "dev_tools_file_list"
+	packageTable = "packages.txt"
+)

@@ -29,13 +29,28 @@ for module in omrelp lmnsd_gtls; do say "$module" "$(yes_no test -e /usr/lib/x86
 nc -lk 127.0.0.1 5140 >received &
 server=$!
 until_true sh -c 'ss -Hltn sport = :5140 | grep -q .'
-echo '*.* action(type="omfwd" target="127.0.0.1" port="5140" protocol="tcp")' >/etc/rsyslog.d/35-look.conf
+# As syslog-release has it: a queue in a directory of syslog's, a UDP port for what programs write to files, the server.
+queue=/var/vcap/data/look/buffered
+mkdir -p $queue && chown -R syslog:adm $queue
+cat >/etc/rsyslog.d/20-look.conf <<END
+\$MaxMessageSize 8k
+\$WorkDirectory $queue
+\$ActionQueueType LinkedList
+\$ActionQueueFileName look
+\$ActionQueueSaveOnShutdown on
+\$ModLoad imudp
+\$UDPServerAddress localhost
+\$UDPServerRun 514
+END
+echo '*.* @@127.0.0.1:5140' >/etc/rsyslog.d/35-look.conf
 say rsyslog-syntax "$(yes_no rsyslogd -N1)"
 service rsyslog restart
 echo first-line-$$ | systemd-cat -t bosh-agent
+logger --udp --server 127.0.0.1 --port 514 -t look of-a-file-$$
+until_true grep -q of-a-file-$$ received
 logger -t look second-line-$$
 until_true grep -q second-line-$$ received
-say forwarded "$(grep -o second-line received)"
+say forwarded "$(grep -o -e of-a-file -e second-line received | sort -u)"
 say forwarded-of-agent "$(grep -c -e bosh-agent -e first-line received)"
 until_true grep -q first-line-$$ /var/log/bosh-agent.log
 say agent-log "$(grep -o first-line-$$ /var/log/bosh-agent.log | sed 's/-[0-9]*$//')"
@@ -44,7 +59,7 @@ say time-stamp "$(grep -E -o '^[0-9-]{10}T[0-9:]{8}\.[0-9]{6}\+00:00 [^ ]+ look:
 say log-files "$(stat -c '%a %U:%G' /var/log/syslog /var/log/bosh-agent.log | sort -u)"
 say logs-closed-to-vcap "$(yes_no setpriv --reuid=vcap --regid=vcap --init-groups sh -c '! cat /var/log/syslog')"
 kill $server
-rm /etc/rsyslog.d/35-look.conf
+rm /etc/rsyslog.d/*-look.conf
 service rsyslog restart
 head -c 6M /dev/zero | tr '\0' x >>/var/log/syslog
 say logrotate "$(logrotate /etc/logrotate.conf 2>&1)"
