@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -70,6 +71,20 @@ Tests of the kernel and of its command line are left out, since the kernel is th
 	if err := os.WriteFile(lynisPage, []byte(b.String()), 0o644); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// unpackTree returns the root file system of a container's stemcell.
+func unpackTree(t testing.TB, file string) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "root")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	const script = `tar -xzf "$1" -O image | tar -xzp --numeric-owner --xattrs --xattrs-include='*' -C "$2"`
+	if out, err := exec.CommandContext(t.Context(), "sh", "-euc", script, "sh", file, dir).CombinedOutput(); err != nil {
+		t.Fatalf("unpack %s: %v: %s", file, err, out)
+	}
+	return dir
 }
 
 type verdict struct {

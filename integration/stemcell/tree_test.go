@@ -20,7 +20,7 @@ func mounted(t *testing.T, disk string) string {
 	t.Helper()
 	dir := t.TempDir()
 	// Partition 2, by its place: a host without a parser for the table has no node for it.
-	if out, err := exec.CommandContext(t.Context(), "mount", "-o", "loop,ro,noload,nosuid,nodev,offset=51380224", disk, dir).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "mount", "-o", "loop,ro,noload,offset=51380224", disk, dir).CombinedOutput(); err != nil {
 		t.Fatalf("mount: %v: %s", err, out)
 	}
 	t.Cleanup(func() {
@@ -39,7 +39,7 @@ var lines = map[string][]string{
 	"etc/systemd/journald.conf.d/bosh.conf":   {"ForwardToSyslog=yes"},
 	"etc/tmpfiles.d/bosh.conf":                {"d /run/lock 0770 root vcap"},
 	"etc/rsyslog.d/10-bosh-agent.conf":        {"  stop"},
-	"etc/rsyslog.conf":                        {`\$PrivDropToUser syslog`, `module\(load="builtin:omfile" .* fileCreateMode="0600" .*`},
+	"etc/rsyslog.conf":                        {`\$PrivDropToUser syslog`, `\$FileCreateMode 0600`},
 	"etc/logrotate.conf":                      {"su root root"},
 	"root/.bashrc":                            {".*PATH=/var/vcap/bosh/bin:.*", "PS1=.*"},
 	"home/vcap/.bashrc":                       {".*PATH=/var/vcap/bosh/bin:.*", "PS1=.*"},
