@@ -3,9 +3,12 @@ package bootstrap
 import (
 	"cmp"
 	"context"
+	"errors"
 
 	"cambium/bootstrap/engine"
+	"cambium/internal/advice"
 	"cambium/internal/status"
+	"cambium/platform/device"
 	"cambium/settings"
 	"cambium/storage"
 	"cambium/storage/decide"
@@ -30,9 +33,17 @@ func disks[D any](awaits string, plan, setUp func(context.Context, D) ([]storage
 		},
 		Converge: func(ctx context.Context) ([]engine.Change, error) {
 			made, err := setUp(ctx, want)
-			return engine.Changes(made), err
+			return engine.Changes(made), adviseAttaching(err)
 		},
 	}
+}
+
+// adviseAttaching adds what to do about a disk that the settings name and the machine does not have.
+func adviseAttaching(err error) error {
+	if errors.Is(err, device.ErrAbsent) || errors.Is(err, device.ErrTimedOut) {
+		return advice.With("attach the disk that the settings name: the CPI has written where it is to be found ('agent settings')", err)
+	}
+	return err
 }
 
 func (m *Machine) hasRawDisks() bool {

@@ -5,11 +5,15 @@ import (
 
 	"cambium/bootstrap/engine"
 	"cambium/platform/host"
+	"cambium/settings"
 )
 
 // settingsAnnounceAfter is the time that a machine waits for settings before it announces a verdict. Settings may come
 // at any time, so the step has no deadline; by then each source has been asked more than ten times.
 const settingsAnnounceAfter = 20 * time.Second
+
+// lookAtDisks is the advice about failures of disks that have none of their own.
+const lookAtDisks = "look for errors of the disk in the kernel log ('journalctl -k')"
 
 // Steps is the boot table. docs/operating.md lists it for people; a test compares the two. A row
 // whose part of the machine is missing (a dummy machine has no disks) is skipped.
@@ -34,7 +38,7 @@ func Steps(m *Machine) []engine.Step {
 		// An operator can log in to a machine that failed, with the passwords and keys of the settings and no others.
 		{Name: "passwords", Always: true, Needs: []string{"settings"}, Deadline: time.Minute,
 			If: has(m.Users != nil), Wants: m.passwords,
-			Advice: "set env.bosh.password to a crypt hash, and make sure that the accounts root and vcap exist"},
+			Advice: "set a crypt hash: correct " + settings.WrittenBy("env.bosh.password")},
 		{Name: "env-keys", Always: true, Needs: []string{"settings"}, Optional: true, Deadline: time.Minute,
 			If: m.hasEnvKeys, Wants: m.envKeysFirst},
 		{Name: "ipv6", Always: true, Needs: []string{"settings"}, Deadline: time.Minute,
@@ -48,20 +52,21 @@ func Steps(m *Machine) []engine.Step {
 		{Name: "network", Always: true, Needs: []string{"settings"}, Yields: []string{"ipv6"},
 			Deadline: 5 * time.Minute,
 			If:       has(m.Network != nil), Plan: m.planNetwork, Run: m.setUpNetwork,
-			Advice: "compare the MAC addresses in 'agent settings' with 'ip link'; attach the network card, or correct the networks"},
+			Advice: "compare 'agent plan' with 'ip address' and 'ip route'; the kernel log ('journalctl -k') has errors of cards"},
 		{Name: "bus", Always: true, Needs: []string{"network"}, Deadline: time.Minute, Run: m.startBus,
-			Advice: "correct mbus URLs and certificates in the settings"},
+
+			Advice: "correct " + settings.WrittenBy("env.bosh.mbus.urls") + ", or " + settings.WrittenBy("mbus")},
 		{Name: "authorized-keys", Always: true, Needs: []string{"env-keys", "network"}, Yields: []string{"bus"},
 			Background: true, Deadline: 5 * time.Minute, If: has(m.Users != nil), Wants: m.allKeys},
 		{Name: "raw-disks", Needs: []string{"settings"}, Deadline: 15 * time.Minute,
 			If: m.hasRawDisks, Wants: m.rawDisks,
-			Advice: "attach the raw ephemeral disks that the settings name"},
+			Advice: lookAtDisks},
 		{Name: "ephemeral-disk", Needs: []string{"raw-disks"}, Deadline: 15 * time.Minute,
 			If: has(m.Ephemeral != nil), Wants: m.ephemeralDisk,
-			Advice: "attach the ephemeral disk that the settings name"},
+			Advice: lookAtDisks},
 		{Name: "persistent-disk", Needs: []string{"ephemeral-disk"}, Deadline: 15 * time.Minute,
 			If: has(m.Persistent != nil), Wants: m.persistentDisk,
-			Advice: "attach the persistent disk again, or have the Director detach it"},
+			Advice: lookAtDisks},
 		{Name: "directories", Needs: []string{"ephemeral-disk"}, Deadline: 2 * time.Minute,
 			If: has(m.Tree != nil), Wants: m.directories},
 		{Name: "boot-once", Needs: []string{"directories"}, Deadline: time.Minute, If: m.inMemory, Wants: m.bootOnce},

@@ -8,6 +8,7 @@ import (
 	"sort"
 	"strings"
 
+	"cambium/internal/advice"
 	"cambium/platform/network"
 	"cambium/settings"
 )
@@ -90,9 +91,14 @@ func (n *networks) warn(name, format string, args ...any) {
 	n.warnings = append(n.warnings, fmt.Sprintf("network %q: %s", name, fmt.Sprintf(format, args...)))
 }
 
-func (n *networks) fail(name, format string, args ...any) {
-	n.failed = append(n.failed, fmt.Errorf("network %q: %s", name, fmt.Sprintf(format, args...)))
+// fail reports a network that cannot be had because of what the settings have under key.
+func (n *networks) fail(name, key, format string, args ...any) {
+	err := fmt.Errorf("network %q: %s", name, fmt.Sprintf(format, args...))
+	n.failed = append(n.failed, advice.With("correct "+origin(name, key), err))
 }
+
+// origin names a key of a network and who writes it.
+func origin(name, key string) string { return settings.WrittenBy("networks.*."+key, name) }
 
 func (n *networks) link(name string) *network.WantLink {
 	if n.links[name] == nil {
@@ -121,12 +127,14 @@ func (n *networks) bind() map[string]string {
 		case net.MAC != "":
 			mac, err := network.ParseMAC(net.MAC)
 			if err != nil {
-				n.fail(name, "%v", err)
+				n.fail(name, "mac", "%v", err)
 				continue
 			}
 			link, known := byMAC[mac]
 			if !known {
-				n.fail(name, "no NIC has the hardware address %s: %s", mac, nicsThere(nics))
+				n.failed = append(n.failed, advice.With(
+					"attach the network card with that address ('ip link' lists those here), or correct "+origin(name, "mac"),
+					fmt.Errorf("network %q: no NIC has the hardware address %s: %s", name, mac, nicsThere(nics))))
 				continue
 			}
 			bound[name] = link
@@ -135,11 +143,11 @@ func (n *networks) bind() map[string]string {
 		case net.Alias != "":
 			link, _, _ := strings.Cut(net.Alias, ":")
 			if err := checkAlias(net.Alias); err != nil {
-				n.fail(name, "%v", err)
+				n.fail(name, "alias", "%v", err)
 				continue
 			}
 			if _, known := n.have.Link(link); !known {
-				n.fail(name, "there is no link %s", link)
+				n.fail(name, "alias", "there is no link %s", link)
 				continue
 			}
 			bound[name] = link
@@ -218,14 +226,18 @@ func (n *networks) serve(name, link string) bool {
 	}
 	prefix, err := staticPrefix(net)
 	if err != nil {
-		n.fail(name, "%v", err)
+		key := "netmask"
+		if _, bad := parseIP(net.IP); bad != nil || prefix.IsValid() {
+			key = "ip"
+		}
+		n.fail(name, key, "%v", err)
 		return false
 	}
 	if other, taken := n.taken(prefix.Addr()); taken {
 		if other.link == link && other.prefix == prefix {
 			n.warn(name, "has the same address %s as network %q", prefix.Addr(), other.network)
 		} else {
-			n.fail(name, "address %s already belongs to network %q", prefix.Addr(), other.network)
+			n.fail(name, "ip", "address %s already belongs to network %q", prefix.Addr(), other.network)
 			return false
 		}
 	} else {
@@ -286,17 +298,18 @@ func (n *networks) gateway(name string, l *network.WantLink) {
 	gw, err := parseIP(net.Gateway)
 	switch {
 	case net.Gateway == "":
-		n.warn(name, "is the default for gateway, but has no gateway")
+		n.warn(name, "is the default for gateway, but has no gateway: correct %s", origin(name, "gateway"))
 		return
 	case err != nil:
-		n.warn(name, "gateway %v; there is no default route", err)
+		n.warn(name, "gateway %v; there is no default route: correct %s", err, origin(name, "gateway"))
 		return
 	case gw.Is4() != prefix.Addr().Is4():
-		n.warn(name, "gateway %s and address %s have different address families; there is no default route",
-			gw, prefix.Addr())
+		n.warn(name, "gateway %s and address %s have different address families; there is no default route: correct %s",
+			gw, prefix.Addr(), origin(name, "gateway"))
 		return
 	case gw == prefix.Addr():
-		n.warn(name, "gateway %s is the machine itself; there is no default route", gw)
+		n.warn(name, "gateway %s is the machine itself; there is no default route: correct %s", gw,
+			origin(name, "gateway"))
 		return
 	case n.gateways[gw.Is6()] != name:
 		return
@@ -305,7 +318,8 @@ func (n *networks) gateway(name string, l *network.WantLink) {
 	if !reaches(l, gw) {
 		// Some IaaSes use a subnet of one address to route everything through the gateway.
 		if !prefix.IsSingleIP() {
-			n.warn(name, "gateway %s is outside subnet %s; it is expected on the link", gw, prefix.Masked())
+			n.warn(name, "gateway %s is outside subnet %s; it is expected on the link: unless that is so, correct %s",
+				gw, prefix.Masked(), origin(name, "netmask"))
 		}
 		r.OnLink = true
 	}

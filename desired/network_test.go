@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"cambium/desired"
+	"cambium/internal/advice"
 	"cambium/platform/network"
 	"cambium/platform/network/networkd"
 	"cambium/settings"
@@ -236,7 +237,8 @@ func TestNetwork(t *testing.T) {
 			name: "gateway outside of the subnet", nics: 1,
 			nets:     map[string]settings.Network{"a": with(manual("10.0.5.5", mac0), gatewayDefault)},
 			want:     "eth0: 10.0.5.5/24 0.0.0.0/0>10.0.0.1!;",
-			warnings: []string{`network "a": gateway 10.0.0.1 is outside subnet 10.0.5.0/24; it is expected on the link`},
+			warnings: []string{`network "a": gateway 10.0.0.1 is outside subnet 10.0.5.0/24; it is expected on the link: unless that is so, ` +
+				`correct networks.a.netmask in the settings (from networks[].subnets[].range of the cloud config)`},
 		},
 		{
 			name: "subnet of a single address", nics: 1,
@@ -247,7 +249,8 @@ func TestNetwork(t *testing.T) {
 			name: "default gateway that is invalid", nics: 1,
 			nets:     map[string]settings.Network{"a": with(manual("10.0.0.5", mac0), func(n *settings.Network) { n.Gateway = "x"; gatewayDefault(n) })},
 			want:     "eth0: 10.0.0.5/24;",
-			warnings: []string{`network "a": gateway "x" is not an IP address; there is no default route`},
+			warnings: []string{`network "a": gateway "x" is not an IP address; there is no default route: correct ` +
+				`networks.a.gateway in the settings (from networks[].subnets[].gateway of the cloud config)`},
 		},
 		{
 			name: "one address twice", nics: 2,
@@ -474,4 +477,28 @@ func FuzzNetwork(f *testing.F) {
 			t.Errorf("error without a network's name: %v", err)
 		}
 	})
+}
+
+// TestAdvice: what is wrong with a network says which key to correct, and who writes it.
+func TestAdvice(t *testing.T) {
+	const ip, mask = "correct networks.a.ip in the settings (from instance_groups[].networks[].static_ips of the manifest",
+		"correct networks.a.netmask in the settings (from networks[].subnets[].range of the cloud config)"
+	for _, c := range []struct {
+		name   string
+		net    settings.Network
+		advice string
+	}{
+		{"no such card", manual("10.0.0.2", mac1), "attach the network card with that address ('ip link' lists those here), " +
+			"or correct networks.a.mac in the settings (written by the CPI)"},
+		{"MAC that is none", manual("10.0.0.2", "x"), "correct networks.a.mac in the settings (written by the CPI)"},
+		{"address that is none", manual("10.0.0", mac0), ip},
+		{"address of loopback", manual("127.0.0.2", mac0), ip},
+		{"netmask with a gap", with(manual("10.0.0.2", mac0), func(n *settings.Network) { n.Netmask = "255.0.255.0" }), mask},
+		{"netmask of the other family", with(manual("10.0.0.2", mac0), func(n *settings.Network) { n.Netmask = "ffff::" }), mask},
+	} {
+		_, _, err := desired.Network(map[string]settings.Network{"a": c.net}, machine(1))
+		if got := advice.Of(err); err == nil || !strings.HasPrefix(got, c.advice) {
+			t.Errorf("%s: %v: advice %q, want %q", c.name, err, got, c.advice)
+		}
+	}
 }

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cambium/internal/advice"
 	"cambium/internal/oneline"
 	"cambium/internal/status"
 )
@@ -163,20 +165,14 @@ func check(steps []Step) error {
 }
 
 // thenRetry ends the advice of a verdict: the boot is retried after a pause, or when an operator asks for it.
-func thenRetry(advice string) string {
-	if advice == "" {
-		advice = "correct the cause"
-	}
-	return advice + ", then run 'agent retry'"
+func thenRetry(what string) string {
+	return cmp.Or(what, "correct the cause") + ", then run 'agent retry'"
 }
 
-// Advised is an error that knows what an operator can do about it.
-type Advised interface{ Advice() string }
-
+// adviceFor returns the advice of an error, else the one for its kind, else that of the step.
 func adviceFor(err error, fallback string) string {
-	var a Advised
-	if errors.As(err, &a) && a.Advice() != "" {
-		return a.Advice()
+	if own := advice.Of(err); own != "" {
+		return own
 	}
 	switch {
 	// Root gets EPERM because of a container engine's profile, not because of the settings.

@@ -69,7 +69,7 @@ var Table = []Fault{
 		Metrics: `cambium_agent_state{state="degraded"} 1`},
 	{Name: "foreign disk",
 		Status: Screen{3, "no job is started: … is refused"}, Wait: 3,
-		Doctor:  Screen{1, "problem: persistent disk … is refused"},
+		Doctor:  Screen{1, "problem: persistent disk … is refused … Attach the right disk … DESTRUCTIVE: … do attach the right disk"},
 		Metrics: `cambium_agent_state{state="degraded"} 1`},
 	{Name: "data full", CI: true,
 		Status: Screen{3, "problem: no space left on /var/vcap/data"}, Wait: 0,

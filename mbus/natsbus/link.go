@@ -18,6 +18,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/sirupsen/logrus"
 
+	"cambium/internal/advice"
 	"cambium/internal/retry"
 )
 
@@ -99,7 +100,7 @@ func (b *Bus) newLink(id Identity) (*link, error) {
 	}
 	config, err := tlsConfig(id)
 	if err != nil {
-		return nil, err
+		return nil, advice.With("correct env.bosh.mbus.cert in the settings (written by the Director)", err)
 	}
 	l := &link{bus: b, log: b.options.Log, servers: servers, tls: config,
 		outbox:    outbox{callersReturn: b.pace.callersReturn, log: b.options.Log, delivered: b.options.OnDelivered},

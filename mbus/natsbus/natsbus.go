@@ -21,6 +21,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"cambium/internal/advice"
 	"cambium/internal/retry"
 	"cambium/internal/secret"
 	"cambium/mbus"
@@ -91,7 +92,8 @@ func New(o Options) (*Bus, error) {
 	}
 	// A wildcard would subscribe to the requests of other agents.
 	if strings.ContainsAny(o.AgentID, "*> ") || !validSubject("agent."+o.AgentID) {
-		return nil, fmt.Errorf("nats: agent id %q cannot be part of a subject: correct agent_id in the settings", o.AgentID)
+		return nil, advice.With("correct agent_id in the settings (written by the CPI)",
+			fmt.Errorf("nats: agent id %q cannot be part of a subject", o.AgentID))
 	}
 	b := &Bus{options: o, pace: usual}
 	if o.pace != nil {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"cambium/internal/advice"
 	"cambium/platform/network/networkd"
 )
 
@@ -77,7 +78,8 @@ func (d *differ) link(want WantLink) {
 	}
 	if want.ipv6() {
 		if d.have.NoIPv6 {
-			d.fail(want, "the kernel was started without IPv6 (remove ipv6.disable=1 from its arguments)")
+			d.fail(want, "%w", advice.With("remove ipv6.disable=1 from the kernel's arguments",
+				errors.New("the kernel was started without IPv6 (ipv6.disable=1)")))
 			want.Addresses = slices.DeleteFunc(slices.Clone(want.Addresses), func(a WantAddress) bool { return a.Prefix.Addr().Is6() })
 			want.Routes = slices.DeleteFunc(slices.Clone(want.Routes), func(r WantRoute) bool { return r.To.Addr().Is6() })
 		} else if have.IPv6Disabled {
@@ -88,7 +90,8 @@ func (d *differ) link(want WantLink) {
 		d.add = append(d.add, Change{Op: OpLinkUp, Link: have.Name})
 	}
 	if want.DHCP && len(want.Networks) > 0 && !d.have.Networkd.Available && !slices.ContainsFunc(have.Addresses, Address.Global) {
-		d.fail(want, "%s needs DHCP, but systemd-networkd, the DHCP client, is not available", have.Name)
+		d.fail(want, "%w", advice.With("start it: 'systemctl start systemd-networkd'",
+			fmt.Errorf("%s needs DHCP, but systemd-networkd, the DHCP client, is not available", have.Name)))
 	}
 	d.addresses(want, have)
 	d.routes(want, have)

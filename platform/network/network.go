@@ -139,6 +139,16 @@ type Link struct {
 	NetworkFile string `json:"network_file,omitempty"`
 }
 
+// Subnet returns the subnet of one of the link's addresses that contains ip.
+func (l Link) Subnet(ip netip.Addr) (subnet netip.Prefix, found bool) {
+	for _, a := range l.Addresses {
+		if a.Prefix.Contains(ip) && !a.Prefix.IsSingleIP() {
+			return a.Prefix.Masked(), true
+		}
+	}
+	return subnet, false
+}
+
 // Address is an address on a link.
 type Address struct {
 	Prefix    netip.Prefix `json:"prefix"` // with host bits

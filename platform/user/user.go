@@ -15,9 +15,10 @@ import (
 	"strconv"
 	"strings"
 
-	"cambium/internal/secret"
-
 	"github.com/sirupsen/logrus"
+
+	"cambium/internal/advice"
+	"cambium/internal/secret"
 )
 
 // sessionPrefix begins the names of the ephemeral ssh users that Directors and the CLI make; no others are ever removed.
@@ -167,7 +168,7 @@ func Diff(have State, want Desired) (changes []Change, err error) {
 			hash = secret.New(NoPassword)
 		}
 		if _, there := have.Accounts[name]; !there {
-			return nil, fmt.Errorf("password of %s: %w", name, errNoUser)
+			return nil, advice.With("make the account in the stemcell", fmt.Errorf("password of %s: %w", name, errNoUser))
 		}
 		if strings.ContainsFunc(hash.Reveal(), func(r rune) bool { return r == ':' || r < ' ' || r > '~' }) {
 			return nil, fmt.Errorf("password of %s: the hash contains an invalid character", name)

@@ -32,8 +32,10 @@ func (r *Refusal) Error() string {
 // accept ends the remedy of a disk that may be the right one.
 func accept(cid string) string { return fmt.Sprintf("run 'agent disk accept %s --yes'", cid) }
 
-// giveUp ends the remedy of a disk whose content may not be needed.
-func giveUp(cid string) string { return fmt.Sprintf("run 'agent disk format %s --yes'", cid) }
+// giveUp is the last sentence of a remedy: it destroys the content of the disk.
+func giveUp(cid string) string {
+	return fmt.Sprintf("DESTRUCTIVE: to lose its content and use it empty, run 'agent disk format %s --yes'", cid)
+}
 
 // checkIdentity refuses a disk that is not the one on record for its CID, unless an operator has decided about it.
 func checkIdentity(cid, path string, r record.Record, found record.Disk) error {
@@ -60,7 +62,7 @@ func (o Persistent) refuseFormatting(found string) error {
 		if of, record, known := o.Record.Known(o.CID, s.UUID, o.Disk.Table.GUID); known {
 			return &Refusal{o.Disk.Path, fmt.Sprintf("%s, and disk %s is on record with %s: disks on record are "+
 				"never formatted", found, of, record),
-				"Repair it or attach the right disk; only if its content is not needed, " + giveUp(o.CID)}
+				"Attach the right disk, or repair this one. " + giveUp(o.CID)}
 		}
 	}
 	return nil

@@ -198,7 +198,7 @@ func (o Observed) prepare(at placement) (p Plan, err error) {
 		return Plan{}, &Refusal{o.Disk.Path,
 			"it was mounted last and would have to be formatted, which is not done at boot (" +
 				p.Changes[i].Proof + ")",
-			"Attach the right disk, or, to start with an empty one, " + giveUp(o.CID)}
+			"Attach the right disk: " + o.CID + " holds the store. " + giveUp(o.CID)}
 	}
 	return p, nil
 }

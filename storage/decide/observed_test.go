@@ -47,7 +47,7 @@ func TestMountDisk(t *testing.T) {
 			"create-table make-file-system name-partition mount", Records{}, ""},
 		{"blank, at boot", with(observedDisk(blank, none, "vol-1"), boot), "", Records{},
 			"would have to be formatted, which is not done at boot (persistent disk vol-1, blank, 100.0 MiB). " +
-				"Attach the right disk, or, to start with an empty one, run 'agent disk format vol-1 --yes'"},
+				"Attach the right disk: vol-1 holds the store. DESTRUCTIVE: to lose its content and use it empty, run 'agent disk format vol-1 --yes'"},
 		{"blank, on record", observedDisk(blank, ours, "vol-1"), "", Records{}, "on record"},
 		{"blank, accepted", observedDisk(blank, asking(none, record.Accept, "vol-1"), ""), "create-table make-file-system name-partition mount", Records{Store: true}, ""},
 		{"blank, on record, an operator formats it", observedDisk(blank, format, "vol-1"), "create-table make-file-system name-partition mount", Records{Store: true}, ""},

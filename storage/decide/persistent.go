@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"cambium/internal/advice"
 	"cambium/internal/managedfs"
 	"cambium/platform/disk/layout"
 	"cambium/platform/filesystem/probe"
@@ -56,15 +57,18 @@ func PersistentPart(path string, preformatted bool) string {
 
 // foreign refuses a persistent disk for what is on it, and says how it can be looked at, repaired or released.
 func (o Persistent) foreign(v judgment) *Refusal {
-	remedy := "Attach the right disk. " + v.Advice
+	remedy := fmt.Sprintf("Attach the right disk: %s is expected to be blank, or to have a single partition with ext4 or xfs", o.CID)
+	if known, ok := o.Record.Disks[o.CID]; ok {
+		remedy = fmt.Sprintf("Attach the right disk: %s is on record with %s", o.CID, known)
+	}
+	remedy += ". " + v.Advice
 	if v.Superblock != "" {
 		remedy += fmt.Sprintf("Because %s, no setting allows formatting it. ", v.Superblock)
+	} else {
+		remedy += "Only for a deployment whose disks never hold data from elsewhere, env.persistent_disk_foreign: format " +
+			"in the manifest has all disks without a superblock of ext4 or xfs formatted. "
 	}
-	remedy += "To use it and lose its content, " + giveUp(o.CID)
-	if v.Superblock == "" {
-		remedy += ", or allow it for all disks without a superblock of ext4 or xfs with env.persistent_disk_foreign: " +
-			"format in the deployment manifest"
-	}
+	remedy += giveUp(o.CID)
 	return &Refusal{o.Disk.Path, v.Proof, remedy}
 }
 
@@ -337,7 +341,8 @@ type Association struct{ Name, CID string }
 func CheckKnown(known map[string]bool, devices int, associations []Association) error {
 	for _, a := range associations {
 		if !known[a.CID] {
-			return fmt.Errorf("persistent disk %q, named %q, is not attached", a.CID, a.Name)
+			return advice.With("attach it again, or have the Director detach it: 'bosh cck'",
+				fmt.Errorf("persistent disk %q, named %q, is not attached", a.CID, a.Name))
 		}
 	}
 	if most := max(len(associations), 1) + 1; devices > most {

@@ -210,15 +210,16 @@ func TestMountPersistent(t *testing.T) {
 			want: "create-table make-file-system1 name-partition mount1"},
 		{name: "foreign with a superblock, released", o: Persistent{Disk: diskWithoutTable(probe.LVM),
 			AllowForeign: true, Superblocks: []probe.Superblock{{Kind: probe.Ext4, Start: 4096}}},
-			fails: "LVM physical volume. Attach the right disk. Because ext4 begins at byte 4096, no setting allows formatting it"},
+			fails: "LVM physical volume. Attach the right disk: vol-1 is expected to be blank, or to have a single partition with ext4 or xfs. Because ext4 begins at byte 4096, no setting allows formatting it"},
 		{name: "foreign with a damaged superblock, released", o: Persistent{Disk: diskWithoutTable(probe.Unknown),
 			AllowForeign: true, Superblocks: []probe.Superblock{{Kind: probe.Unknown}}},
 			fails: "Because a damaged ext4 or xfs begins at byte 0, no setting allows formatting it"},
 		{name: "a lost table, released", o: Persistent{Disk: diskWithoutTable(probe.Blank), AllowForeign: true,
 			Residue: ext4At(16*testMiB, 0)},
-			fails: "ext4 begins at byte 16777216. Attach the right disk. To look at it without writing, run 'mount -t ext4 " +
+			fails: "ext4 begins at byte 16777216. Attach the right disk: vol-1 is expected to be blank, or to have a single " +
+				"partition with ext4 or xfs. To look at it without writing, run 'mount -t ext4 " +
 				"-o ro,noload,loop,offset=16777216 /dev/vdb /mnt'. Because ext4 begins at byte 16777216, no setting " +
-				"allows formatting it. To use it and lose its content, run 'agent disk format vol-1 --yes'"},
+				"allows formatting it. DESTRUCTIVE: to lose its content and use it empty, run 'agent disk format vol-1 --yes'"},
 		{name: "a lost superblock, released", o: Persistent{Disk: gptDisk("bosh-partition-0"), Volume: blank,
 			AllowForeign: true, Residue: ext4At(0, 128*testMiB)},
 			fails: "take a snapshot of the disk first, then run 'e2fsck -b 32768 -B 4096 /dev/vdb1'. Because there is a backup"},

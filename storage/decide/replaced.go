@@ -71,8 +71,8 @@ func (o Replaced) refuse(s layout.State, what string) error {
 	if found == "" {
 		return nil
 	}
-	return fmt.Errorf("not touched: %s: %s: it may be a store. Attach the right disk. %s"+
-		"To use this one and lose its content, %s", s.Path, found, look, giveUp(what))
+	return fmt.Errorf("not touched: %s: %s: it may be a store. Attach the right disk: one without ext4 or xfs. %s%s",
+		s.Path, found, look, giveUp(what))
 }
 
 // mayBeStore describes what on a disk may be a store, and a way to look at it that writes nothing; empty if there is

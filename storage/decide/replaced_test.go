@@ -86,9 +86,9 @@ func TestReplaced(t *testing.T) {
 		{"a preformatted store with a boot sector", none, booting, "it may be a store"},
 		{"a preformatted store that cannot be read", none, unlisted, "cannot determine whether ext4 holds files"},
 		{"a preformatted store without its first superblock", none, with(of(probe.Blank), lost),
-			"a backup superblock of ext4 at byte 134217728: it may be a store. Attach the right disk. To look at it without " +
+			"a backup superblock of ext4 at byte 134217728: it may be a store. Attach the right disk: one without ext4 or xfs. To look at it without " +
 				"writing, run 'd=$(losetup --read-only --find --show --offset 0 /dev/vdb); e2fsck -n -b 32768 -B 4096 $d; " +
-				"losetup --detach $d'. To use this one and lose its content, run 'agent disk format ephemeral --yes'"},
+				"losetup --detach $d'. DESTRUCTIVE: to lose its content and use it empty, run 'agent disk format ephemeral --yes'"},
 		{"bare ext4, damaged", none, with(of(probe.Unknown), broken), "a damaged ext4 or xfs begins at byte 1048576"},
 		{"ext4 and LVM", none, with(of(probe.LVM, probe.Ext4), first), "ext4 begins at"},
 		{"LVM", none, of(probe.LVM), ""},

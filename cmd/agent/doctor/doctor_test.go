@@ -24,7 +24,8 @@ func healthy() observe.Facts {
 		Config: observe.Config{Path: "/var/vcap/bosh/agent.json"},
 		Agent: observe.Agent{Running: true, Unit: "active (running)", Status: &status.Document{PID: 17, State: status.Ready, Started: now.Add(-time.Hour),
 			Steps: []status.Step{{Name: "settings", Outcome: status.Done}}}},
-		Settings: observe.Settings{AgentID: "a-1", From: "HTTP http://169.254.169.254", Addresses: []string{"10.0.0.7"}, DNS: []string{"10.0.0.2"},
+		Settings: observe.Settings{AgentID: "a-1", From: "HTTP http://169.254.169.254", Addresses: []observe.OfNetwork{{Network: "default", IP: "10.0.0.7"}},
+			DNS:   []observe.OfNetwork{{Network: "default", IP: "10.0.0.2"}},
 			Files: []observe.SettingsFile{{Path: "/var/vcap/bosh/settings.json", Modified: now.Add(-time.Hour)}}},
 		Identity: observe.Identity{Needed: true, Certificates: []observe.Certificate{
 			{Role: observe.RoleClient, Name: "a-1.agent.bosh-internal", NotBefore: year(-1), NotAfter: year(1)},
@@ -53,7 +54,7 @@ func wrongMAC(m *observe.Facts) {
 		Error: text},
 		status.Step{Name: "supervisor", Outcome: status.Canceled})
 	m.Network.State.Links[0].Addresses, m.Network.Gateways = nil, nil
-	m.Settings.Gateways = []string{"10.0.0.1"}
+	m.Settings.Gateways = []observe.OfNetwork{{Network: "default", IP: "10.0.0.1"}}
 	m.Bus.Servers[0].Failed, m.Bus.Servers[0].Err = natsbus.ProbeTCP, "network is unreachable"
 	m.Supervisor.Err = "connection refused"
 }
@@ -130,11 +131,11 @@ func TestFirstFinding(t *testing.T) {
 			m.Drift.Changes = []string{"passwords: set password of vcap", "dns: b", "time: c", "hostname: d"}
 		}, "drift", "a boot would make these changes: passwords: set password of vcap; dns: b; time: c; and 1 more", 3},
 		{"route removed, the bus is on the link", func(m *observe.Facts) {
-			m.Network.Gateways, m.Settings.Gateways = nil, []string{"10.0.0.1"}
+			m.Network.Gateways, m.Settings.Gateways = nil, []observe.OfNetwork{{Network: "default", IP: "10.0.0.1"}}
 		}, "gateway", "there is no default route, although the settings name the gateway 10.0.0.1", 1},
 		{"route removed", func(m *observe.Facts) {
 			filtered(m)
-			m.Network.Gateways, m.Settings.Gateways = nil, []string{"10.0.0.1"}
+			m.Network.Gateways, m.Settings.Gateways = nil, []observe.OfNetwork{{Network: "default", IP: "10.0.0.1"}}
 		}, "gateway", "there is no default route, although the settings name the gateway 10.0.0.1", 1},
 		{"expired certificate", func(m *observe.Facts) {
 			server(natsbus.ProbeTLS, "the server does not accept the agent's certificate: remote error", false)(m)
@@ -151,6 +152,16 @@ func TestFirstFinding(t *testing.T) {
 			"bus", "does not authorize the agent", 1},
 		{"DNS gone", server(natsbus.ProbeDNS, "lookup director.internal: no such host", false), "bus", "cannot be resolved by DNS", 1},
 		{"port filtered", filtered, "bus", "the port is filtered", 1},
+		{"netmask too wide", func(m *observe.Facts) {
+			filtered(m)
+			m.Bus.Servers[0].Silent, m.Bus.Servers[0].SilentOn = "10.0.0.0/8", "eth0"
+		}, "bus", "no answer from 10.0.0.6:4222 to ARP or neighbor discovery: by the netmask it is in the subnet 10.0.0.0/8 of eth0", 1},
+		{"netmask too narrow", func(m *observe.Facts) {
+			filtered(m)
+			m.Settings.Gateways = []observe.OfNetwork{{Network: "default", IP: "10.0.0.1"}}
+			m.Network.State.Links[0].Addresses[0].Prefix = netip.MustParsePrefix("10.0.0.7/30")
+			m.Network.Gateways[0].Answers = false
+		}, "gateway", "gateway 10.0.0.1 does not answer on eth0; it is outside the subnets of that link", 1},
 		{"port filtered here",
 			func(m *observe.Facts) { filtered(m); m.Drops = []string{"inet filter output (policy drop)"} }, "bus",
 			"inet filter output", 1},
@@ -305,6 +316,36 @@ func TestFirstFinding(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestAdviceNamesKeys: what is to be corrected in the settings has its key, the document, and who writes it.
+func TestAdviceNamesKeys(t *testing.T) {
+	const netmask, gateway = "networks.default.netmask in the settings (from networks[].subnets[].range of the cloud config)",
+		"networks.default.gateway in the settings (from networks[].subnets[].gateway of the cloud config)"
+	named := []observe.OfNetwork{{Network: "default", IP: "10.0.0.1"}}
+	for _, c := range []struct {
+		check  string
+		breaks func(*observe.Facts)
+		want   string
+	}{
+		{"gateway", func(m *observe.Facts) { m.Settings.Gateways, m.Network.Gateways[0].Answers = named, false }, gateway},
+		{"gateway", func(m *observe.Facts) {
+			m.Settings.Gateways, m.Network.Gateways[0].Answers = named, false
+			m.Network.State.Links[0].Addresses[0].Prefix = netip.MustParsePrefix("10.0.0.7/30")
+		}, netmask},
+		{"bus", func(m *observe.Facts) {
+			m.Bus.Servers[0].Failed, m.Bus.Servers[0].Silent = natsbus.ProbeTCP, "10.0.0.0/8"
+		}, netmask},
+		{"addresses", func(m *observe.Facts) { m.Network.State.Links[0].Addresses = nil }, "networks.default.ip in the settings"},
+		{"bus", func(m *observe.Facts) { m.Bus.URLs = nil }, "env.bosh.mbus.urls in the settings (written by the Director"},
+	} {
+		m := healthy()
+		c.breaks(&m)
+		findings := Diagnose(m)
+		if f := findings[0]; f.Check != c.check || !strings.Contains(f.Do, c.want) {
+			t.Errorf("%s: %s: %s; want %s with %s", f.Check, f.Found, f.Do, c.check, c.want)
+		}
 	}
 }
 

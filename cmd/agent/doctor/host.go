@@ -209,8 +209,11 @@ func toldStore(m observe.Facts) []Finding {
 	if reason == "" {
 		return nil
 	}
-	return []Finding{problem("mount the disk ('bosh cck', or mount_disk by the Director); the jobs are started when it is mounted",
-		"%s: %s", status.JobsWithheld, reason)}
+	do := "mount the disk ('bosh cck', or mount_disk by the Director)"
+	if strings.Contains(reason, " is refused: ") { // the reason says what is on it, and what is expected
+		do = "attach the right disk; see 'agent disk format --help' only if nothing on this one is needed"
+	}
+	return []Finding{problem(do+"; the jobs are started when it is mounted", "%s: %s", status.JobsWithheld, reason)}
 }
 
 func persistentDisk(m observe.Facts) []Finding {

@@ -10,6 +10,7 @@ import (
 	"cambium/cmd/agent/doctor/observe"
 	"cambium/internal/status"
 	"cambium/mbus/natsbus"
+	"cambium/settings"
 )
 
 // What the way to the Director consists of: addresses, gateway, MTU, certificate and bus.
@@ -31,10 +32,10 @@ func addresses(m observe.Facts) (found []Finding) {
 		}
 	}
 	for _, want := range m.Settings.Addresses {
-		ip, err := netip.ParseAddr(want)
+		ip, err := netip.ParseAddr(want.IP)
 		if err == nil && !slices.Contains(have, ip.String()) {
-			found = append(found, problem("compare networks in 'agent settings' with 'ip address'; 'agent plan' shows what a boot would change",
-				"no link has the address %s from the settings; addresses found: %s", want, orNone(have)))
+			found = append(found, problem("if the address is right, "+restartAgent+"; else correct "+settings.WrittenBy("networks.*.ip", want.Network),
+				"no link has the address %s from the settings; addresses found: %s", want.IP, orNone(have)))
 		}
 	}
 	switch {
@@ -91,8 +92,8 @@ func gateway(m observe.Facts) (found []Finding) {
 			answering = append(answering, g.IP+" on "+g.Link)
 			continue
 		}
-		found = append(found, severity("check that the gateway in the settings is right and up, and that the link is in the right VLAN or port group",
-			"gateway %s does not answer on %s", g.IP, g.Link))
+		what, do := silentGateway(m, g)
+		found = append(found, severity(do, "%s", what))
 	}
 	switch {
 	case len(found) > 0:
@@ -102,9 +103,9 @@ func gateway(m observe.Facts) (found []Finding) {
 	case len(m.Network.Gateways) == 0 && len(m.Settings.Gateways) > 0:
 		return []Finding{problem("'agent plan' shows what a boot would change; "+restartAgent,
 			"there is no default route, although the settings name the gateway %s",
-			strings.Join(m.Settings.Gateways, ", "))}
+			join(m.Settings.Gateways))}
 	case len(m.Network.Gateways) == 0 && !reachable(m):
-		return []Finding{problem("in the settings, give one network a gateway and the default \"gateway\"", "there is no default route")}
+		return []Finding{problem("give one network the default gateway: correct "+settings.WrittenBy("networks.*.default", "NAME"), "there is no default route")}
 	case len(m.Network.Gateways) == 0:
 		return []Finding{note("", "there is no default route; the bus can be reached without one")}
 	}
@@ -156,7 +157,7 @@ func certificate(m observe.Facts) (found []Finding) {
 	case !id.Needed:
 		return []Finding{good("the bus does not need one")}
 	case id.KeyErr != "":
-		return []Finding{problem("recreate the VM, or correct env.bosh.mbus.cert in the settings", "certificate and private key of the bus cannot be used: %s", id.KeyErr)}
+		return []Finding{problem("recreate the VM; if that does not help, correct "+settings.WrittenBy("env.bosh.mbus.cert"), "certificate and private key of the bus cannot be used: %s", id.KeyErr)}
 	}
 	const renew = "rotate the Director's NATS certificates and recreate the VM; if the certificate should still be valid, correct this machine's clock"
 	names := 0
@@ -176,7 +177,7 @@ func certificate(m observe.Facts) (found []Finding) {
 		names++
 	}
 	if id.ChainErr != "" {
-		found = append(found, warning("check that env.bosh.mbus.cert.ca has signed env.bosh.mbus.cert.certificate", "the agent's certificate does not chain to the CA in the settings: %s", id.ChainErr))
+		found = append(found, warning("recreate the VM; if that does not help, correct "+settings.WrittenBy("env.bosh.mbus.cert"), "the agent's certificate does not chain to the CA in the settings: %s", id.ChainErr))
 	}
 	if len(found) == 0 {
 		return []Finding{good("%d certificates are valid", names)}
@@ -213,9 +214,9 @@ func bus(m observe.Facts) (found []Finding) {
 	case len(b.URLs) == 0 && m.Settings.Err != "":
 		return []Finding{note("", "there are no settings, and so no bus to check")}
 	case len(b.URLs) == 0:
-		return []Finding{problem("set mbus or env.bosh.mbus.urls in the settings", "the settings name no message bus")}
+		return []Finding{problem("set "+busURLs, "the settings name no message bus")}
 	case b.IdentityErr != "":
-		return []Finding{problem("correct mbus URLs and certificates in the settings", "%s", b.IdentityErr)}
+		return []Finding{problem("correct "+busURLs+", and "+settings.WrittenBy("env.bosh.mbus.cert"), "%s", b.IdentityErr)}
 	case b.ListenErr != "":
 		return []Finding{problem("check 'agent status': the agent listens once it is ready", "the bus does not listen at %s: %s", b.Listens, b.ListenErr)}
 	case b.Listens != "":
@@ -256,8 +257,11 @@ func explain(m observe.Facts, s observe.Server) (what, do string) {
 	switch s.Failed {
 	case natsbus.ProbeDNS:
 		return fmt.Sprintf("the name %s cannot be resolved by DNS: %s", host, s.Err),
-			fmt.Sprintf("check that the DNS servers in the settings (%s) answer: 'resolvectl query %s'", orNone(m.Settings.DNS), host)
+			fmt.Sprintf("check that the DNS servers (%s) know the name: 'resolvectl query %s'; else correct %s", orNone(texts(m.Settings.DNS)), host, busURLs)
 	case natsbus.ProbeTCP:
+		if what, do = sameSubnet(m, s); what != "" {
+			return what, do
+		}
 		if s.Timeout {
 			what = fmt.Sprintf("no answer to TCP on %s (%s): the port is filtered, or the host is down", s.Address, strings.Join(s.Addresses, ", "))
 			if len(m.Drops) > 0 {
@@ -304,6 +308,62 @@ func firewallRules(m observe.Facts) []Finding {
 	}
 	return []Finding{severity("'nft list ruleset' shows them; allow root to reach the bus", "%s", strings.Join(m.Drops, ", "))}
 }
+
+// busURLs names the keys that have the URLs of the bus.
+var busURLs = settings.WrittenBy("env.bosh.mbus.urls") + ", or " + settings.WrittenBy("mbus")
+
+// networkOf returns the name of the network to which the settings give an address.
+func networkOf(list []observe.OfNetwork, ip string) (name string, named bool) {
+	i := slices.IndexFunc(list, func(o observe.OfNetwork) bool { return o.IP == ip })
+	if i < 0 {
+		return "", false
+	}
+	return list[i].Network, true
+}
+
+// silentGateway says what it means that a gateway does not answer. One outside the subnets of its link is there by
+// mistake: of the gateway or of the netmask.
+func silentGateway(m observe.Facts, g observe.Gateway) (what, do string) {
+	what = fmt.Sprintf("gateway %s does not answer on %s", g.IP, g.Link)
+	name, named := networkOf(m.Settings.Gateways, g.IP)
+	if !named {
+		return what, "check that the router of that network is up, and that the link is in the right VLAN or port group"
+	}
+	correct := "correct " + settings.WrittenBy("networks.*.gateway", name)
+	if l, known := m.Network.State.Link(g.Link); known {
+		ip, err := netip.ParseAddr(g.IP)
+		if _, inside := l.Subnet(ip); err == nil && !inside && len(l.Addresses) > 0 {
+			return what + "; it is outside the subnets of that link", correct + ", and " + settings.WrittenBy("networks.*.netmask", name)
+		}
+	}
+	return what, "check that the router is up, and that the link is in the right VLAN or port group; if the gateway has another address, " + correct
+}
+
+// sameSubnet says what it means that a server in the subnet of a link does not answer: by the netmask it is looked for
+// on the link, and not by way of the gateway.
+func sameSubnet(m observe.Facts, s observe.Server) (what, do string) {
+	if s.Silent == "" {
+		return "", ""
+	}
+	what = fmt.Sprintf("no answer from %s to ARP or neighbor discovery: by the netmask it is in the subnet %s of %s, and not beyond a gateway",
+		s.Address, s.Silent, s.SilentOn)
+	for _, own := range m.Settings.Addresses {
+		ip, err := netip.ParseAddr(own.IP)
+		if prefix, bad := netip.ParsePrefix(s.Silent); err == nil && bad == nil && prefix.Contains(ip) {
+			return what, "see that the host is up; if it is in another subnet, correct " + settings.WrittenBy("networks.*.netmask", own.Network)
+		}
+	}
+	return what, "see that the host is up, and that the DHCP server gives the right netmask"
+}
+
+func texts(list []observe.OfNetwork) (all []string) {
+	for _, o := range list {
+		all = append(all, o.IP)
+	}
+	return all
+}
+
+func join(list []observe.OfNetwork) string { return strings.Join(texts(list), ", ") }
 
 func orNone(list []string) string {
 	if len(list) == 0 {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"sync"
 	"time"
@@ -14,6 +15,8 @@ import (
 
 	"cambium/agent"
 	"cambium/mbus/natsbus"
+	"cambium/platform/network"
+	"cambium/platform/network/neighbor"
 	"cambium/settings"
 	"cambium/settings/agentjson"
 )
@@ -38,6 +41,9 @@ type Server struct {
 	Failed  natsbus.ProbeStep `json:"failed,omitempty"`
 	Err     string            `json:"error,omitempty"`
 	Timeout bool              `json:"timeout,omitempty"`
+	// Silent is the subnet of the link SilentOn in which the server should be, but where it does not answer.
+	Silent   string `json:"silent_in,omitempty"`
+	SilentOn string `json:"silent_on,omitempty"`
 	// Password means that the URL of the settings has one.
 	Password bool `json:"password,omitempty"`
 	// The validity period of the server's certificate can reveal that this machine's clock is wrong.
@@ -88,6 +94,38 @@ func bus(ctx context.Context, e settings.Effective, timeout time.Duration) (foun
 		found.Servers = append(found.Servers, s)
 	}
 	return found
+}
+
+// askNeighbors asks servers that did not answer to TCP, and that are on a link of this machine, whether they answer
+// there.
+func (m *Facts) askNeighbors(ctx context.Context, timeout time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, min(gatewayTimeout, timeout))
+	defer cancel()
+	var asked sync.WaitGroup
+	defer asked.Wait()
+	for i := range m.Bus.Servers {
+		if s := &m.Bus.Servers[i]; s.Failed == natsbus.ProbeTCP {
+			asked.Go(func() { s.Silent, s.SilentOn = silent(ctx, m.Network.State, s.Addresses) })
+		}
+	}
+}
+
+// silent returns the subnet, and its link, in which a server should be by one of its addresses if none of them answers.
+func silent(ctx context.Context, have network.State, addresses []string) (subnet, link string) {
+	for _, text := range addresses {
+		ip, err := netip.ParseAddr(text)
+		for _, l := range have.NICs() {
+			prefix, direct := l.Subnet(ip)
+			if err != nil || !direct {
+				continue
+			}
+			if len(neighbor.Answering(ctx, have, []neighbor.Gateway{{Link: l.Name, IP: ip}})) > 0 {
+				return "", ""
+			}
+			subnet, link = prefix.String(), l.Name
+		}
+	}
+	return subnet, link
 }
 
 // Clock compares this machine's clock with those of other machines, and adds the kernel's view of it.

@@ -236,6 +236,9 @@ func All(ctx context.Context, o Options) Facts {
 		asked.Wait()
 	})
 	all.Wait()
+	if m.Superuser {
+		m.askNeighbors(ctx, o.Timeout)
+	}
 	m.Clock.Moved = moved(m)
 	return m
 }

@@ -7,7 +7,9 @@ import (
 	"encoding/pem"
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
+	"slices"
 	"time"
 
 	"cambium/cmd/agent/showsettings"
@@ -29,11 +31,17 @@ type Settings struct {
 	Files      []SettingsFile `json:"files"`
 	MountedCID string         `json:"mounted_disk,omitempty"`
 	// Addresses are those of the networks that are not dynamic; DNS the servers for names.
-	Addresses []string `json:"addresses"`
-	DNS       []string `json:"dns"`
+	Addresses []OfNetwork `json:"addresses"`
+	DNS       []OfNetwork `json:"dns"`
 	// Gateways are those of default routes.
-	Gateways  []string `json:"gateways"`
-	Blobstore string   `json:"blobstore,omitempty"` // its provider
+	Gateways  []OfNetwork `json:"gateways"`
+	Blobstore string      `json:"blobstore,omitempty"` // its provider
+}
+
+// OfNetwork is an address that the settings give to a network.
+type OfNetwork struct {
+	Network string `json:"network"`
+	IP      string `json:"ip"`
 }
 
 // SettingsFile is one of the files that survive a restart.
@@ -96,14 +104,17 @@ func loadSettings(ctx context.Context, o Options, config agentjson.Config, confi
 		found.Err = "agent.json names no usable source, and there is no cached copy"
 	}
 	found.AgentID, found.Blobstore = effective.Settings.AgentID, effective.Blobstore.Provider
-	for _, n := range effective.Settings.Networks {
+	for _, name := range slices.Sorted(maps.Keys(effective.Settings.Networks)) {
+		n := effective.Settings.Networks[name]
 		if !n.DHCP() && !n.VIP() && n.IP != "" {
-			found.Addresses = append(found.Addresses, n.IP)
+			found.Addresses = append(found.Addresses, OfNetwork{name, n.IP})
 		}
 		if n.Gateway != "" && n.DefaultFor("gateway") {
-			found.Gateways = append(found.Gateways, n.Gateway)
+			found.Gateways = append(found.Gateways, OfNetwork{name, n.Gateway})
 		}
-		found.DNS = append(found.DNS, n.DNS...)
+		for _, server := range n.DNS {
+			found.DNS = append(found.DNS, OfNetwork{name, server})
+		}
 	}
 	return effective
 }
