@@ -490,8 +490,8 @@ func TestAdvice(t *testing.T) {
 	}{
 		{"no such card", manual("10.0.0.2", mac1), "attach the network card with that address ('ip link' lists those here), " +
 			"or correct networks.a.mac in the settings (written by the CPI)"},
-		{"MAC that is none", manual("10.0.0.2", "x"), "correct networks.a.mac in the settings (written by the CPI)"},
-		{"address that is none", manual("10.0.0", mac0), ip},
+		{"invalid MAC", manual("10.0.0.2", "x"), "correct networks.a.mac in the settings (written by the CPI)"},
+		{"invalid address", manual("10.0.0", mac0), ip},
 		{"address of loopback", manual("127.0.0.2", mac0), ip},
 		{"netmask with a gap", with(manual("10.0.0.2", mac0), func(n *settings.Network) { n.Netmask = "255.0.255.0" }), mask},
 		{"netmask of the other family", with(manual("10.0.0.2", mac0), func(n *settings.Network) { n.Netmask = "ffff::" }), mask},

@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -95,6 +96,7 @@ type Lab struct {
 	installer string
 
 	servers []*http.Server
+	names   net.PacketConn // the name server
 	lock    *os.File
 
 	mu       sync.Mutex

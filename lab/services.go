@@ -38,6 +38,9 @@ func (l *Lab) serve() error {
 			return err
 		}
 	}
+	if err := l.nameServer(); err != nil {
+		return err
+	}
 	l.Metadata, l.Registry = metadata.New(), registry.New()
 	l.Metadata.Neighbor = l.Net.Neighbor
 	for _, address := range []string{metadata.Address, alicloudMetadata} {
@@ -49,6 +52,32 @@ func (l *Lab) serve() error {
 		}
 	}
 	return l.http(net.JoinHostPort(Gateway, strconv.Itoa(registry.Port)), l.Registry)
+}
+
+// dnsHeader is the length of the header of a DNS message.
+const dnsHeader = 12
+
+// nameServer serves DNS at the address that settings and leases name. It answers that a name does not exist.
+func (l *Lab) nameServer() error {
+	conn, err := l.Net.ListenPacket(net.JoinHostPort(Gateway, "53"))
+	if err != nil {
+		return err
+	}
+	l.names = conn
+	go func() {
+		buffer := make([]byte, 4<<10)
+		for {
+			n, from, err := conn.ReadFrom(buffer)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err == nil && n > dnsHeader {
+				buffer[2], buffer[3] = buffer[2]|0x80, 0x83 // a response: no such name
+				_, _ = conn.WriteTo(buffer[:n], from)
+			}
+		}
+	}()
+	return nil
 }
 
 func (l *Lab) http(address string, handler http.Handler) error {
@@ -128,6 +157,9 @@ func (l *Lab) stopDHCP() {
 func (l *Lab) stopServices() {
 	for _, server := range l.servers {
 		_ = server.Close()
+	}
+	if l.names != nil {
+		_ = l.names.Close()
 	}
 	if l.Blobs != nil {
 		l.Blobs.Close()

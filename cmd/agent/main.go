@@ -17,6 +17,7 @@ import (
 	"cambium/cmd/agent/completion"
 	"cambium/cmd/agent/disk"
 	"cambium/cmd/agent/doctor"
+	"cambium/cmd/agent/doctor/observe"
 	"cambium/cmd/agent/jobs"
 	"cambium/cmd/agent/loglevel"
 	"cambium/cmd/agent/manpage"
@@ -84,6 +85,7 @@ func runMonit(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 func main() {
 	command.DetachIfCalled()
 	worker.ServeIfCalled(context.Background())
+	observe.AskStoreIfCalled()
 	// SIGTERM and SIGINT become a context once, here.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	code := dispatch(ctx, os.Args, os.Stdout, os.Stderr)

@@ -180,6 +180,9 @@ type Run string
 func (r Run) Status() string { return filepath.Join(string(r), "status.json") }
 func (r Run) Alive() string  { return filepath.Join(string(r), "alive") }
 
+// StoreLock returns the path of the lock of the process that asks whether the store answers.
+func (r Run) StoreLock() string { return filepath.Join(string(r), "ask-store.lock") }
+
 // Ended returns the path of the file to which the agent's unit writes how the agent's last process ended.
 func (r Run) Ended() string { return filepath.Join(string(r), "ended") }
 

@@ -129,6 +129,15 @@ func (n Namespace) Listen(network, address string) (net.Listener, error) {
 	return listener, nil
 }
 
+// ListenPacket opens a UDP port in the namespace. The address must be a literal one.
+func (n Namespace) ListenPacket(address string) (conn net.PacketConn, err error) {
+	err = n.Do(func() (err error) {
+		conn, err = net.ListenPacket("udp", address)
+		return err
+	})
+	return conn, err
+}
+
 // DialContext connects from inside the namespace. The address must be a literal one: names
 // would be looked up outside.
 func (n Namespace) DialContext(ctx context.Context, network, address string) (c net.Conn, err error) {

@@ -35,10 +35,23 @@ func healthy() observe.Facts {
 		Clock: observe.Clock{Synchronized: true, Samples: []observe.Sample{{From: "http://10.0.0.6:25250", Offset: time.Second}}},
 		Network: observe.Network{State: network.State{Links: []network.Link{{Name: "eth0", NIC: true, Up: true, MTU: 1500,
 			Addresses: []network.Address{{Prefix: netip.MustParsePrefix("10.0.0.7/24")}}}}}, Gateways: []observe.Gateway{{Link: "eth0", IP: "10.0.0.1", Answers: true}}},
-		FileSystems: []observe.FileSystem{{Path: "/", Size: 3 << 30, Free: 1 << 30, Inodes: 1000, FreeInodes: 900}, {Path: "/run", Size: 100 << 20, Free: 99 << 20, Inodes: 1000, FreeInodes: 900}},
+		FileSystems: []observe.FileSystem{{Path: "/", Journal: true, Size: 3 << 30, Free: 1 << 30, Inodes: 1000, FreeInodes: 900}, {Path: "/run", Size: 100 << 20, Free: 99 << 20, Inodes: 1000, FreeInodes: 900}},
 		Disk:        observe.Disk{CID: "disk-1", Mounted: "/dev/sdc1"},
 		Supervisor:  observe.Supervisor{Expected: true, Services: []observe.Service{{Name: "web", State: "running", Monitored: true}, {Name: "old", State: "unknown"}}},
 	}
+}
+
+func nameServersOf(ips ...string) (found []observe.NameServer) {
+	for _, ip := range ips {
+		found = append(found, observe.NameServer{OfNetwork: observe.OfNetwork{Network: "default", IP: ip}})
+	}
+	return found
+}
+
+// keptBy is a machine with a time daemon and a time server, an hour after the start of its agent.
+func keptBy(m *observe.Facts, t observe.TimeDaemon) {
+	t.Servers = []string{"10.0.0.9"}
+	m.Clock.Time, m.Agent.Status.Steps[0].End = &t, int64(time.Hour)
 }
 
 func readOnlyStore(m *observe.Facts) {
@@ -162,6 +175,30 @@ func TestFirstFinding(t *testing.T) {
 			m.Network.State.Links[0].Addresses[0].Prefix = netip.MustParsePrefix("10.0.0.7/30")
 			m.Network.Gateways[0].Answers = false
 		}, "gateway", "gateway 10.0.0.1 does not answer on eth0; it is outside the subnets of that link", 1},
+		{"blobstore down", func(m *observe.Facts) {
+			m.Blobstore = observe.Blobstore{Provider: "dav", Asked: true, Err: "connection refused"}
+		}, "blobstore", "the blobstore (dav) cannot be used: connection refused", 1},
+		{"blobstore's password", func(m *observe.Facts) {
+			m.Blobstore = observe.Blobstore{Provider: "dav", Asked: true, Refused: true, Err: "the server answered 401 Unauthorized"}
+		}, "blobstore", "does not accept the user and password", 1},
+		{"no DNS server answers", func(m *observe.Facts) { m.NameServers = nameServersOf("10.0.0.2", "10.0.0.3") },
+			"DNS", "the DNS server 10.0.0.2 does not answer", 1},
+		{"one DNS server of two does not answer", func(m *observe.Facts) {
+			m.NameServers = nameServersOf("10.0.0.2", "10.0.0.3")
+			m.NameServers[1].Answers = true
+		}, "DNS", "the DNS server 10.0.0.2 does not answer", 3},
+		{"store frozen", func(m *observe.Facts) { m.Disk.Frozen = true }, "persistent disk", "the file system of /var/vcap/store is frozen", 1},
+		{"store's device silent", func(m *observe.Facts) { m.Disk.Silent = true }, "persistent disk", "does not answer a read", 1},
+		{"store fails", func(m *observe.Facts) { m.Disk.Failing = "read /dev/sdc1: input/output error" }, "persistent disk", "input/output error", 1},
+		{"no time daemon", func(m *observe.Facts) { keptBy(m, observe.TimeDaemon{}) },
+			"clock", "no time daemon runs, although the settings name time servers (10.0.0.9)", 3},
+		{"time servers do not answer", func(m *observe.Facts) {
+			keptBy(m, observe.TimeDaemon{Unit: "chrony.service", Sources: 1})
+		}, "clock", "none of the time servers (10.0.0.9) answers chrony.service", 3},
+		{"clock not synchronized", func(m *observe.Facts) {
+			m.Clock.Synchronized = false
+			keptBy(m, observe.TimeDaemon{Unit: "systemd-timesyncd.service", Sources: -1, Reachable: -1})
+		}, "clock", "the clock is not synchronized, although systemd-timesyncd.service runs", 3},
 		{"port filtered here",
 			func(m *observe.Facts) { filtered(m); m.Drops = []string{"inet filter output (policy drop)"} }, "bus",
 			"inet filter output", 1},

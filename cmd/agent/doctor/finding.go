@@ -85,6 +85,8 @@ var checks = []check{
 	{"MTU", "the MTU of links, and whether large packets reach the bus", mtu, near, all, ""},
 	{"certificate", "the agent's certificate: key, chain, name and validity", certificate, far, root, ""},
 	{"bus", "for each bus URL: DNS, TCP, greeting, TLS, authorization and subscription", bus, far, root, "network"},
+	{"DNS", "whether the DNS servers of the settings answer", nameServers, far, root, "network"},
+	{"blobstore", "whether the blobstore answers, and accepts the user and password", blobs, far, root, "network"},
 	{"firewall", "nftables chains of other programs that drop outgoing packets", firewallRules, far, root, ""},
 	{"persistent disk", "the recorded persistent disk against the mount on the store", persistentDisk, near, root,
 		"persistent-disk"},

@@ -11,6 +11,7 @@ import (
 	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/platform/network/networkd"
+	"cambium/settings"
 )
 
 // What the machine itself is like: disks, clock, settings, processes.
@@ -42,7 +43,7 @@ func migrating(m observe.Facts) bool {
 func space(m observe.Facts) (found []Finding) {
 	for _, f := range m.FileSystems {
 		how := fmt.Sprintf("remove what is not needed: 'du -xhd1 %s' shows where it is", f.Path)
-		if f.Path == "/" || f.Path == "/var/log" || strings.HasSuffix(f.Path, "/data") { // /var/log is on the data disk
+		if f.Journal {
 			how += ", 'journalctl --vacuum-size=100M' shrinks the journal"
 		}
 		inodes := "remove directories with many small files: 'du --inodes -xd1 " + f.Path + "' shows where they are"
@@ -107,6 +108,9 @@ func clock(m observe.Facts) (found []Finding) {
 				how, day(m.Time), s.Address, day(s.NotAfter)))
 		}
 	}
+	if f := timeServers(m); f != nil {
+		found = append(found, *f)
+	}
 	switch {
 	case len(found) > 0:
 		return found
@@ -120,6 +124,35 @@ func clock(m observe.Facts) (found []Finding) {
 		return []Finding{good("synchronized by a time daemon")}
 	}
 	return []Finding{note("see 'timedatectl' and the settings' ntp servers", "no time daemon synchronizes the clock, and there is no other host to compare it with; it shows %s", day(m.Time))}
+}
+
+// firstPolls is the time after the agent's start in which a time daemon may still wait for the first answers.
+const firstPolls = time.Minute
+
+// timeServers returns a finding if the clock is not kept by the time servers that the settings name.
+func timeServers(m observe.Facts) *Finding {
+	t := m.Clock.Time
+	if t == nil || m.Agent.Status == nil || time.Duration(m.Agent.Status.Age()) < firstPolls {
+		return nil
+	}
+	servers := strings.Join(t.Servers, ", ")
+	reach := "allow UDP port 123 from this machine to them, or correct " + settings.WrittenBy("ntp")
+	var f Finding
+	switch {
+	case t.Unit == "":
+		f = warning("start it: 'systemctl start chrony', or the time daemon of this stemcell",
+			"the clock is not synchronized: no time daemon runs, although the settings name time servers (%s)", servers)
+	case t.Sources == 0:
+		f = warning("'agent plan' shows what a boot would change; "+restartAgent,
+			"the clock is not synchronized: %s has no time servers, although the settings name %s", t.Unit, servers)
+	case t.Reachable == 0:
+		f = warning(reach, "the clock is not synchronized: none of the time servers (%s) answers %s", servers, t.Unit)
+	case !m.Clock.Synchronized:
+		f = warning(reach, "the clock is not synchronized, although %s runs with the time servers %s", t.Unit, servers)
+	default:
+		return nil
+	}
+	return &f
 }
 
 func direction(ahead time.Duration) string {
@@ -224,6 +257,15 @@ func persistentDisk(m observe.Facts) []Finding {
 	case d.Gone:
 		return []Finding{problem("attach it again ('bosh cck'), then "+restartAgent,
 			"the persistent disk %s is mounted, but the kernel has lost its device %s", d.CID, d.Mounted)}
+	case d.Silent:
+		return []Finding{problem("look for its errors in the kernel log ('journalctl -k'), and see whether the IaaS or 'dmsetup info' shows it as suspended",
+			"the device %s of the persistent disk %s does not answer a read", d.Mounted, d.CID)}
+	case d.Frozen:
+		return []Finding{problem("end the backup or snapshot that froze it, or thaw it: 'fsfreeze -u "+store+"'",
+			"the file system of %s is frozen: every write to the persistent disk %s waits", store, d.CID)}
+	case d.Failing != "":
+		return []Finding{problem("look for its errors in the kernel log ('journalctl -k'); replace the disk",
+			"the persistent disk %s fails: %s", d.CID, d.Failing)}
 	case m.Agent.Status.JobsWithheld() != "": // something else may be mounted there
 		return toldStore(m)
 	case d.Mounted == "" && m.Agent.Running && m.Agent.Status != nil && m.Agent.Status.Unmounted == d.CID:

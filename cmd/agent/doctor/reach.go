@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -298,6 +299,44 @@ func explainTLS(s observe.Server) (what, do string) {
 	return fmt.Sprintf("TLS with %s failed: %s", s.Address, s.Err), "check that URL, CA and the server's certificate belong to the same Director"
 }
 
+// nameServers is about the machine's jobs: a bus that cannot be resolved has a finding of its own.
+func nameServers(m observe.Facts) (found []Finding) {
+	var silent []observe.NameServer
+	for _, s := range m.NameServers {
+		if !s.Answers {
+			silent = append(silent, s)
+		}
+	}
+	severity := warning
+	if len(silent) == len(m.NameServers) {
+		severity = problem
+	}
+	for _, s := range silent {
+		found = append(found, severity("check that it is up, and allow UDP port 53 to it; if it has another address, correct "+
+			settings.WrittenBy("networks.*.dns", s.Network), "the DNS server %s does not answer", s.IP))
+	}
+	if len(found) == 0 {
+		return []Finding{good("%d servers answer", len(m.NameServers))}
+	}
+	return found
+}
+
+func blobs(m observe.Facts) []Finding {
+	b := m.Blobstore
+	keys := settings.WrittenBy("env.bosh.blobstores") + ", or " + settings.WrittenBy("blobstore")
+	switch {
+	case b.Refused:
+		return []Finding{problem("the Director has changed the password of the blobstore: recreate the VM; if that does not help, correct "+keys,
+			"the blobstore (%s) does not accept the user and password of the settings: %s", b.Provider, b.Err)}
+	case b.Err != "":
+		return []Finding{problem("check that it is running, and that this machine may connect to it; if it is elsewhere, correct "+keys,
+			"the blobstore (%s) cannot be used: %s", b.Provider, b.Err)}
+	case !b.Asked:
+		return []Finding{good("not asked: %s has no credentials here", cmp.Or(b.Provider, "the blobstore"))}
+	}
+	return []Finding{good("%s answers", b.Provider)}
+}
+
 func firewallRules(m observe.Facts) []Finding {
 	if len(m.Drops) == 0 {
 		return []Finding{good("no chain of another program drops outgoing packets")}
@@ -350,10 +389,10 @@ func sameSubnet(m observe.Facts, s observe.Server) (what, do string) {
 	for _, own := range m.Settings.Addresses {
 		ip, err := netip.ParseAddr(own.IP)
 		if prefix, bad := netip.ParsePrefix(s.Silent); err == nil && bad == nil && prefix.Contains(ip) {
-			return what, "see that the host is up; if it is in another subnet, correct " + settings.WrittenBy("networks.*.netmask", own.Network)
+			return what, "check that the host is up; if it is in another subnet, correct " + settings.WrittenBy("networks.*.netmask", own.Network)
 		}
 	}
-	return what, "see that the host is up, and that the DHCP server gives the right netmask"
+	return what, "check that the host is up, and that the DHCP server gives the right netmask"
 }
 
 func texts(list []observe.OfNetwork) (all []string) {

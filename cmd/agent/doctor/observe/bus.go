@@ -1,22 +1,29 @@
 package observe
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
+	"os"
+	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"cambium/agent"
+	"cambium/blobstore"
+	"cambium/internal/command"
 	"cambium/mbus/natsbus"
 	"cambium/platform/network"
 	"cambium/platform/network/neighbor"
+	"cambium/platform/unit"
 	"cambium/settings"
 	"cambium/settings/agentjson"
 )
@@ -128,13 +135,127 @@ func silent(ctx context.Context, have network.State, addresses []string) (subnet
 	return subnet, link
 }
 
+// Blobstore is the result of asking the blobstore for a blob that it does not have.
+type Blobstore struct {
+	Provider string `json:"provider,omitempty"`
+	// Asked is false where nothing can be asked: local directories, and stores with signed URLs.
+	Asked   bool   `json:"asked,omitempty"`
+	Err     string `json:"error,omitempty"`
+	Refused bool   `json:"refused,omitempty"` // the user or password of the settings
+}
+
+func askBlobstore(ctx context.Context, e settings.Effective, timeout time.Duration) Blobstore {
+	found := Blobstore{Provider: e.Blobstore.Provider}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	var err error
+	found.Asked, err = blobstore.Probe(ctx, blobstore.Options{Provider: e.Blobstore.Provider, Options: e.Blobstore.Options, Log: quiet()})
+	if err != nil {
+		found.Err, found.Refused = err.Error(), errors.Is(err, blobstore.ErrCredentials)
+	}
+	return found
+}
+
+// NameServer is a DNS server of the settings.
+type NameServer struct {
+	OfNetwork
+	Answers bool `json:"answers"`
+}
+
+// rootServers asks for the servers of the root: a query that every DNS server answers somehow.
+var rootServers = []byte{0xca, 0xfe, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 1}
+
+// askNameServers asks each server. Any answer counts, also a refusal.
+func askNameServers(ctx context.Context, servers []OfNetwork, timeout time.Duration) []NameServer {
+	found := make([]NameServer, len(servers))
+	var asked sync.WaitGroup
+	for i, s := range servers {
+		asked.Go(func() { found[i] = NameServer{s, answersDNS(ctx, s.IP, timeout)} })
+	}
+	asked.Wait()
+	return found
+}
+
+// queries is how often a question is sent: a packet may be lost.
+const queries = 3
+
+func answersDNS(ctx context.Context, server string, timeout time.Duration) bool {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "udp", net.JoinHostPort(server, "53"))
+	if err != nil {
+		return false
+	}
+	defer func() { _ = conn.Close() }()
+	answer := make([]byte, 512)
+	for range queries {
+		_ = conn.SetDeadline(time.Now().Add(timeout / queries)) // a socket has one
+		if _, err := conn.Write(rootServers); err != nil {
+			continue
+		}
+		if n, err := conn.Read(answer); err == nil && n >= 2 && bytes.Equal(answer[:2], rootServers[:2]) {
+			return true
+		}
+	}
+	return false
+}
+
 // Clock compares this machine's clock with those of other machines, and adds the kernel's view of it.
 type Clock struct {
 	// Synchronized is the kernel's opinion: a time daemon keeps the clock.
 	Synchronized bool     `json:"synchronized"`
 	Samples      []Sample `json:"samples"`
+	// Time is the time daemon of this machine, asked only where the settings name time servers.
+	Time *TimeDaemon `json:"time_daemon,omitempty"`
 	// Moved is the amount by which the clock was set since the agent started; positive if it was set ahead.
 	Moved time.Duration `json:"moved_ns,omitempty"`
+}
+
+// TimeDaemon is the daemon that synchronizes the clock.
+type TimeDaemon struct {
+	Servers []string `json:"servers"`        // of the settings
+	Unit    string   `json:"unit,omitempty"` // the active one; empty if none is
+	// Sources are the servers that the daemon knows, and Reachable those that have answered lately: -1 if it does not say.
+	Sources   int `json:"sources"`
+	Reachable int `json:"reachable"`
+}
+
+// timeUnits are the units of time daemons.
+var timeUnits = []string{"chrony.service", "chronyd.service", "systemd-timesyncd.service", "ntpsec.service", "ntp.service", "ntpd.service"}
+
+// timeDaemon looks for the daemon. A container has its host's clock and needs none.
+func timeDaemon(ctx context.Context, servers []string) *TimeDaemon {
+	if _, err := os.Stat("/run/systemd/container"); len(servers) == 0 || err == nil || !unit.Booted("/") {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, localTimeout)
+	defer cancel()
+	found := &TimeDaemon{Servers: servers, Sources: -1, Reachable: -1}
+	for _, name := range timeUnits {
+		if s, known := unitState(ctx, name); known && s.Active == "active" {
+			found.Unit = name
+			break
+		}
+	}
+	if strings.HasPrefix(found.Unit, "chrony") {
+		if r, err := command.Run(ctx, command.Cmd{Name: "chronyc", Args: []string{"-n", "-c", "sources"}}); err == nil {
+			found.Sources, found.Reachable = chronySources(string(r.Stdout))
+		}
+	}
+	return found
+}
+
+// chronySources reads 'chronyc -c sources': one source a line, the sixth field has the last eight polls in octal.
+func chronySources(text string) (sources, reachable int) {
+	for line := range strings.Lines(text) {
+		fields := strings.Split(strings.TrimSpace(line), ",")
+		if len(fields) < 6 {
+			continue
+		}
+		sources++
+		if fields[5] != "0" {
+			reachable++
+		}
+	}
+	return sources, reachable
 }
 
 func kernelClock() Clock {
@@ -155,6 +276,7 @@ type Sample struct {
 // refuse.
 func clock(ctx context.Context, config agentjson.Config, e settings.Effective, timeout time.Duration) (found Clock) {
 	found = kernelClock()
+	found.Time = timeDaemon(ctx, e.NTP)
 	var places []string
 	for _, s := range config.Infrastructure.Settings.Sources {
 		places = append(places, s.URI.Reveal())

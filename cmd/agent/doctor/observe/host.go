@@ -153,6 +153,8 @@ func fileSystems(dirs vcap.Dirs) (found []FileSystem) {
 	seen := map[uint64]bool{}
 	table, _ := mount.Table() // without it, the flags remain
 	failed := failedFileSystems(table)
+	var journal unix.Stat_t
+	_ = unix.Stat("/var/log/journal", &journal) // there may be none
 	for _, path := range []string{"/", dirs.Bosh(), dirs.SettingsTmpfs(), dirs.Data(), dirs.SysRun(), dirs.Store(), "/var/log", "/tmp", "/run"} {
 		info, err := os.Stat(path)
 		if err != nil {
@@ -166,7 +168,7 @@ func fileSystems(dirs vcap.Dirs) (found []FileSystem) {
 		seen[st.Dev] = true
 		block := uint64(of.Frsize)
 		found = append(found, FileSystem{Path: path, Size: of.Blocks * block, Free: of.Bavail * block, Inodes: of.Files, FreeInodes: of.Ffree,
-			ReadOnly: of.Flags&unix.ST_RDONLY != 0 || failed[st.Dev]})
+			Journal: journal.Ino != 0 && journal.Dev == st.Dev, ReadOnly: of.Flags&unix.ST_RDONLY != 0 || failed[st.Dev]})
 	}
 	return found
 }

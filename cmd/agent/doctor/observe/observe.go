@@ -43,6 +43,8 @@ type Facts struct {
 	Identity    Identity     `json:"identity"`
 	Bus         Bus          `json:"bus"`
 	Clock       Clock        `json:"clock"`
+	Blobstore   Blobstore    `json:"blobstore"`
+	NameServers []NameServer `json:"name_servers,omitempty"`
 	Network     Network      `json:"network"`
 	Drops       []string     `json:"firewall_drops"` // chains of others that drop outgoing packets
 	FileSystems []FileSystem `json:"file_systems"`
@@ -106,6 +108,7 @@ type FileSystem struct {
 	Inodes     uint64 `json:"inodes"`     // 0 where the file system has no fixed number
 	FreeInodes uint64 `json:"free_inodes"`
 	ReadOnly   bool   `json:"read_only"`
+	Journal    bool   `json:"journal,omitempty"` // systemd's journal is on it
 }
 
 // Disk is the persistent disk that the records name.
@@ -115,6 +118,11 @@ type Disk struct {
 	Mounted string `json:"mounted,omitempty"`
 	// Gone means that it is mounted, but the kernel has lost the device.
 	Gone bool `json:"gone,omitempty"`
+	// Silent means that a read of the device has no answer, Frozen that the file system does not take a change. Failing
+	// is the error of either.
+	Silent  bool   `json:"silent,omitempty"`
+	Frozen  bool   `json:"frozen,omitempty"`
+	Failing string `json:"failing,omitempty"`
 }
 
 // Units lists the units that the service manager reports as failed.
@@ -189,6 +197,7 @@ func Near(ctx context.Context, o Options) (m Facts) {
 	var asked sync.WaitGroup
 	asked.Go(func() { network = links(ctx, o.Timeout) })
 	m = Local(ctx, o)
+	m.Disk.askMounted(ctx, o.Dirs)
 	asked.Wait()
 	m.Network, m.Clock = network, kernelClock()
 	m.Settings.Err = "" // the sources were not asked, so that it is not known
@@ -228,10 +237,13 @@ func All(ctx context.Context, o Options) Facts {
 		if m.Superuser {
 			effective = loadSettings(ctx, o, config, found.Err == "", &m.Settings)
 			m.Disk = persistentDisk(o.Dirs, m.Settings.MountedCID)
+			m.Disk.askMounted(ctx, o.Dirs)
 		}
 		m.Identity = identity(effective)
 		var asked sync.WaitGroup
 		asked.Go(func() { m.Bus = bus(ctx, effective, o.Timeout) })
+		asked.Go(func() { m.Blobstore = askBlobstore(ctx, effective, o.Timeout) })
+		asked.Go(func() { m.NameServers = askNameServers(ctx, m.Settings.DNS, o.Timeout) })
 		asked.Go(func() { m.Clock = clock(ctx, config, effective, o.Timeout) })
 		asked.Wait()
 	})
