@@ -199,6 +199,8 @@ func TestFirstFinding(t *testing.T) {
 			m.Clock.Synchronized = false
 			keptBy(m, observe.TimeDaemon{Unit: "systemd-timesyncd.service", Sources: -1, Reachable: -1})
 		}, "clock", "the clock is not synchronized, although systemd-timesyncd.service runs", 3},
+		{"plain-text password", func(m *observe.Facts) { m.Settings.PlainPassword = true }, "settings",
+			"env.bosh.password is not a hash of crypt(3)", 3},
 		{"port filtered here",
 			func(m *observe.Facts) { filtered(m); m.Drops = []string{"inet filter output (policy drop)"} }, "bus",
 			"inet filter output", 1},

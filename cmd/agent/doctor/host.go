@@ -214,6 +214,10 @@ func settingsFound(m observe.Facts) (found []Finding) {
 	default:
 		found = append(found, good("from %s%s, agent id %s", s.From, age(m), s.AgentID))
 	}
+	if s.PlainPassword {
+		found = append(found, warning("put a hash there ('mkpasswd -m sha-512'): correct "+settings.WrittenBy("env.bosh.password"),
+			"env.bosh.password is not a hash of crypt(3): nobody can log in with it"))
+	}
 	return found
 }
 

@@ -15,9 +15,11 @@ import (
 
 // Chart is a boot, ready to be drawn. All times are nanoseconds since the agent's account began.
 type Chart struct {
-	Title string       `json:"title"`
-	State status.State `json:"state"`
-	Text  string       `json:"text,omitempty"` // verdict, or how long it took
+	Title string `json:"title"`
+	// Restarted means that this is not the boot of the machine, but a restart of the agent.
+	Restarted bool         `json:"restarted,omitempty"`
+	State     status.State `json:"state"`
+	Text      string       `json:"text,omitempty"` // verdict, or how long it took
 	// Begin and End delimit the axis; Agent is the start of the agent's process. Times before it are not to
 	// scale.
 	Begin int64 `json:"begin_ns"`
@@ -76,7 +78,9 @@ func (r Row) waited() (sum time.Duration) {
 // From makes the chart of a document; steps that run reach to now, on the clock of the steps.
 func From(d status.Document, now int64) Chart {
 	c := Chart{Title: "agent " + d.AgentID, State: d.State, Ready: d.ReadyNS}
-	if o := d.Origin; o != nil {
+	if o := d.Origin; o != nil && len(d.Earlier) > 0 {
+		c.addRestart(d)
+	} else if o != nil {
 		if o.Kernel < 0 {
 			c.Rows = append(c.Rows, Row{Kind: KindMachine, Label: "kernel", Outcome: status.Done, Start: o.Kernel, End: o.Init})
 		}
@@ -119,6 +123,26 @@ func From(d status.Document, now int64) Chart {
 		c.Text = "ready after " + rounded(time.Duration(d.ReadyNS))
 	}
 	return c
+}
+
+// addRestart begins the chart of an agent that was restarted in this boot: what came before is not a part of it.
+func (c *Chart) addRestart(d status.Document) {
+	o := d.Origin
+	c.Restarted = true
+	c.Title += fmt.Sprintf(", restarted (%s in this boot)", times(len(d.Earlier)))
+	c.Begin, c.Agent = o.Process, o.Process
+	if o.Unit < o.Process { // 0 if it is not known
+		c.Begin = o.Unit
+		c.Rows = append(c.Rows, Row{Kind: KindMachine, Label: "restart: unit until the program's start", Outcome: status.Done, Start: o.Unit, End: o.Process})
+	}
+	c.Rows = append(c.Rows, Row{Kind: KindMachine, Label: "restart: program start", Outcome: status.Done, Start: o.Process, End: 0})
+}
+
+func times(n int) string {
+	if n == 1 {
+		return "once"
+	}
+	return fmt.Sprintf("%d times", n)
 }
 
 func heading(n int, verdict string, steps []status.Step) Row {

@@ -127,6 +127,9 @@ func pad(text string, n int) string {
 // Blame lists the rows by their length.
 func Blame(w io.Writer, c Chart, width int) {
 	p := cli.PaletteFor(w)
+	if c.Restarted {
+		fmt.Fprintln(w, clip(c.Title, width))
+	}
 	for _, r := range c.blame() {
 		waited := ""
 		if r.waited() > 0 {

@@ -100,6 +100,23 @@ func TestChartOfTheUnit(t *testing.T) {
 }
 
 // TestChartOfSourcesThatAreAsked: each has its row, which reaches as far as its step.
+// TestChartOfARestart: hours since the boot of the machine are not a part of the agent's restart.
+func TestChartOfARestart(t *testing.T) {
+	d := status.Document{AgentID: "a", State: status.Ready, ReadyNS: int64(time.Second), Earlier: []status.Run{{PID: 7}},
+		Origin: &status.Origin{Kernel: -int64(6 * time.Hour), Init: -int64(5 * time.Hour), Unit: -int64(2 * time.Millisecond), Process: -int64(time.Millisecond)},
+		Steps:  []status.Step{{Name: "network", Outcome: status.Done, Start: 1, End: int64(time.Second / 2)}}}
+	c := From(d, int64(time.Minute))
+	var out strings.Builder
+	Blame(&out, c, 80)
+	if text := out.String(); !strings.HasPrefix(text, "agent a, restarted (once in this boot)\n") ||
+		!strings.Contains(text, "restart: program start") || strings.Contains(text, "init until") || strings.Contains(text, "h0m") {
+		t.Errorf("the restart does not show:\n%s", text)
+	}
+	if c.Begin != d.Origin.Unit {
+		t.Errorf("the chart begins at %d", c.Begin)
+	}
+}
+
 func TestChartOfSourcesThatAreAsked(t *testing.T) {
 	d := stuck()
 	d.Steps[0].Parts = []status.Part{{Name: "HTTP", Outcome: "no answer", Why: "404", Start: 95_000 * ms}, {Name: "CDROM", Outcome: "failed", Start: 95_000 * ms, End: 95_001 * ms}}

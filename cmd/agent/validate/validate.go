@@ -51,6 +51,9 @@ var consequences = map[string]string{
 	updateSettings: "update_settings would refuse it",
 }
 
+// passwordPath is the one key of which an error does not keep a boot from the document.
+const passwordPath = "env.bosh.password"
+
 // checkSettings also makes the bus that the settings describe, as the boot's step bus does.
 func checkSettings(name string, data []byte) report.Report {
 	rep := settings.Validate(name, secret.NewJSON(data))
@@ -59,6 +62,10 @@ func checkSettings(name string, data []byte) report.Report {
 	}
 	s, _ := settings.Decode(name, secret.NewJSON(data))
 	e := settings.Merge(s, settings.Update{})
+	if settings.PlainPassword(s.Env.Bosh.Password) {
+		rep.Add(report.Entry{Severity: report.Error, File: name, Path: passwordPath, Message: "not a hash of crypt(3), " +
+			"such as 'mkpasswd -m sha-512' prints: a boot goes on, but nobody can log in with it"})
+	}
 	if len(e.Bus.URLs) == 0 || !strings.HasPrefix(e.Bus.URLs[0].Reveal(), "nats:") || s.AgentID == "" || e.Bus.Cert.Empty() {
 		return rep
 	}
@@ -196,7 +203,11 @@ func (d *document) print(w io.Writer, rep report.Report) {
 	}
 	switch {
 	case rep.Failed():
-		cli.PrintFolded(w, cli.Width(w), "", 0, d.path+kind+": "+consequences[d.kind])
+		consequence := consequences[d.kind]
+		if !slices.ContainsFunc(rep.Entries, func(e report.Entry) bool { return e.Severity == report.Error && e.Path != passwordPath }) {
+			consequence = "a boot would use it, and nobody could log in with the password"
+		}
+		cli.PrintFolded(w, cli.Width(w), "", 0, d.path+kind+": "+consequence)
 	case len(rep.Entries) == 0:
 		fmt.Fprintf(w, "%s%s: good\n", d.path, kind)
 	case d.guessed:

@@ -34,8 +34,10 @@ type Settings struct {
 	Addresses []OfNetwork `json:"addresses"`
 	DNS       []OfNetwork `json:"dns"`
 	// Gateways are those of default routes.
-	Gateways  []OfNetwork `json:"gateways"`
-	Blobstore string      `json:"blobstore,omitempty"` // its provider
+	Gateways []OfNetwork `json:"gateways"`
+	// PlainPassword means that env.bosh.password is not a hash.
+	PlainPassword bool   `json:"plain_password,omitempty"`
+	Blobstore     string `json:"blobstore,omitempty"` // its provider
 }
 
 // OfNetwork is an address that the settings give to a network.
@@ -104,6 +106,7 @@ func loadSettings(ctx context.Context, o Options, config agentjson.Config, confi
 		found.Err = "agent.json names no usable source, and there is no cached copy"
 	}
 	found.AgentID, found.Blobstore = effective.Settings.AgentID, effective.Blobstore.Provider
+	found.PlainPassword = settings.PlainPassword(effective.Settings.Env.Bosh.Password)
 	for _, name := range slices.Sorted(maps.Keys(effective.Settings.Networks)) {
 		n := effective.Settings.Networks[name]
 		if !n.DHCP() && !n.VIP() && n.IP != "" {
