@@ -83,6 +83,25 @@ func examples(t *testing.T, dir string) []string {
 	return files
 }
 
+// TestEverySourceIsInTheSchema: each type of source has a minimal document, which the schema accepts.
+func TestEverySourceIsInTheSchema(t *testing.T) {
+	schema := compile(t, kinds["agent.json"].schema)
+	for _, name := range agentjson.Types() {
+		i := slices.IndexFunc(kinds["agent.json"].minimal, func(text string) bool { return strings.Contains(text, `"Type":"`+name+`"`) })
+		if i < 0 {
+			t.Errorf("no minimal document has a source of type %s", name)
+			continue
+		}
+		instance, err := jsonschema.UnmarshalJSON(strings.NewReader(kinds["agent.json"].minimal[i]))
+		if err == nil {
+			err = schema.Validate(instance)
+		}
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 func TestExamplesAreAcceptedBySchemaAndDecoder(t *testing.T) {
 	for kind, k := range kinds {
 		schema := compile(t, k.schema)

@@ -6,7 +6,7 @@ import "cambium/lab"
 func commands() []command {
 	return []command{
 		{"up", "[flags]", "start a lab with one machine",
-			[]string{"lab up", "lab up --engine qemu", "lab up --name two --source configdrive --disk 10G",
+			[]string{"lab up", "lab up --engine qemu", "lab up --lab two --source configdrive --disk 10G",
 				"lab up --agent-json agent.json --settings settings.json --source cdrom"}, up, false},
 		{"ls", "[flags]", "list labs and their machines", []string{"lab ls", "lab ls --json"}, list, false},
 		{"shell", "[flags] [MACHINE] [-- COMMAND…]",

@@ -20,14 +20,14 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/google/uuid"
+
 	"cambium/internal/status"
 	"cambium/lab"
 	"cambium/lab/blobstore"
 	"cambium/lab/control"
 	"cambium/lab/director"
 	"cambium/lab/release"
-
-	"github.com/google/uuid"
 )
 
 // show is one run of the demo.
@@ -67,7 +67,7 @@ func demo(ctx context.Context, c *call) error {
 // demoPlan reads the command line.
 func demoPlan(c *call) (p plan, err error) {
 	c.flags.StringVar(&p.Agent, "agent", "", "the agent's `binary` (default the one beside lab)")
-	c.flags.StringVar(&p.Name, "name", "", "the lab's `name` (default the first free of lab1, lab2, …)")
+	c.flags.StringVar(&p.Name, "lab", os.Getenv("LAB"), "the lab's `name` (default the first free of lab1, lab2, …)")
 	c.flags.StringVar(&p.Engine, "engine", engineNspawn, engineHelp)
 	if err := c.parse(0, 0); err != nil {
 		return p, err

@@ -90,7 +90,9 @@ func usagef(format string, args ...any) error { return usageError{fmt.Errorf(for
 // number of these.
 func (c *call) parse(least, most int) error {
 	c.flags.BoolVar(&c.json, "json", false, "print the result as JSON")
-	c.flags.StringVar(&c.lab, "lab", os.Getenv("LAB"), "the `name` of the lab, if there are several")
+	if c.flags.Lookup("lab") == nil { // a command that makes a lab says more
+		c.flags.StringVar(&c.lab, "lab", os.Getenv("LAB"), "the `name` of the lab, if there are several")
+	}
 	c.flags.StringVar(&c.dir, "dir", stateDir(), "where labs keep their state")
 	rest := c.args
 	for n, a := range rest {

@@ -76,7 +76,7 @@ func up(ctx context.Context, c *call) error {
 	var agentJSON, document, ephemeral string
 	var disks sizes
 	foreground := false
-	c.flags.StringVar(&p.Name, "name", "", "the lab's `name` (default the first free of lab1, lab2, …)")
+	c.flags.StringVar(&p.Name, "lab", os.Getenv("LAB"), "the lab's `name` (default the first free of lab1, lab2, …)")
 	c.flags.StringVar(&p.Agent, "agent", "", "the agent's `binary` (default the one beside lab)")
 	c.flags.StringVar(&p.Engine, "engine", engineNspawn, engineHelp)
 	c.flags.StringVar(&agentJSON, "agent-json", "", "an agent.json to use as it is (default what the source needs)")

@@ -170,6 +170,19 @@ func (m *faulty) restarted(path string, value func(i *lab.Instance, before any) 
 	}, heals: func(i *lab.Instance) { m.t.Helper(); set(i, before); ready(m.t, i) }}
 }
 
+// edited sets a value of the settings for the time of a fault.
+func (m *faulty) edited(path string, value any, before func() any) cause {
+	set := func(i *lab.Instance, value any) {
+		m.t.Helper()
+		if err := i.Change(m.t.Context(), func(d lab.Document) { d.Set(path, value) }); err != nil {
+			m.t.Fatal(err)
+		}
+		run(m.t, i, "systemctl", "restart", "bosh-agent")
+		ready(m.t, i)
+	}
+	return cause{in: m.plain, breaks: func(i *lab.Instance) { set(i, value) }, heals: func(i *lab.Instance) { set(i, before()) }}
+}
+
 // setting is the value in the document of a machine.
 func (m *faulty) setting(i *lab.Instance, path string) any {
 	m.t.Helper()
@@ -311,8 +324,16 @@ func (m *faulty) busCauses() map[string]cause {
 		"certificate of another agent": m.identity(func(_ *lab.Instance, cert map[string]any) {
 			m.issue(cert, testca.Request{CommonName: testca.AgentName("another")})
 		}),
-		"DNS":         url("nats://director.invalid:4222"),
-		"bus dropped": {in: m.plain, breaks: m.sh(drop + "tcp dport 4222 drop"), heals: m.again(undrop)},
+		"DNS":            url("nats://director.invalid:4222"),
+		"blobstore down": {in: m.plain, breaks: m.sh(drop + "tcp dport 25250 drop"), heals: m.sh(undrop)},
+		"blobstore's password": m.edited("blobstore.options.password", "wrong", func() any {
+			return m.l.Blobs.Options(true)["options"].(map[string]any)["password"]
+		}),
+		"DNS servers silent": {in: m.plain, breaks: m.sh(drop + "udp dport 53 drop"), heals: m.sh(undrop)},
+		"large packets lost": {in: m.plain, breaks: m.sh(drop + "tcp dport 4222 meta length > 600 drop; " + restartAgent),
+			heals: m.again(undrop)},
+		"plain-text password": m.edited("env.bosh.password", "c1oudc0w", func() any { return "" }),
+		"bus dropped":         {in: m.plain, breaks: m.sh(drop + "tcp dport 4222 drop"), heals: m.again(undrop)},
 	}
 }
 
@@ -327,6 +348,10 @@ systemctl start --no-block bosh-agent`), heals: m.again(undrop)},
 			d.Set("networks.other", map[string]any{"type": "manual", "ip": "10.89.0.7",
 				"netmask": "255.255.255.0", "mac": "02:00:00:00:be:ef"})
 		}}},
+		"bad netmask": {vm: &lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) {
+			d.Set("networks.default.netmask", "255.0.255.0")
+		}}},
+		"store frozen": {in: m.stored, breaks: m.sh("fsfreeze -f /var/vcap/store"), heals: m.sh("fsfreeze -u /var/vcap/store")},
 		"ephemeral disk missing": {vm: &lab.VM{Edit: func(d lab.Document) {
 			d.Set("disks.ephemeral", "/dev/nowhere")
 		}}},

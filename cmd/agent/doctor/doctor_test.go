@@ -339,6 +339,12 @@ func TestFirstFinding(t *testing.T) {
 			if first.Checked == "" || first.Do == "" {
 				t.Errorf("the finding does not say what was checked and what to do: %+v", first)
 			}
+			m.Runit = true
+			for _, f := range Diagnose(m) {
+				if f.Check != "units" && (strings.Contains(f.Do, "systemctl") || strings.Contains(strings.ReplaceAll(f.Do, "journalctl --vacuum", ""), "journalctl")) {
+					t.Errorf("advice for systemd where runit runs: %s", f.Do)
+				}
+			}
 			for _, f := range findings { // of a boot that fails, systemctl would wait for as long as it does
 				if strings.Contains(f.Do, "start the agent") || strings.Contains(f.Do, "start bosh-agent") {
 					if !strings.Contains(f.Do, "--no-block bosh-agent") || !strings.Contains(f.Do,

@@ -3,6 +3,7 @@ package doctor
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"cambium/cmd/agent/cli"
 	"cambium/cmd/agent/doctor/observe"
@@ -101,6 +102,22 @@ var checks = []check{
 var told = map[string]func(observe.Facts) []Finding{"bus": toldBus, "persistent disk": toldStore,
 	"duplicate address": toldDuplicate}
 
+// runitCommands turns advice for systemd into advice for runit.
+var runitCommands = strings.NewReplacer("systemctl restart --no-block bosh-agent", "sv restart agent",
+	"systemctl start --no-block bosh-agent", "sv start agent", "systemctl kill -s CONT bosh-agent", "sv cont agent",
+	"; systemd's watchdog kills and restarts an agent that stays stopped", "",
+	"journalctl -u bosh-agent -n 50", "tail -n 50 /var/vcap/bosh/log/current", "journalctl -u bosh-agent", "less /var/vcap/bosh/log/current",
+	"systemctl status bosh-agent", "sv status agent", "systemctl start monit", "sv start monit", "journalctl -u monit", "tail /var/vcap/monit/monit.log",
+	"journalctl -k", "dmesg", "systemctl start chrony", "sv start chrony", "timedatectl", "date", "networkctl status", "ip address")
+
+// ForThisMachine returns advice in the commands of the machine's service manager.
+func ForThisMachine(advice string) string {
+	if observe.Runit() {
+		return runitCommands.Replace(advice)
+	}
+	return advice
+}
+
 // Glance decides from what observe.Near found, without asking other machines: only problems and warnings, the worst
 // first. Without root some checks are omitted.
 func Glance(m observe.Facts) (findings []Finding) {
@@ -130,6 +147,9 @@ func diagnose(m observe.Facts, onlyNear bool) (findings []Finding) {
 		}
 		for _, f := range found {
 			f.Check, f.Checked = c.name, c.checked
+			if m.Runit {
+				f.Do = runitCommands.Replace(f.Do)
+			}
 			if (f.Severity == Problem || f.Severity == Warning) && unmade(m, c.step) {
 				f.Severity = Note
 			}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"cambium/cmd/agent/cli"
+	"cambium/cmd/agent/doctor"
 	"cambium/internal/status"
 )
 
@@ -95,13 +96,15 @@ func (s screen) print(d status.Document, verbose bool) {
 func (s screen) state(d status.Document) string {
 	switch {
 	case d.Halted:
-		return fmt.Sprintf("not running: its process is stopped by a signal (it was %s); 'systemctl kill -s CONT bosh-agent' resumes it", d.LastState)
+		return fmt.Sprintf("not running: its process is stopped by a signal (it was %s); '%s' resumes it", d.LastState,
+			doctor.ForThisMachine("systemctl kill -s CONT bosh-agent"))
 	case d.State == status.NotRunning:
 		since := "an unknown time"
 		if d.Stopped != nil {
 			since = d.Stopped.Format(time.RFC3339)
 		}
-		return fmt.Sprintf("not running since %s (it was %s); see 'systemctl status bosh-agent'", since, d.LastState)
+		return fmt.Sprintf("not running since %s (it was %s); see '%s'", since, d.LastState,
+			doctor.ForThisMachine("systemctl status bosh-agent"))
 	case d.State == status.Ready:
 		return "ready after " + roundTime(time.Duration(d.ReadyNS)).String()
 	case d.State == status.Degraded:

@@ -15,6 +15,7 @@ import (
 	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/platform/network"
+	"cambium/platform/unit"
 	"cambium/settings"
 	"cambium/settings/agentjson"
 )
@@ -37,6 +38,7 @@ type Options struct {
 type Facts struct {
 	Time        time.Time    `json:"time"`
 	Superuser   bool         `json:"superuser"`
+	Runit       bool         `json:"runit,omitempty"` // and not systemd: services are started by sv
 	Config      Config       `json:"config"`
 	Agent       Agent        `json:"agent"`
 	Settings    Settings     `json:"settings"`
@@ -170,10 +172,16 @@ type Gateway struct {
 	Answers bool   `json:"answers"`
 }
 
+// Runit reports a machine whose services are not units.
+func Runit() bool {
+	_, err := os.Stat("/etc/sv/agent")
+	return err == nil && !unit.Booted("/")
+}
+
 // Local observes what this machine itself can tell, in milliseconds: no other machine is asked, and the
 // settings are those of the cached copy.
 func Local(ctx context.Context, o Options) Facts {
-	m := Facts{Time: time.Now(), Superuser: os.Geteuid() == 0}
+	m := Facts{Time: time.Now(), Superuser: os.Geteuid() == 0, Runit: Runit()}
 	m.observeAgent(ctx, o)
 	if !m.Superuser {
 		return m
@@ -217,7 +225,7 @@ func moved(m Facts) time.Duration {
 
 // All observes everything, side by side.
 func All(ctx context.Context, o Options) Facts {
-	m := Facts{Time: time.Now(), Superuser: os.Geteuid() == 0}
+	m := Facts{Time: time.Now(), Superuser: os.Geteuid() == 0, Runit: Runit()}
 	// The settings say whom to ask; the rest does not wait for them.
 	var all sync.WaitGroup
 	all.Go(func() { m.observeAgent(ctx, o) })
