@@ -3,7 +3,10 @@ package agent
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -62,6 +65,14 @@ func DuplicateAlert(text string) Alert {
 	return newAlert(severityCritical, "another machine uses an address of this one", text)
 }
 
+// ShortfallAlert says that a file system does not use its disk. The same text of an agent has the same id, so that
+// operators are not told again at each start.
+func ShortfallAlert(agentID, text string) Alert {
+	alert := newAlert(severityWarning, "a file system is smaller than its disk", text)
+	alert.ID = fmt.Sprintf("%x", sha256.Sum256([]byte(agentID+" "+text)))[:32]
+	return alert
+}
+
 func newAlertID() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails on supported systems
@@ -85,9 +96,13 @@ func NewAlerts(log *logrus.Entry) *Alerts {
 	return &Alerts{log: log, wake: make(chan struct{}, 1)}
 }
 
-// Send queues an alert; it never blocks.
+// Send queues an alert, unless it is waiting already; it never blocks.
 func (a *Alerts) Send(alert Alert) {
 	a.mu.Lock()
+	if slices.ContainsFunc(a.waiting, func(w Alert) bool { return w.ID == alert.ID }) {
+		a.mu.Unlock()
+		return
+	}
 	if len(a.waiting) >= maxAlerts {
 		a.log.WithField("alert", a.waiting[0].Title).Warn("alert dropped")
 		a.waiting = a.waiting[1:]

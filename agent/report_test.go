@@ -147,6 +147,19 @@ func TestAlertsHaveIDs(t *testing.T) {
 	}
 }
 
+// A boot that is retried compares a disk with its file system again and again.
+func TestShortfallAlertWaitsOnce(t *testing.T) {
+	a := NewAlerts(quiet())
+	for range 3 {
+		a.Send(ShortfallAlert("agent-1", "small"))
+	}
+	a.Send(ShortfallAlert("agent-1", "smaller"))
+	a.Send(ShortfallAlert("agent-2", "small"))
+	if len(a.waiting) != 3 || a.waiting[0].ID != ShortfallAlert("agent-1", "small").ID {
+		t.Errorf("%d alerts wait, want one for each text of each agent: %+v", len(a.waiting), a.waiting)
+	}
+}
+
 func TestAlertsWaitForTheBus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &publisher{}

@@ -64,8 +64,50 @@ func TestRootMountOfWhatCannotBeGrown(t *testing.T) {
 		if got := mountedSource(t, b.Dirs.Store()); got != part || b.records.mounted != "vol-1" {
 			t.Errorf("store is %q, recorded %q; want the disk", got, b.records.mounted)
 		}
+		b.wantShort(b.Dirs.Store(), "400.0 MiB of 900.0 MiB are used: grow xfs on "+part, "read-only file system",
+			"attach a new disk and migrate to it")
 	}
-	if n := strings.Count(b.log.String(), "cannot grow the file system"); n != 2 {
+	if n := strings.Count(b.log.String(), "a file system is smaller than its disk"); n != 2 {
 		t.Errorf("%d warnings, want one for each call", n)
 	}
+	b.unmounted("vol-1", "Unmounted partition of vol-1")
+	b.wantShort(b.Dirs.Store())
+}
+
+// wantShort compares what is said about the file system on a directory; nothing should be if there are no texts.
+func (b *bench) wantShort(dir string, texts ...string) {
+	b.t.Helper()
+	got := b.short[dir]
+	if (got == "") != (len(texts) == 0) {
+		b.t.Errorf("%s is said to be smaller than its disk because %q, want %q", dir, got, texts)
+	}
+	for _, text := range texts {
+		if !strings.Contains(got, text) {
+			b.t.Errorf("%s is smaller than its disk because %q, want %q", dir, got, text)
+		}
+	}
+}
+
+// A partition that cannot be grown is named at each mount, and while its disk grows in use.
+func TestRootPartitionSmallerThanItsDisk(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(400<<20, "vol-1")
+	part := partitioned(t, dev, "label: dos\nstart=2048\n")
+	tool(t, part, "mkfs.xfs", "-qf", part)
+	b.ok(b.Mount(ctx, "vol-1"))
+	b.wantShort(b.Dirs.Store())
+	dev.Grow(t, 3<<40)
+	const want = "399.0 MiB of 3072.0 GiB are used: the partition cannot be grown: it would cross 2 TiB"
+	b.ok(b.Mount(ctx, "vol-1"))
+	b.wantShort(b.Dirs.Store(), want)
+	b.unmounted("vol-1", "Unmounted partition of vol-1")
+	b.wantShort(b.Dirs.Store())
+	b.did(b.bootLast())
+	b.wantShort(b.Dirs.Store(), want)
+}
+
+// bootLast is what a boot does about the store.
+func (b *bench) bootLast() ([]Change, error) {
+	made, _, err := b.MountLast(ctx)
+	return made, err
 }

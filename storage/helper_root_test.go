@@ -38,6 +38,8 @@ type bench struct {
 	t       testing.TB
 	records *records
 	log     *bytes.Buffer
+	// short has the reasons why file systems are smaller than their disks, by their directories.
+	short map[string]string
 }
 
 const gib = 1 << 30
@@ -51,14 +53,16 @@ func newBench(t testing.TB, o Options) *bench {
 			t.Fatal(err)
 		}
 	}
-	b := &bench{t: t, records: &records{disks: map[string]settings.PersistentDisk{}}, log: &bytes.Buffer{}}
+	b := &bench{t: t, records: &records{disks: map[string]settings.PersistentDisk{}}, log: &bytes.Buffer{},
+		short: map[string]string{}}
 	logger := logrus.New()
 	logger.SetOutput(b.log)
 	resolver, err := device.New(device.Options{TimeoutScale: 0.02}, logger.WithField("part", "device"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := New(Config{Dirs: vcap.New(base), Options: o, Resolver: resolver, Records: b.records, Program: "/proc/self/exe", Log: logger.WithField("part", "disks")})
+	d := New(Config{Dirs: vcap.New(base), Options: o, Resolver: resolver, Records: b.records, Program: "/proc/self/exe",
+		Shortfall: func(dir, text string) { b.short[dir] = text }, Log: logger.WithField("part", "disks")})
 	b.Machine, b.Ephemeral, b.Persistent, b.Migration = d.Persistent.Machine, d.Ephemeral, d.Persistent, d.Migration
 	b.Memory = func() (int64, error) { return 64 << 20, nil }
 	b.InContainer = func() bool { return false }

@@ -72,6 +72,9 @@ type Config struct {
 	// WorkProgress, if set, is called with the progress of a long check or mount of a file system, and with ""
 	// at its end.
 	WorkProgress func(text string)
+	// Shortfall, if set, is called with the reason why the file system on a directory is smaller than its disk, and with
+	// "" when it is not any more.
+	Shortfall func(dir, text string)
 	// Program is the agent's own, which copies trees when package worker calls it.
 	Program string
 	// AfterBoot, if set, defers work that no caller waits for.
@@ -96,7 +99,7 @@ func New(c Config) Disks {
 		c.AfterBoot = func(f func()) { f() }
 	}
 	m := machine.New(c.Dirs, c.Log)
-	m.WorkProgress = c.WorkProgress
+	m.WorkProgress, m.Shortfall = c.WorkProgress, c.Shortfall
 	label := persistent.LabelOf(c.Options.PartitionerType)
 	disks := &Persistent{Machine: m, Resolver: c.Resolver, Records: c.Records, Label: label, Reload: c.Settings.Refresh,
 		Associated: func() (cids []string) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"cambium/agent"
 	"cambium/bootstrap"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
@@ -115,6 +116,20 @@ func (d *display) duplicates(text string) (changed bool) {
 		why = errors.New(text)
 	}
 	return d.warn(status.DuplicateAddress, "another machine uses an address of this one", why)
+}
+
+// shortfall returns what puts into the status, and once into an alert, why a file system does not use its disk.
+func (d *display) shortfall(alerts *agent.Alerts) func(dir, text string) {
+	return func(dir, text string) {
+		topic := dir + status.SmallerThanDisk
+		changed, err := d.rec.SetWarning(topic, text)
+		if err != nil {
+			d.log.WithError(err).Warn("cannot write the status")
+		}
+		if changed && text != "" {
+			alerts.Send(agent.ShortfallAlert(d.rec.Snapshot().AgentID, topic+": "+text))
+		}
+	}
 }
 
 // warn keeps a warning in the status for as long as there is a reason, and logs each reason once. It reports

@@ -89,6 +89,8 @@ type machineOptions struct {
 	progress func(storage.MigrationProgress)
 	// workProgress is called with the progress of a long check or mount of a file system.
 	workProgress func(text string)
+	// shortfall is called with the reason why a file system is smaller than its disk, and with "" when it is not.
+	shortfall func(dir, text string)
 }
 
 // at is the log of a part.
@@ -261,7 +263,7 @@ func openDisks(b *bootstrap.Machine, current *store.Current, o machineOptions) (
 	return storage.New(storage.Config{Dirs: o.dirs, Resolver: resolve, Records: current, Settings: current,
 		Log: o.at("disk"), Program: ownProgram, Options: storageOptions(b.Linux),
 		AfterBoot: func(f func()) { b.Deferred.UntilVerdict(func(context.Context) { f() }) },
-		Progress:  o.progress, WorkProgress: o.workProgress}), nil
+		Progress:  o.progress, WorkProgress: o.workProgress, Shortfall: o.shortfall}), nil
 }
 
 // monitSupervisor runs the processes of the jobs by monit.

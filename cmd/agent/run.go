@@ -116,6 +116,7 @@ func newBooting(ctx context.Context, o runOptions, log *logrus.Entry, notifier u
 		return nil, err
 	}
 	show := newDisplay(o, rec, notifier, log)
+	alerts := agent.NewAlerts(log.WithField("component", "report"))
 	open := newMachine
 	if o.dummy() {
 		open = newDummyMachine
@@ -124,12 +125,12 @@ func newBooting(ctx context.Context, o runOptions, log *logrus.Entry, notifier u
 		ownSupervisor: o.ownSupervisor(),
 		announceWait:  show.announcer.Waiting, withheld: show.showWithheld,
 		background: func(f func(context.Context)) { background.Go(func() { f(ctx) }) },
-		progress:   show.showMigration, workProgress: show.showWork})
+		progress:   show.showMigration, workProgress: show.showWork,
+		shortfall: show.shortfall(alerts)})
 	if err != nil {
 		return nil, errors.Join(err, rec.Close())
 	}
 	dispatcher := newDispatcher(ctx, o, m, log)
-	alerts := agent.NewAlerts(log.WithField("component", "report"))
 	supervisor, handler := m.monit, mbus.Handler(dispatcher)
 	switch o.supervisor {
 	case "dummy":

@@ -186,6 +186,19 @@ const DuplicateAddress = "duplicate address"
 // PortTaken is the topic of the warning that names the process which has monit's port.
 const PortTaken = "monit's port is taken"
 
+// SmallerThanDisk ends the topics of the warnings about file systems that do not use their disks, after their directories.
+const SmallerThanDisk = " is smaller than its disk"
+
+// SmallerThanDisk returns the directories of the file systems that do not use their disks.
+func (d *Document) SmallerThanDisk() (dirs []string) {
+	for _, w := range d.Warnings {
+		if dir, _, about := strings.Cut(w, SmallerThanDisk+": "); about {
+			dirs = append(dirs, dir)
+		}
+	}
+	return dirs
+}
+
 // Warning is the one about a topic; empty if there is none, or no document.
 func (d *Document) Warning(topic string) string {
 	if d == nil {

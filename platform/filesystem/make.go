@@ -176,17 +176,21 @@ const (
 
 // Growable reports whether the file system mounted on dir is smaller than its device.
 func Growable(device, dir string, kind probe.Kind) (bool, error) {
-	m, ok := managedKinds[kind]
-	if !ok {
-		return false, nil
-	}
-	growable := false
-	err := withMounted(device, dir, func(f, d *os.File, size int64) error {
-		length, err := m.length(f, d)
-		growable = probe.WorthGrowing(length, size)
+	length, size, err := Lengths(device, dir, kind)
+	return err == nil && probe.WorthGrowing(length, size), err
+}
+
+// Lengths returns the length of the file system mounted on dir, 0 if it is of a kind that cannot be grown, and that of
+// its device.
+func Lengths(device, dir string, kind probe.Kind) (length, size int64, err error) {
+	err = withMounted(device, dir, func(f, d *os.File, bytes int64) (err error) {
+		size = bytes
+		if m, ok := managedKinds[kind]; ok {
+			length, err = m.length(f, d)
+		}
 		return err
 	})
-	return growable, err
+	return length, size, err
 }
 
 // Grow extends the file system mounted on dir to the size of its device, through the kernel

@@ -166,6 +166,7 @@ func (p *Plan) fill(o Ephemeral, l Layout, fresh bool) {
 			size = part.Size
 		}
 	}
+	p.Fills = Fills{Disk: o.Disk.Path, Partition: l.Data, Directory: o.Target}
 	p.RepairAll = true
 	p.use(dataPart, data, size, o.Target, nil)
 }

@@ -27,7 +27,7 @@ func growTo(s layout.State, n int) (end int64, obstacle string) {
 	case limit-p.End() < layout.MiB:
 		return 0, ""
 	case !s.Table.Label.Addresses(limit, s.Sector):
-		return 0, "it would cross 2 TiB, which a DOS partition table cannot address: attach a new disk, which gets a GPT, and migrate to it"
+		return 0, "it would cross 2 TiB, which a DOS partition table cannot address"
 	case s.Trailer != "":
 		return 0, fmt.Sprintf("its end contains the metadata of a %s", s.Trailer)
 	case s.Table.Fixed != "":
@@ -54,6 +54,7 @@ func growChange(path string, n int, end int64) Change {
 
 // GrowMounted brings a mounted persistent disk to the size of its device.
 func GrowMounted(o Persistent, target string) (p Plan) {
+	p.Fills = o.fills(target)
 	if !o.Preformatted {
 		if len(o.Disk.Table.Partitions) != 1 {
 			return p
@@ -82,7 +83,7 @@ type Root struct {
 
 // GrowRoot extends the root partition and its file system over the rest of the disk.
 func GrowRoot(o Root) Plan {
-	p := Plan{MustGrow: true}
+	p := Plan{Fills: Fills{Disk: o.Disk.Path, Partition: o.Partition, Directory: o.Volume.MountedOn}}
 	if end, _ := growTo(o.Disk, o.Partition); end > 0 {
 		p.add(growChange(o.Disk.Path, o.Partition, end))
 	}

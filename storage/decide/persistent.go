@@ -94,12 +94,14 @@ func MountPersistent(o Persistent, target string) (p Plan, err error) {
 			return p, otherDisk(o.CID, o.Disk.Path, "has a different file system", recorded, o.identity())
 		}
 		p.use(o.Part(), o.Volume, o.Disk.Bytes, target, o.MountOptions)
+		p.Fills = o.fills(target)
 		return p, nil
 	}
 	v, err := o.judge()
 	if err != nil {
 		return p, err
 	}
+	p.Fills = o.fills(target)
 	proof := "persistent disk " + o.CID + ", " + v.Proof
 	made := Volume{Content: probe.Content{Kind: o.FileSystem}}
 	switch v.Verdict {

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"os"
 
-	"github.com/sirupsen/logrus"
-
 	"cambium/internal/blkdev"
 	"cambium/internal/watch"
 	"cambium/platform/disk/layout"
@@ -14,21 +12,13 @@ import (
 	"cambium/storage/decide"
 )
 
-func (d *Disks) warnNotGrown(path, obstacle string) {
-	if obstacle != "" {
-		d.Machine.Log.WithFields(logrus.Fields{"device": path, "reason": obstacle}).Warn("cannot grow the partition")
-	}
-}
-
 // growStore grows the disk on the store if it can be grown. The caller has the lock.
 func (d *Disks) growStore(ctx context.Context, path string) {
 	o := decide.Persistent{Preformatted: d.Preformatted}
 	s, err := d.inspect(path)
 	err = d.observeDisk(ctx, &o, s, err, true)
 	if err == nil {
-		plan := decide.GrowMounted(o, d.Machine.Dirs.Store())
-		d.warnNotGrown(path, plan.NotGrown)
-		_, err = d.Machine.Apply(ctx, "", plan)
+		_, err = d.Machine.Apply(ctx, "", decide.GrowMounted(o, d.Machine.Dirs.Store()))
 	}
 	if err != nil {
 		d.Machine.Log.WithError(err).Warn("cannot grow the disk on the store")

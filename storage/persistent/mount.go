@@ -174,7 +174,6 @@ func (p *placing) apply(ctx context.Context, path string) (made []decide.Change,
 		d.Machine.Log.WithFields(logrus.Fields{"cid": cid, "device": path, "others": plan.Stale}).
 			Warn("another disk's hint resolves to the same device and is ignored")
 	}
-	d.warnNotGrown(path, plan.NotGrown)
 	if made, err = d.Machine.ApplyAdmitting(ctx, cid, plan, p.admit); err != nil {
 		return made, err
 	}

@@ -80,6 +80,10 @@ func write(w io.Writer, m observe.Facts) {
 			p.sample("cambium_filesystem_free_inodes", float64(f.FreeInodes), "path", f.Path)
 		}
 	}
+	p.family("cambium_filesystem_smaller_than_disk", "1 for a file system that does not use its disk.")
+	for _, dir := range d.SmallerThanDisk() {
+		p.sample("cambium_filesystem_smaller_than_disk", 1, "path", dir)
+	}
 	if m.Superuser {
 		restricted(p, m)
 	}

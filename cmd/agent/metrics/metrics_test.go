@@ -125,6 +125,7 @@ func TestNothingIsMadeUpWithoutRoot(t *testing.T) {
 func everything() observe.Facts {
 	return observe.Facts{Superuser: true, Agent: observe.Agent{Running: true,
 		Status: &status.Document{State: status.Ready, ReadyNS: 1,
+			Warnings: []string{"/var/vcap/store" + status.SmallerThanDisk + ": reason"},
 			Bus:      &status.Bus{State: status.BusConnected},
 			Steps:    []status.Step{{Name: "network", Outcome: status.Done, Start: 1, End: 2}},
 			Marks:    []status.Mark{{Name: status.MarkBus, At: 1}},

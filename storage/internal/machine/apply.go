@@ -27,10 +27,18 @@ func (m *Machine) Apply(ctx context.Context, key string, p decide.Plan) (made []
 // ApplyAdmitting is Apply that asks, before what is mounted gets a path, whether it may: admit is given the directory at
 // its top.
 func (m *Machine) ApplyAdmitting(ctx context.Context, key string, p decide.Plan,
-	admit func(top *os.File) error) (made []decide.Change, err error) {
+	admit func(top *os.File) error) ([]decide.Change, error) {
+	made, notGrown, err := m.makeAll(ctx, key, p, admit)
+	m.compare(p.Fills, errors.Join(notGrown, err))
+	return made, err
+}
+
+// makeAll makes the changes of a plan. notGrown says why a file system could not be grown.
+func (m *Machine) makeAll(ctx context.Context, key string, p decide.Plan,
+	admit func(top *os.File) error) (made []decide.Change, notGrown, err error) {
 	if p.Begin != "" {
 		if err := m.begin(p.Begin); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	unfinished := p.Finish
@@ -46,14 +54,14 @@ func (m *Machine) ApplyAdmitting(ctx context.Context, key string, p decide.Plan,
 	for _, c := range p.Changes {
 		if uses(c.Op) {
 			if err := finish(); err != nil {
-				return made, err
+				return made, nil, err
 			}
 		}
 		m.CrashPoint(string(c.Op))
 		if c.Op == decide.GrowFileSystem {
-			grown, err := m.growFileSystem(ctx, c, mounted[c.Device], p.MustGrow)
-			if err != nil {
-				return made, err
+			var grown bool
+			if grown, notGrown, err = m.growFileSystem(ctx, c, mounted[c.Device]); err != nil {
+				return made, notGrown, err
 			}
 			if grown {
 				made = append(made, c)
@@ -61,12 +69,12 @@ func (m *Machine) ApplyAdmitting(ctx context.Context, key string, p decide.Plan,
 			continue
 		}
 		if err := m.apply(ctx, key, c, p.Finish, admit); err != nil {
-			return made, err
+			return made, notGrown, err
 		}
 		mounted[c.Device] = c.Op == decide.Mount
 		made = append(made, c)
 	}
-	return made, finish()
+	return made, notGrown, finish()
 }
 
 // begin puts a preparation on record.
@@ -212,27 +220,26 @@ func (m *Machine) createTable(ctx context.Context, c decide.Change, onRecord boo
 }
 
 // growFileSystem extends a mounted file system. Some sandboxes withhold the capability that ext4 wants for that; then it is
-// unmounted and grown, if mountedNow says that nothing can have begun to use it. Unless it must be grown, a failure is
-// no reason to keep its data away.
-func (m *Machine) growFileSystem(ctx context.Context, c decide.Change, mountedNow, must bool) (grown bool, err error) {
-	grown, err = filesystem.Grow(c.Device, c.Target, c.FileSystem)
-	if errors.Is(err, unix.EPERM) && mountedNow && filesystem.GrowsUnmounted(c.FileSystem) {
-		m.Log.WithError(err).Warn("cannot grow the mounted file system; growing it unmounted")
+// unmounted and grown, if mountedNow says that nothing can have begun to use it. notGrown says why it was not grown: that
+// is not a reason to keep its data away.
+func (m *Machine) growFileSystem(ctx context.Context, c decide.Change, mountedNow bool) (grown bool, notGrown, err error) {
+	grown, notGrown = filesystem.Grow(c.Device, c.Target, c.FileSystem)
+	if errors.Is(notGrown, unix.EPERM) && mountedNow && filesystem.GrowsUnmounted(c.FileSystem) {
+		m.Log.WithError(notGrown).Warn("cannot grow the mounted file system; growing it unmounted")
 		if err := mount.Unmount(ctx, c.Target); err != nil {
-			return false, err
+			return false, notGrown, err
 		}
-		err = filesystem.GrowUnmounted(ctx, c.Device, c.FileSystem)
-		grown = err == nil
+		notGrown = filesystem.GrowUnmounted(ctx, c.Device, c.FileSystem)
+		grown = notGrown == nil
 		if err := mount.Device(ctx, c.Device, c.Target, string(c.FileSystem), c.MountOptions); err != nil {
-			return false, err
+			return false, notGrown, err
 		}
 	}
-	if err != nil && !must {
-		m.Log.WithError(err).Warn("cannot grow the file system; retrying at its next mount")
-		return false, nil
+	if notGrown != nil {
+		m.Log.WithError(notGrown).Warn("cannot grow the file system; retrying at its next mount")
 	}
 	if grown {
 		m.Log.WithFields(logrus.Fields{"device": c.Device, "mount": c.Target}).Info("file system grown to its device")
 	}
-	return grown, err
+	return grown, notGrown, nil
 }

@@ -43,6 +43,11 @@ type Machine struct {
 	// ended.
 	WorkProgress func(text string)
 
+	// Shortfall, if set, is called with the reason why the file system on a directory is smaller than its disk, and with
+	// "" when it is not any more.
+	Shortfall func(dir, text string)
+	short     map[string]bool // where it was called with a reason; changed with the lock
+
 	working sync.Mutex // guards what follows
 	current work
 
@@ -56,6 +61,7 @@ type Machine struct {
 // New returns the machine that the agent runs on.
 func New(dirs vcap.Dirs, log *logrus.Entry) *Machine {
 	return &Machine{lock: make(chan struct{}, 1), Dirs: dirs, Record: recordfile.In(dirs), Log: log,
+		short:       map[string]bool{},
 		RootMount:   func() (mount.Entry, bool, error) { return mount.At("/") },
 		InContainer: inContainer, Memory: memTotal, crashPoints: newCrashPoints()}
 }
@@ -72,7 +78,10 @@ func (m *Machine) Lock(ctx context.Context) error {
 }
 
 // Unlock ends a disk operation.
-func (m *Machine) Unlock() { <-m.lock }
+func (m *Machine) Unlock() {
+	m.withdrawShortfalls()
+	<-m.lock
+}
 
 const (
 	// nodeLimit bounds the wait for the node of a partition that was announced to the kernel.
