@@ -73,6 +73,11 @@ func ShortfallAlert(agentID, text string) Alert {
 	return alert
 }
 
+// RebootAlert says that the machine was rebooted, and why.
+func RebootAlert(text string) Alert {
+	return newAlert(severityWarning, "the machine was rebooted", text)
+}
+
 func newAlertID() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails on supported systems

@@ -235,8 +235,8 @@ func TestNetwork(t *testing.T) {
 		},
 		{
 			name: "gateway outside of the subnet", nics: 1,
-			nets:     map[string]settings.Network{"a": with(manual("10.0.5.5", mac0), gatewayDefault)},
-			want:     "eth0: 10.0.5.5/24 0.0.0.0/0>10.0.0.1!;",
+			nets: map[string]settings.Network{"a": with(manual("10.0.5.5", mac0), gatewayDefault)},
+			want: "eth0: 10.0.5.5/24 0.0.0.0/0>10.0.0.1!;",
 			warnings: []string{`network "a": gateway 10.0.0.1 is outside subnet 10.0.5.0/24; it is expected on the link: unless that is so, ` +
 				`correct networks.a.netmask in the settings (from networks[].subnets[].range of the cloud config)`},
 		},
@@ -247,8 +247,8 @@ func TestNetwork(t *testing.T) {
 		},
 		{
 			name: "default gateway that is invalid", nics: 1,
-			nets:     map[string]settings.Network{"a": with(manual("10.0.0.5", mac0), func(n *settings.Network) { n.Gateway = "x"; gatewayDefault(n) })},
-			want:     "eth0: 10.0.0.5/24;",
+			nets: map[string]settings.Network{"a": with(manual("10.0.0.5", mac0), func(n *settings.Network) { n.Gateway = "x"; gatewayDefault(n) })},
+			want: "eth0: 10.0.0.5/24;",
 			warnings: []string{`network "a": gateway "x" is not an IP address; there is no default route: correct ` +
 				`networks.a.gateway in the settings (from networks[].subnets[].gateway of the cloud config)`},
 		},

@@ -57,6 +57,7 @@ type services interface {
 	Restart(ctx context.Context, name string) error
 	Reload(ctx context.Context, name string) error
 	PowerOff(ctx context.Context) error
+	GoingDown(ctx context.Context) (how string, err error)
 	Warm(ctx context.Context, names ...string)
 }
 
@@ -117,6 +118,8 @@ type machine struct {
 	pendingStart *jobs.PendingStart
 	// beforeConnect lets firewall and neighbor table follow the addresses of the bus servers.
 	beforeConnect func(ctx context.Context, servers []netip.AddrPort)
+	// goingDown returns how the machine goes down; empty if it does not.
+	goingDown func(ctx context.Context) string
 	// besideBoot runs until ctx ends.
 	besideBoot func(ctx context.Context)
 }
@@ -164,6 +167,13 @@ func newMachine(o machineOptions) (*machine, error) {
 		client,
 		pendingStart,
 		follower{b.Firewall, linux, current, o.at("bus")}.follow,
+		func(ctx context.Context) string {
+			how, err := manager.GoingDown(ctx)
+			if err != nil {
+				o.at("unit").WithError(err).Debug("cannot determine whether the machine goes down")
+			}
+			return how
+		},
 		func(ctx context.Context) {
 			monitManager.Warm(ctx, monit.UnitName)
 			if err := disks.Persistent.WatchSizes(ctx); err != nil {
@@ -207,6 +217,7 @@ func newDummyMachine(o machineOptions) (*machine, error) {
 		client,
 		&jobs.PendingStart{},
 		func(context.Context, []netip.AddrPort) {},
+		func(context.Context) string { return "" },
 		func(context.Context) {}}, nil
 }
 

@@ -100,6 +100,7 @@ type booting struct {
 	alerts     *agent.Alerts
 	gauge      *vitals.Gauge
 	mails      *net.TCPListener // for monit's alerts; nil while another process has the port
+	reboot     *reboot          // before this boot; nil if there was none, or operators know
 }
 
 // newBooting makes the agent out of its parts. It reads agent.json and the state files; it changes nothing on the
@@ -161,7 +162,7 @@ func newBooting(ctx context.Context, o runOptions, log *logrus.Entry, notifier u
 		mails = self.openPort(ctx, kept)
 	}
 	return &booting{o, dirs, log, background, show, self, m, supervisor, dispatcher, bus, alerts,
-		vitals.New("/", dirs.Data(), dirs.Store()), mails}, nil
+		vitals.New("/", dirs.Data(), dirs.Store()), mails, nil}, nil
 }
 
 func newDispatcher(ctx context.Context, o runOptions, m *machine, log *logrus.Entry) *agent.Dispatcher {
@@ -299,9 +300,12 @@ func (b *booting) run(ctx context.Context, cancel func(), boot func(context.Cont
 		return cli.ExitOK
 	}
 	b.spawn(func() {
-		alive := func() error { return errors.Join(b.program.notifier.Alive(), b.display.rec.Alive()) }
+		alive := func() error {
+			return errors.Join(b.program.notifier.Alive(), b.display.rec.Alive(), b.display.history.Alive())
+		}
 		watchdog.Feed(ctx, cmp.Or(b.program.notifier.Watchdog()/3, alivePeriod), b.dispatcher, alive, b.log)
 	})
+	b.reboot = findReboot(ctx, b.display)
 	b.spawn(func() { b.machine.besideBoot(ctx) })
 	b.spawn(func() { b.program.releasePortWhenReplaced(ctx) })
 	b.spawn(func() {
@@ -315,6 +319,7 @@ func (b *booting) run(ctx context.Context, cancel func(), boot func(context.Cont
 	}
 	<-ctx.Done()
 	b.log.Info("agent stopping on a signal")
+	b.noteGoingDown(context.WithoutCancel(ctx))
 	if err := b.program.notifier.Stopping(); err != nil {
 		b.log.WithError(err).Debug("cannot notify the service manager")
 	}
@@ -422,6 +427,7 @@ func (b *booting) ready(ctx context.Context, v engine.Verdict) error {
 	}
 	b.log.WithFields(logrus.Fields{"state": string(v.State), "took": after.Round(100 * time.Microsecond).String(),
 		"changes": changes}).Info("agent is ready")
+	b.spawn(func() { s.explainReboot(ctx) })
 	b.display.showState()
 	b.display.announcer.Ready(v, after)
 	b.spawn(func() {
@@ -475,7 +481,7 @@ func newServing(b *booting, tasks *task.Tasks) *serving {
 		SSH:            &action.SSH{Users: m.users, HostKey: m.hostKey, Networks: m.networks},
 		DNS:            &action.DNS{Blobs: blobs, Hosts: m.hosts, Records: b.dirs.DNSRecords(), GID: owner.GID},
 		Neighbors:      m.neighbors,
-		Power:          m.power,
+		Power:          servedPower{m.power, b.display},
 		Instance:       instance,
 		Scripts:        script.Runner{Dirs: b.dirs, Log: log},
 		Compiler: compile.Compiler{Dirs: b.dirs, Blobs: blobs, Owner: owner, Parallel: instance.Parallel,

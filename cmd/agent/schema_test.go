@@ -106,6 +106,7 @@ func TestSchemasOfDocuments(t *testing.T) {
 			{Name: "disk", Outcome: status.Broken, Start: 5, End: 9, Error: "none", Advice: "attach it"}}
 		d.Progress = map[string]status.Progress{"migrate_disk": {Text: "copy", Done: 1, Total: 2, Updated: now}}
 		d.Marks, d.Tries = []status.Mark{{Name: status.MarkBus, At: 4}}, []status.Try{{Verdict: "v", Steps: d.Steps}}
+		d.Reboot = &status.Reboot{Cause: "requested", Back: "disks: none"}
 		d.Earlier = []status.Run{{PID: 3, Started: now, State: status.Failed, Steps: d.Steps}}
 	}); err != nil {
 		t.Fatal(err)

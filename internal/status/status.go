@@ -115,6 +115,22 @@ type End struct {
 	At  time.Time `json:"at"`
 }
 
+// Reboot describes a reboot of the machine.
+type Reboot struct {
+	// Cause says when and why, as far as it is known.
+	Cause string `json:"cause"`
+	// Back says which disks and jobs came back; empty until they had their time to start, and operators know.
+	Back string `json:"back,omitempty"`
+}
+
+// Account returns all that is known of the reboot.
+func (r Reboot) Account() string {
+	if r.Back == "" {
+		return r.Cause
+	}
+	return r.Cause + "; " + r.Back
+}
+
 // Document is the content of the file.
 type Document struct {
 	Version int    `json:"version"`
@@ -157,13 +173,17 @@ type Document struct {
 	// writes them.
 	Problems []string `json:"problems,omitempty"`
 	// Unmounted is the CID of the persistent disk that unmount_disk took off and that is neither mounted again nor removed.
-	Unmounted string              `json:"unmounted_disk,omitempty"`
-	Steps     []Step              `json:"steps"`
-	Progress  map[string]Progress `json:"progress,omitempty"`
-	Earlier   []Run               `json:"earlier,omitempty"`
-	Origin    *Origin             `json:"origin,omitempty"`
-	Marks     []Mark              `json:"marks,omitempty"`
-	Tries     []Try               `json:"tries,omitempty"`
+	Unmounted string `json:"unmounted_disk,omitempty"`
+	// Down says how, and by whom, the machine was asked to go down while the agent ran.
+	Down string `json:"down,omitempty"`
+	// Reboot is the one before this boot; nil at the machine's first.
+	Reboot   *Reboot             `json:"reboot,omitempty"`
+	Steps    []Step              `json:"steps"`
+	Progress map[string]Progress `json:"progress,omitempty"`
+	Earlier  []Run               `json:"earlier,omitempty"`
+	Origin   *Origin             `json:"origin,omitempty"`
+	Marks    []Mark              `json:"marks,omitempty"`
+	Tries    []Try               `json:"tries,omitempty"`
 }
 
 // Served reports that the boot has ended well, so that requests are served.
@@ -273,6 +293,7 @@ func Open(path, version string) (*Recorder, error) {
 		if n := len(old.Earlier); n > 0 {
 			old.Earlier[n-1].Steps = nil
 		}
+		r.doc.Reboot = old.Reboot
 		r.doc.Earlier = append(old.Earlier, Run{PID: old.PID, Started: old.Started, State: old.State, Verdict: old.Verdict, Steps: old.Steps})
 		if extra := len(r.doc.Earlier) - earlierKept; extra > 0 {
 			r.doc.Earlier = r.doc.Earlier[extra:]

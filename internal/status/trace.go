@@ -209,6 +209,53 @@ func (h History) Keep(ctx context.Context, delay time.Duration) {
 	}
 }
 
+// aliveEvery is the least time between two records on the disk that the machine is up.
+const aliveEvery = time.Minute
+
+// Alive records on the disk, as the time of the file of boots, that the machine is up. Without a file there is no boot to
+// come back from.
+func (h History) Alive() error {
+	info, err := os.Stat(h.Path)
+	if err != nil || time.Since(info.ModTime()) < aliveEvery {
+		return nil
+	}
+	now := time.Now()
+	return os.Chtimes(h.Path, now, now)
+}
+
+// Previous returns the last boot before the one of d, and when its machine was last seen up; zero if that is not known.
+// It reports whether there is one. Boots of other agents do not count.
+func (h History) Previous(d Document) (last Document, seen time.Time, found bool) {
+	all, err := Boots(h.Path)
+	if err != nil {
+		return last, seen, false
+	}
+	for _, b := range all {
+		if b.BootID != d.BootID {
+			last, found = b, true
+		}
+	}
+	if !found || d.Origin == nil {
+		return last, seen, found
+	}
+	if last.Down != "" && last.Stopped != nil {
+		return last, *last.Stopped, true
+	}
+	// What was written in this boot says nothing about the one before.
+	if info, err := os.Stat(h.Path); err == nil && info.ModTime().Before(d.Began()) {
+		seen = info.ModTime()
+	}
+	return last, seen, true
+}
+
+// Began returns the time at which the machine began this boot.
+func (d Document) Began() time.Time {
+	if d.Origin == nil {
+		return d.Started
+	}
+	return d.Started.Add(time.Duration(min(d.Origin.Kernel, d.Origin.Init)))
+}
+
 // KeepBoot adds the document to the boots in the file at path, in place of an earlier one of the same boot.
 func KeepBoot(path string, d Document) error {
 	d.Progress = nil

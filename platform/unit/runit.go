@@ -125,6 +125,9 @@ func (r *Runit) Running(ctx context.Context, name string) bool {
 // PowerOff turns the machine off, in order.
 func (r *Runit) PowerOff(ctx context.Context) error { return r.run(ctx, "shutdown", "-P", "now") }
 
+// GoingDown is not known: runit stops its services one after the other without a word.
+func (r *Runit) GoingDown(context.Context) (how string, err error) { return "", nil }
+
 // Warm does nothing: there is no connection to keep. Systemd has one.
 func (r *Runit) Warm(context.Context, ...string) {}
 

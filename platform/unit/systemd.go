@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -247,6 +248,25 @@ func (s *Systemd) Failed(ctx context.Context) (names []string, err error) {
 		names = append(names, u.Name)
 	}
 	return names, nil
+}
+
+// GoingDown returns how the machine goes down, such as reboot or poweroff; empty if it does not.
+func (s *Systemd) GoingDown(ctx context.Context) (how string, err error) {
+	conn, err := s.connect(ctx)
+	if err != nil {
+		return "", fmt.Errorf("list jobs: %w", err)
+	}
+	jobs, err := conn.ListJobsContext(ctx)
+	if err != nil {
+		return "", fmt.Errorf("list jobs: %w", typed(err))
+	}
+	for _, j := range jobs {
+		how, target := strings.CutSuffix(j.Unit, ".target")
+		if target && j.JobType == "start" && slices.Contains([]string{"reboot", "poweroff", "halt", "kexec"}, how) {
+			return how, nil
+		}
+	}
+	return "", nil
 }
 
 // job queues a job and waits for its result. If the connection is lost in the meantime (systemd has

@@ -58,6 +58,9 @@ func (s screen) print(d status.Document, verbose bool) {
 		}
 		s.field("restarts", cli.Yellow, "%s", text)
 	}
+	if d.Reboot != nil {
+		s.field("reboot", "", "%s", d.Reboot.Account())
+	}
 	if d.Verdict != "" {
 		s.field("verdict", cli.Red, "%s", d.Verdict)
 	}

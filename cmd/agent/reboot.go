@@ -1,0 +1,200 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"cambium/agent"
+	"cambium/agent/action"
+	"cambium/internal/atomicfile"
+	"cambium/internal/status"
+	"cambium/jobs"
+	platform "cambium/platform/reboot"
+)
+
+// reboot is the account of the machine's reboot before this boot.
+type reboot struct {
+	of    string // the agent that ran before it
+	cause string
+}
+
+// findReboot returns the account of the reboot before this boot; nil after a first boot, and where an earlier process
+// of this boot has given it.
+func findReboot(ctx context.Context, d *display) *reboot {
+	now := d.rec.Snapshot()
+	last, seen, found := d.history.Previous(now)
+	if !found || now.Reboot != nil && now.Reboot.Back != "" {
+		return nil
+	}
+	if now.Reboot != nil { // the earlier process has not come to tell it
+		return &reboot{last.AgentID, now.Reboot.Cause}
+	}
+	why := last.Down
+	if why == "" {
+		why = platform.Crash("/", platform.Journal(ctx, true), last.Started)
+	}
+	return &reboot{last.AgentID, describeReboot(now.Began(), seen, why)}
+}
+
+// describeReboot says when a boot began, why the machine had gone down, and how long it was away. A time at which it
+// was last seen is zero if it is not known.
+func describeReboot(began, seen time.Time, why string) string {
+	text := began.UTC().Format(time.RFC3339) + ", "
+	if why == "" {
+		why = "nothing was written before it: the power was cut, or the machine was reset"
+	}
+	text += why
+	if away := began.Sub(seen).Round(time.Second); !seen.IsZero() && away >= 0 {
+		text += fmt.Sprintf("; last seen %s before", away)
+	}
+	return text
+}
+
+// downLimit bounds the questions of an agent that is told to stop.
+const downLimit = 5 * time.Second
+
+// noteGoingDown records that the machine goes down, for the account of the next boot.
+func (b *booting) noteGoingDown(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, downLimit)
+	defer cancel()
+	how := b.machine.goingDown(ctx)
+	if how == "" || b.display.history.Of == nil {
+		return
+	}
+	now := time.Now().UTC()
+	b.display.write(func(d *status.Document) {
+		by := d.Down
+		if by == "" {
+			by = platform.Requester(platform.Journal(ctx, false))
+		}
+		d.Down, d.Stopped = "requested ("+how+")", &now
+		if by != "" {
+			d.Down += " by " + by
+		}
+	})
+	if err := status.KeepBoot(b.display.history.Path, b.display.rec.Snapshot()); err != nil {
+		b.log.WithError(err).Warn("cannot record why the machine goes down")
+	}
+}
+
+// servedPower records that it was the Director that had the machine switched off.
+type servedPower struct {
+	action.Power
+	display *display
+}
+
+func (p servedPower) PowerOff(ctx context.Context) error {
+	p.display.write(func(d *status.Document) { d.Down = "the Director" })
+	err := p.Power.PowerOff(ctx)
+	if err != nil {
+		p.display.write(func(d *status.Document) { d.Down = "" })
+	}
+	return err
+}
+
+// Jobs come up a while after the agent: the account of a reboot waits for them.
+const (
+	jobsComeUp    = 5 * time.Minute
+	jobsComeUpAsk = 5 * time.Second
+)
+
+// explainReboot puts the account of a reboot into the status, and into an alert once the jobs had their time to start.
+func (s *serving) explainReboot(ctx context.Context) {
+	if s.reboot == nil || s.reboot.of != s.machine.current.Effective().Settings.AgentID {
+		return
+	}
+	account := status.Reboot{Cause: s.reboot.cause}
+	s.display.write(func(d *status.Document) { d.Reboot = &account })
+	back := s.disksBack(ctx) + "; " + s.jobsBack(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	told := status.Reboot{Cause: account.Cause, Back: back}
+	s.display.write(func(d *status.Document) { d.Reboot = &told })
+	s.log.WithField("account", told.Account()).Info("the machine was rebooted")
+	s.alerts.Send(agent.RebootAlert(told.Account()))
+}
+
+// disksBack says which persistent disks are mounted again.
+func (s *serving) disksBack(ctx context.Context) string {
+	mounted, err := s.deps.Disks.List(ctx)
+	if err != nil {
+		return "disks: " + err.Error()
+	}
+	var missing []string
+	associated := map[string]bool{}
+	for _, a := range s.machine.current.Effective().Associations {
+		associated[a.CID] = true
+	}
+	for cid := range s.machine.current.Disks() {
+		if !associated[cid] && !slices.Contains(mounted, cid) {
+			missing = append(missing, cid)
+		}
+	}
+	return listed("disks", "mounted", mounted, "not mounted", missing)
+}
+
+// jobsBack waits until all processes of the jobs run, and says which do.
+func (s *serving) jobsBack(ctx context.Context) string {
+	if reason := s.machine.JobsWithheld(); reason != "" {
+		return status.JobsWithheld + ": " + reason
+	}
+	if atomicfile.Exists(s.dirs.MonitStopped()) {
+		return "jobs: stopped, as before"
+	}
+	if _, err := os.Stat(s.dirs.Spec()); err != nil {
+		return "jobs: none"
+	}
+	ctx, cancel := context.WithTimeout(ctx, jobsComeUp)
+	defer cancel()
+	ticker := time.NewTicker(jobsComeUpAsk)
+	defer ticker.Stop()
+	for {
+		processes, err := s.supervisor.Processes(ctx)
+		running, others := split(processes)
+		if err == nil && len(others) == 0 {
+			return listed("processes", "running", running, "", nil)
+		}
+		select {
+		case <-ticker.C:
+			continue
+		case <-ctx.Done():
+		}
+		if err != nil {
+			return "jobs: " + err.Error()
+		}
+		return listed("processes", "running", running, "not running", others)
+	}
+}
+
+func split(processes []jobs.Process) (running, others []string) {
+	for _, p := range processes {
+		if p.State == "running" {
+			running = append(running, p.Name)
+		} else {
+			others = append(others, p.Name)
+		}
+	}
+	return running, others
+}
+
+// listed names what is back, and what is not.
+func listed(what, isBack string, back []string, isMissing string, missing []string) string {
+	slices.Sort(back)
+	slices.Sort(missing)
+	var parts []string
+	if len(back) > 0 {
+		parts = append(parts, isBack+" "+strings.Join(back, ", "))
+	}
+	if len(missing) > 0 {
+		parts = append(parts, isMissing+" "+strings.Join(missing, ", "))
+	}
+	if len(parts) == 0 {
+		parts = []string{"none"}
+	}
+	return what + ": " + strings.Join(parts, ", ")
+}

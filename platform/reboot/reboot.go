@@ -1,0 +1,134 @@
+// Package reboot finds out why the machine went down: from its journal while it goes down, and from what a crash has left
+// after it. It changes nothing. Jobs can write to the journal: what it says is for people, and decides nothing.
+package reboot
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"cambium/internal/command"
+	"cambium/internal/oneline"
+)
+
+// lines and limit bound the part of a journal that is read, and the time for it.
+const (
+	lines = "--lines=2000"
+	limit = 5 * time.Second
+)
+
+// Journal returns the end of the journal of this boot, or of the one before it; empty if it has none.
+func Journal(ctx context.Context, previous bool) string {
+	program := command.Find("journalctl")
+	if program == "" {
+		return ""
+	}
+	boot := "--boot=0"
+	if previous {
+		boot = "--boot=-1"
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	var out bytes.Buffer
+	_, _ = command.Run(ctx, command.Cmd{Name: program, Stdout: &out, // journals in memory have no boot before this one
+		Args: []string{boot, lines, "--output=short", "--quiet", "--no-pager"}})
+	return out.String()
+}
+
+// The traces of a request in a journal. Only the names of users and programs are taken from it: arguments can be secret.
+var (
+	byClient = regexp.MustCompile(`(?i)(?:reboot|power-?off|halt|kexec|shutdown) requested from client PID \d+ \('([^']{1,40})'\)`)
+	bySudo   = regexp.MustCompile(`sudo\[\d+\]: +(\S{1,40}) : .*COMMAND=\S*?\b(reboot|shutdown|poweroff|halt|systemctl)\b`)
+	byButton = "Power key pressed"
+)
+
+// Requester returns who asked for the machine to go down, according to its journal; empty if that does not say.
+func Requester(journal string) string {
+	last := ""
+	for line := range strings.Lines(journal) {
+		if m := byClient.FindStringSubmatch(line); m != nil && last == "" {
+			last = "the program " + m[1]
+		}
+		if m := bySudo.FindStringSubmatch(line); m != nil {
+			last = fmt.Sprintf("%s (sudo %s)", m[1], m[2])
+		}
+		if strings.Contains(line, byButton) {
+			last = "the IaaS (power button)"
+		}
+	}
+	return last
+}
+
+// The traces of a crash in the kernel's messages.
+var (
+	panicked    = regexp.MustCompile(`Kernel panic - not syncing: (.*)`)
+	outOfMemory = regexp.MustCompile(`Out of memory: Killed process \d+ \(([^)]*)\)`)
+)
+
+// inMessages returns what the kernel's messages say of a crash, where they are from; empty if they say nothing.
+func inMessages(text, where string) string {
+	if m := panicked.FindStringSubmatch(text); m != nil {
+		return fmt.Sprintf("the kernel panicked: %s (%s)", oneline.Of(m[1]), where)
+	}
+	if m := outOfMemory.FindAllStringSubmatch(text, -1); m != nil {
+		return fmt.Sprintf("the memory was used up, and the kernel killed %s before (%s)", oneline.Of(m[len(m)-1][1]), where)
+	}
+	return ""
+}
+
+// recordBytes bounds what is read of one record of a crash.
+const recordBytes = 1 << 20
+
+// Crash returns what the machine's crash after a time has left: records of the kernel in pstore, where systemd moves
+// them, the journal of the boot before this one, or the watchdog's status. It is empty if nothing was written.
+func Crash(root, journal string, since time.Time) (cause string) {
+	for _, dir := range []string{"sys/fs/pstore", "var/lib/systemd/pstore"} {
+		dir = filepath.Join(root, dir)
+		_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || !entry.Type().IsRegular() {
+				return nil // unreadable
+			}
+			if info, err := entry.Info(); err != nil || info.ModTime().Before(since) {
+				return nil
+			}
+			data, err := readStart(path)
+			if found := inMessages(string(data), path); err == nil && found != "" {
+				cause = found
+			}
+			return nil
+		})
+		if cause != "" {
+			return cause
+		}
+	}
+	if cause = inMessages(journal, "journal"); cause != "" {
+		return cause
+	}
+	found, _ := filepath.Glob(filepath.Join(root, "sys/class/watchdog/watchdog*/bootstatus"))
+	for _, path := range found {
+		var bits int
+		const reset = 0x20 // WDIOF_CARDRESET
+		data, err := os.ReadFile(path)
+		if _, scanErr := fmt.Sscan(string(data), &bits); err == nil && scanErr == nil && bits&reset != 0 {
+			return "the watchdog reset the machine"
+		}
+	}
+	return ""
+}
+
+func readStart(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data := make([]byte, recordBytes)
+	n, err := f.Read(data)
+	return data[:n], err
+}
