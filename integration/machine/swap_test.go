@@ -3,15 +3,7 @@
 package machine
 
 import (
-	"archive/tar"
-	"bytes"
-	"compress/gzip"
-	"errors"
-	"fmt"
-	"io"
 	"os"
-	"os/exec"
-	"path"
 	"strings"
 	"testing"
 
