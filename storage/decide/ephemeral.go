@@ -29,10 +29,9 @@ type EphemeralWish struct {
 }
 
 // errNoneNamed is the end of a boot without an ephemeral disk.
-//
-//lint:ignore ST1005 log searches look for these words
 var errNoneNamed = advice.With("give the VM an ephemeral disk (vm_types[].cloud_properties of the cloud config), or set "+
 	"CreatePartitionIfNoEphemeralDisk in agent.json",
+	//lint:ignore ST1005 log searches look for these words
 	errors.New(NoEphemeral+": the CPI named none, and CreatePartitionIfNoEphemeralDisk is off"))
 
 // UseRootDisk reports whether the ephemeral data goes to the root disk. The absence of a named disk is not a reason for

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"cambium/internal/secret"
+	"cambium/internal/skiptest"
 	"cambium/settings"
 )
 
@@ -56,7 +57,7 @@ func TestChronySources(t *testing.T) {
 func TestNameServers(t *testing.T) {
 	conn, err := net.ListenPacket("udp", "127.88.0.53:53")
 	if err != nil {
-		t.Skip(err)
+		skiptest.Skip(t, err)
 	}
 	defer func() { _ = conn.Close() }()
 	go func() {

@@ -16,8 +16,8 @@ import (
 	"cambium/internal/vcap"
 )
 
-// A frozen file system, or a device that does not answer, holds whoever asks it, and no signal ends that: a process of
-// its own asks, and is left behind.
+// A frozen file system, or a device that does not answer, holds the process that asks it, and no signal ends that. So
+// a child asks, and is left behind.
 
 const (
 	// askWord is the first argument of the process that asks.
@@ -106,8 +106,8 @@ func (d *Disk) askMounted(ctx context.Context, dirs vcap.Dirs) {
 		done <- err
 	}()
 	select {
-	case <-done:
-		if text := complaints.String(); text != "" && ctx.Err() == nil {
+	case err := <-done:
+		if text := complaints.String(); err != nil && text != "" && ctx.Err() == nil {
 			d.Failing = text
 		}
 	case <-ctx.Done():
