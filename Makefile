@@ -18,6 +18,7 @@ NIGHTLY_FUZZTIME ?= 10m
 export GOFLAGS ?= -trimpath
 # Programs with the race detector sleep for a second when they end, and the crash tests start many.
 export GORACE ?= atexit_sleep_ms=0
+export GO
 # The tags of all test tiers, so that vet and lint see every file.
 TIERS := ns,root,machine,vm,bench,soak,nightly
 
@@ -72,41 +73,43 @@ deb: build ## Make the Debian package of bin/agent, in bin/: VERSION=x.y.z
 	@scripts/deb "$(VERSION)" "$$($(GO) env GOARCH)" bin/agent bin/licenses.txt bin/CHANGELOG.md bin
 
 .PHONY: nightly
-nightly: build ## What takes too long for every change: releases built twice, other architectures, every IaaS, ten minutes of each fuzz target; docs/results/nightly.md has the tests' results
+nightly: build ## What takes too long for every change: the lab for macOS, releases built twice, other architectures, every IaaS, ten minutes of each fuzz target; docs/results/nightly.md has the tests' results
 	@scripts/setup nightly
+	GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/lab
 	@GO=$(GO) scripts/nightly $(CURDIR)/bin/agent
 	@scripts/fuzz $(NIGHTLY_FUZZTIME)
 
 .PHONY: test
-test: setup lint unit test-ns test-root test-machine test-vm ## Everything: set-up, lint and all test tiers
+test: setup test-host test-machine test-vm ## Set-up and the tests of all tiers
+
+.PHONY: test-host
+test-host: ## The tiers unit, ns and root in one run, which links each package once (needs root)
+	@scripts/test pkgname -race -tags ns,root -timeout 40m ./...
 
 .PHONY: unit
 unit: ## Tests that need nothing but Go and a C compiler
-	$(GO) test -race -timeout 30m ./...
+	@scripts/test pkgname -race -timeout 30m ./...
 
 .PHONY: test-ns
 test-ns: ## Tests in network and mount namespaces (needs root or user namespaces)
-	$(GO) test -race -tags ns -run '^TestNS' -count=1 -timeout 30m $$(scripts/tier ns)
+	@scripts/test testname -race -tags ns -run '^TestNS' -count=1 -timeout 30m $$(scripts/tier ns)
 
 .PHONY: test-root
 test-root: ## Tests on loop devices (needs root)
-	@$(GO) test -race -tags root -run '^TestRoot' -count=1 -p 2 -timeout 40m $$(scripts/tier root)
+	@scripts/test testname -race -tags root -run '^TestRoot' -count=1 -p 2 -timeout 40m $$(scripts/tier root)
 
 .PHONY: test-machine
 test-machine: build ## Tests of the real binary under a real systemd (needs root, nspawn)
-	@$(GO) test -race -tags machine -run '^TestMachine' -count=1 -p 2 -parallel 4 -timeout 60m $$(scripts/tier machine)
+	@scripts/test testname -race -tags machine -run '^TestMachine' -count=1 -p 2 -parallel 4 -timeout 60m $$(scripts/tier machine)
 
 .PHONY: test-vm
 test-vm: build ## Tests in QEMU virtual machines
-	@export CAMBIUM_LAB_NOTES=$$(mktemp); trap 'cat "$$CAMBIUM_LAB_NOTES"; rm "$$CAMBIUM_LAB_NOTES"' EXIT; \
-		$(GO) test -tags vm -run '^TestVM' -count=1 -p 2 -parallel 2 -timeout 60m $$(scripts/tier vm)
+	@scripts/test testname -tags vm -run '^TestVM' -count=1 -p 2 -parallel 2 -timeout 60m $$(scripts/tier vm)
 
 .PHONY: lint
-lint: ## Format, vet, the lab's command line for macOS, staticcheck, errcheck, misspell, tidy go.mod
+lint: ## Format, vet, staticcheck, errcheck, misspell, tidy go.mod
 	@bad=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$bad" ]; then echo "not formatted: $$bad"; exit 1; fi
-	$(GO) vet ./...
 	$(GO) vet -tags $(TIERS) ./...
-	GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/lab
 	$(GO) tool staticcheck -tags $(TIERS) ./...
 	$(GO) tool errcheck -tags $(TIERS) -ignoretests -exclude scripts/errcheck.txt ./...
 	@$(GO) tool misspell -locale US -error $$(git ls-files '*.go' '*.md' 'scripts/*' 'stemcell-assets/*')
