@@ -91,7 +91,7 @@ func newWorkshop(t *testing.T) *workshop {
 	deps.Logs = logs.Collector{Dirs: w.dirs, Root: w.root, Log: quiet()}
 	deps.Uploads = w.store
 	deps.Networks = func() map[string]settings.Network { return w.inForce }
-	deps.SayShutdown = func(ctx context.Context) { _ = w.nats.Publish(ctx, "hm", "shutdown", nil) }
+	deps.NotifyShutdown = func(ctx context.Context) { _ = w.nats.Publish(ctx, "hm", "shutdown", nil) }
 	w.table = action.Actions(deps)
 	w.web = httptest.NewServer(http.HandlerFunc(w.serve))
 	t.Cleanup(func() {

@@ -30,7 +30,7 @@ func (m *Machine) hardware() (h Hardware) {
 	}
 	if m.Network != nil {
 		var err error
-		if h.NICs, h.Carriers, err = m.Network.Cables(); err != nil {
+		if h.NICs, h.Carriers, err = m.Network.Carriers(); err != nil {
 			m.Log.WithError(err).Debug("cannot list links")
 		}
 	}

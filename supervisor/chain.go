@@ -52,18 +52,18 @@ func (c *chain) run(ctx context.Context) {
 			c.requested(ctx)
 			for _, s := range c.services {
 				if ctx.Err() == nil {
-					c.look(ctx, s, t.processes)
+					c.checkService(ctx, s, t.processes)
 				}
 			}
 		}
-		c.keep()
+		c.saveState()
 	}
 }
 
 // requested carries out what was asked for.
 func (c *chain) requested(ctx context.Context) {
 	for _, s := range c.services {
-		if verb := s.known().pending; verb != monitfile.Ignore && ctx.Err() == nil {
+		if verb := s.currentStatus().pending; verb != monitfile.Ignore && ctx.Err() == nil {
 			c.control(ctx, s, verb)
 			if ctx.Err() == nil {
 				s.update(func(v *status) { v.pending, v.next = v.next, monitfile.Ignore })
@@ -150,7 +150,7 @@ func (c *chain) superviseWithPrerequisites(s *service) {
 // neither supervised nor runs is left alone.
 func (c *chain) stopDependants(ctx context.Context, s *service) (stopped []*service) {
 	for _, d := range c.dependants(s) {
-		if d.known().monitor != Off || d.runs() {
+		if d.currentStatus().monitor != Off || d.runs() {
 			c.stop(ctx, d)
 			stopped = append(stopped, d)
 		}
@@ -207,8 +207,8 @@ func (c *chain) start(ctx context.Context, s *service, visited map[*service]bool
 	c.settle(ctx, s)
 }
 
-// stop runs the stop program, if there is something to stop, and waits for the end of the process and of the program. It
-// reports whether nothing runs now.
+// stop runs the stop program, if there is something to stop, and waits for the end of the process and of the program.
+// It reports whether nothing runs now.
 func (c *chain) stop(ctx context.Context, s *service) bool {
 	// Its end is wanted, and not an event.
 	s.watch.Close()
@@ -271,7 +271,7 @@ func (c *chain) executed(ctx context.Context, s *service, found outcome, text st
 // settle looks for the process of a service that has just been started or taken under supervision, and watches it. If
 // its file has no further tests, nothing more is needed to know that it is well.
 func (c *chain) settle(ctx context.Context, s *service) {
-	if s.Type != monitfile.Process || s.known().monitor == Off {
+	if s.Type != monitfile.Process || s.currentStatus().monitor == Off {
 		return
 	}
 	all := readProcesses()
@@ -370,7 +370,7 @@ func (c *chain) ended(ctx context.Context, s *service, w *pidfile.Watch) {
 
 // replaced decides when the grace period after the end of a process is over.
 func (c *chain) replaced(ctx context.Context, s *service, readErr error) {
-	if !s.waiting || s.known().monitor == Off {
+	if !s.waiting || s.currentStatus().monitor == Off {
 		return
 	}
 	s.waiting = false
@@ -389,7 +389,7 @@ func (c *chain) replaced(ctx context.Context, s *service, readErr error) {
 
 // newPid is the event of a process that was replaced.
 func (c *chain) newPid(ctx context.Context, s *service, pid int) {
-	if old := s.known().process.pid; old != 0 && old != pid {
+	if old := s.currentStatus().process.pid; old != 0 && old != pid {
 		c.post(ctx, s, "pid", defaultRule(eventPid, monitfile.Alert), changed,
 			fmt.Sprintf("process PID changed from %d to %d", old, pid))
 	}
@@ -456,7 +456,7 @@ func (c *chain) act(ctx context.Context, s *service, a monitfile.Action, event, 
 		c.exec(s, a.Exec, event, text)
 		return
 	case monitfile.Start, monitfile.Restart:
-		if s.known().monitor == On {
+		if s.currentStatus().monitor == On {
 			s.restarted = time.Now()
 		}
 		s.update(func(v *status) {
@@ -534,7 +534,7 @@ func (c *chain) environment(s *service, event, text string) []string {
 		env = append(env, "TZ="+zone)
 	}
 	if s.Type == monitfile.Process {
-		p := s.known().process
+		p := s.currentStatus().process
 		env = append(env, fmt.Sprintf("MONIT_PROCESS_PID=%d", p.pid), fmt.Sprintf("MONIT_PROCESS_MEMORY=%d",
 			p.kilobytes),
 			fmt.Sprintf("MONIT_PROCESS_CHILDREN=%d", p.children), fmt.Sprintf("MONIT_PROCESS_CPU_PERCENT=%.1f", p.cpu))

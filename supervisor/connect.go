@@ -23,7 +23,7 @@ func (c *chain) connect(ctx context.Context, s *service) {
 	var results []connected
 	for i := range s.Tests {
 		t := &s.Tests[i]
-		if t.Kind != monitfile.Connection || ctx.Err() != nil || s.known().monitor == Off {
+		if t.Kind != monitfile.Connection || ctx.Err() != nil || s.currentStatus().monitor == Off {
 			continue
 		}
 		began := time.Now()

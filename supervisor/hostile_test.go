@@ -154,8 +154,8 @@ func TestTextsOfAJobAreCut(t *testing.T) {
 	}
 }
 
-// TestRefusedMailIsDropped: an alert that the agent refuses does not keep later ones from it; one that it could not take
-// is sent again.
+// TestRefusedMailIsDropped: an alert that the agent refuses does not keep later ones from it; one that it could not
+// take is sent again.
 func TestRefusedMailIsDropped(t *testing.T) {
 	t.Parallel()
 	w := prepare(t, map[string]string{"0000_a.monitrc": check("DIR", "a", "")})
@@ -163,7 +163,7 @@ func TestRefusedMailIsDropped(t *testing.T) {
 	keepMails(t, w, mail{ID: "1", Service: "poison", Event: "x"}, mail{ID: "2", Service: "later", Event: "y", Action: "z"})
 	w.run(50 * time.Millisecond)
 	eventually.True(t, "the later alert", func() bool { return w.count("later: y: z") == 1 })
-	eventually.True(t, "an empty queue", func() bool { return len(w.s.mails.pending()) == 0 })
+	eventually.True(t, "an empty queue", func() bool { return len(w.s.alerts.pending()) == 0 })
 }
 
 // TestKeptMailsRecover: a queue on disk that an earlier version has filled with what the agent refuses.
@@ -189,8 +189,8 @@ func keepMails(t *testing.T, w *world, mails ...mail) {
 	w.write("state", string(text), 0o600)
 }
 
-// TestStuckProcess: a process of a job that holds its address space keeps neither a dead job from being restarted, whose
-// pid file is a link to its command line, nor another one from being found by its command line.
+// TestStuckProcess: a process of a job that holds its address space keeps neither a dead job from being restarted,
+// whose pid file is a link to its command line, nor another one from being found by its command line.
 func TestStuckProcess(t *testing.T) {
 	skiptest.WithoutRoot(t, "to mount FUSE")
 	t.Parallel()

@@ -17,9 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// look checks one service in a cycle, unless it is unmonitored, waits, or is due in a later cycle.
-func (c *chain) look(ctx context.Context, s *service, all processes) {
-	if v := s.known(); v.monitor == Off || s.waiting {
+// checkService checks one service in a cycle, unless it is unmonitored, waits, or is due in a later cycle.
+func (c *chain) checkService(ctx context.Context, s *service, all processes) {
+	if v := s.currentStatus(); v.monitor == Off || s.waiting {
 		return
 	}
 	if s.skipped++; s.Every > 1 && s.skipped < s.Every {
@@ -27,7 +27,7 @@ func (c *chain) look(ctx context.Context, s *service, all processes) {
 	}
 	s.skipped = 0
 	c.countRestarts(ctx, s)
-	if s.known().monitor == Off {
+	if s.currentStatus().monitor == Off {
 		return
 	}
 	switch s.Type {
@@ -97,7 +97,7 @@ func (c *chain) lookAtProcess(ctx context.Context, s *service, all processes) {
 		p = process{pid: pid} // younger than the list
 	}
 	p.cpu, p.totalCPU = s.usage.share(p, time.Now(), runtime.NumCPU())
-	first := s.known().monitor == Initializing
+	first := s.currentStatus().monitor == Initializing
 	s.update(func(v *status) { v.process = p })
 	c.post(ctx, s, "existence", c.existence(s), passed, fmt.Sprintf("process is running with pid %d", pid))
 	c.executed(ctx, s, passed, "the process runs")

@@ -25,8 +25,8 @@ const permanentFailure = 500
 // mailTimeout bounds the delivery of one alert.
 const mailTimeout = 15 * time.Second
 
-// maxText is the length of a text that jobs have a part in, such as an answer or a path: it becomes part of alerts, log,
-// status and state.
+// maxText is the length of a text that jobs have a part in, such as an answer or a path: it becomes part of alerts,
+// log, status and state.
 const maxText = 500
 
 // cut bounds a text where it enters.
@@ -47,8 +47,8 @@ type mail struct {
 	Date        time.Time `json:"date"`
 }
 
-// mails are the alerts that have not been delivered.
-type mails struct {
+// alertQueue holds the alerts that have not been delivered.
+type alertQueue struct {
 	address string
 	log     *logrus.Entry
 	more    chan struct{}
@@ -75,20 +75,20 @@ func (c *chain) alert(s *service, e event, found outcome, action monitfile.Verb,
 		}
 		s.alerted[e] = c.cycle
 	}
-	c.mails.add(mail{Service: s.Name, Event: eventNames[e][index(found)], Action: action.String(), Description: text,
+	c.alerts.add(mail{Service: s.Name, Event: eventNames[e][index(found)], Action: action.String(), Description: text,
 		Date: time.Now()}, c.host)
 }
 
 // index is the place of an outcome in eventNames.
 func index(found outcome) int { return [...]int{passed: 1, failed: 0, changed: 2}[found] }
 
-func (m *mails) add(one mail, host string) {
+func (m *alertQueue) add(one mail, host string) {
 	one.ID = fmt.Sprintf("%d.%09d@%s", one.Date.Unix(), one.Date.Nanosecond(), host)
 	m.enqueue(one)
 }
 
 // enqueue appends an alert that has its ID.
-func (m *mails) enqueue(one mail) {
+func (m *alertQueue) enqueue(one mail) {
 	for _, text := range []*string{&one.ID, &one.Service, &one.Event, &one.Action, &one.Description} {
 		*text = cut(*text)
 	}
@@ -99,7 +99,7 @@ func (m *mails) enqueue(one mail) {
 }
 
 // pending returns what has not been delivered.
-func (m *mails) pending() []mail {
+func (m *alertQueue) pending() []mail {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return append([]mail(nil), m.queue...)
@@ -107,7 +107,7 @@ func (m *mails) pending() []mail {
 
 // send delivers alerts until ctx ends, in their order. While the agent does not take them, delivery is retried at each
 // interval.
-func (m *mails) send(ctx context.Context, interval time.Duration) {
+func (m *alertQueue) send(ctx context.Context, interval time.Duration) {
 	for {
 		before := m.pending()
 		for _, one := range before {
@@ -145,7 +145,7 @@ func (m *mails) send(ctx context.Context, interval time.Duration) {
 }
 
 // deliver sends one alert, in the form that a stemcell's monit is told to use.
-func (m *mails) deliver(ctx context.Context, one mail) error {
+func (m *alertQueue) deliver(ctx context.Context, one mail) error {
 	ctx, cancel := context.WithTimeout(ctx, mailTimeout)
 	defer cancel()
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", m.address)

@@ -74,8 +74,8 @@ func (s *service) update(change func(*status)) {
 	change(&s.status)
 }
 
-// known returns a copy of the status.
-func (s *service) known() status {
+// currentStatus returns a copy of the status.
+func (s *service) currentStatus() status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.status
@@ -117,7 +117,7 @@ func (s *service) find(processes processes) (pid int, err error) {
 	}
 	if pid == 0 && errors.Is(err, bounded.ErrHangs) {
 		// As long as it lives.
-		if pid = s.known().process.pid; pid == 0 && s.Matching != nil {
+		if pid = s.currentStatus().process.pid; pid == 0 && s.Matching != nil {
 			return 0, err
 		}
 	}

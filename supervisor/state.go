@@ -70,7 +70,7 @@ func WriteState(path string, monitored map[string]bool) error {
 
 // state is the document of now.
 func (s *Supervisor) state() state {
-	doc := state{Version: stateVersion, Services: map[string]*serviceState{}, Mails: s.mails.pending()}
+	doc := state{Version: stateVersion, Services: map[string]*serviceState{}, Mails: s.alerts.pending()}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, v := range s.services {
@@ -79,8 +79,8 @@ func (s *Supervisor) state() state {
 	return doc
 }
 
-// keep writes the document if it changed.
-func (s *Supervisor) keep() {
+// saveState writes the document if it changed.
+func (s *Supervisor) saveState() {
 	s.saving.Lock()
 	defer s.saving.Unlock()
 	text, err := json.Marshal(s.state())

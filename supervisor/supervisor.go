@@ -65,7 +65,7 @@ type Supervisor struct {
 
 	saving sync.Mutex
 	saved  []byte
-	mails  mails
+	alerts alertQueue
 }
 
 // rejection is a control file that cannot be used. Its job is a service that fails until it is stopped, as any other:
@@ -83,13 +83,13 @@ func New(o Options) (*Supervisor, error) {
 	}
 	s := &Supervisor{Options: o, host: host, reload: make(chan struct{}, 1), wake: make(chan struct{}, 1),
 		began: time.Now()}
-	s.mails = mails{address: o.MailAddress, log: o.Log, more: make(chan struct{}, 1), delivered: s.keep}
+	s.alerts = alertQueue{address: o.MailAddress, log: o.Log, more: make(chan struct{}, 1), delivered: s.saveState}
 	known, err := s.readState()
 	if err != nil {
 		return nil, err
 	}
 	for _, one := range known.Mails {
-		s.mails.enqueue(one)
+		s.alerts.enqueue(one)
 	}
 	s.load(known)
 	return s, nil
@@ -111,7 +111,7 @@ func token(c chan struct{}) {
 // Run supervises until ctx ends. Processes run on afterwards.
 func (s *Supervisor) Run(ctx context.Context) {
 	var sending sync.WaitGroup
-	sending.Go(func() { s.mails.send(ctx, s.Cycle) })
+	sending.Go(func() { s.alerts.send(ctx, s.Cycle) })
 	defer sending.Wait()
 	for number := uint64(0); ctx.Err() == nil; {
 		number = s.generation(ctx, number)
@@ -120,7 +120,7 @@ func (s *Supervisor) Run(ctx context.Context) {
 			s.load(s.state())
 		}
 	}
-	s.keep()
+	s.saveState()
 }
 
 // generation supervises the services as they were read, until they are read again.
@@ -215,7 +215,7 @@ func (s *Supervisor) load(state state) {
 			before := v
 			before.release()
 			v = newService(check, &s.mu, state.Services[check.Name])
-			v.goOn(before)
+			v.inherit(before)
 		}
 		s.services = append(s.services, v)
 	}
@@ -227,7 +227,7 @@ func (s *Supervisor) load(state state) {
 	for path, err := range rejected {
 		s.rejected[path] = &rejection{error: errors.New(cut(err.Error()))}
 		if known := before[path]; known == nil || known.Error() != s.rejected[path].Error() {
-			s.mails.add(mail{Service: jobOf(path), Event: eventNames[eventInvalid][0], Action: monitfile.Alert.String(),
+			s.alerts.add(mail{Service: jobOf(path), Event: eventNames[eventInvalid][0], Action: monitfile.Alert.String(),
 				Description: err.Error(), Date: time.Now()}, s.host)
 		}
 	}
@@ -251,9 +251,9 @@ func newService(check monitfile.Check, mu *sync.Mutex, before *serviceState) *se
 	return v
 }
 
-// goOn takes over from a service whose check was another one what is under way: a request, and a start program that is
-// the same. Its check may just be in another line of the file.
-func (s *service) goOn(before *service) {
+// inherit takes over from a service whose check was another one what is under way: a request, and a start program that
+// is the same. Its check may just be in another line of the file.
+func (s *service) inherit(before *service) {
 	if before == nil {
 		return
 	}

@@ -28,8 +28,8 @@ type Deps struct {
 	Logs      Logs
 	Uploads   Uploads
 	Networks  Networks
-	// SayShutdown tells the Health Monitor that the instance goes down on purpose.
-	SayShutdown func(ctx context.Context)
+	// NotifyShutdown tells the Health Monitor that the instance goes down on purpose.
+	NotifyShutdown func(ctx context.Context)
 }
 
 // startReplyTimeout matches the time that `bosh start` waits for a reply.

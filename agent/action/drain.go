@@ -29,7 +29,7 @@ func drain(d Deps) func(context.Context, string, *jobs.Spec) (int, error) {
 			return 0, err
 		}
 		if kind == "shutdown" {
-			d.SayShutdown(ctx)
+			d.NotifyShutdown(ctx)
 		}
 		err = d.Instance.Unmonitor(ctx)
 		if err == nil {

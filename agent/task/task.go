@@ -135,7 +135,7 @@ func Open(ctx context.Context, o Options) (*Tasks, error) {
 		}
 		t.visible = true
 		close(t.ended)
-		s.keep(t)
+		s.retain(t)
 	}
 	return s, nil
 }
@@ -193,11 +193,11 @@ func (t *Task) Finish(value any, err error) {
 	defer s.mu.Unlock()
 	t.visible = true
 	close(t.ended)
-	s.keep(t)
+	s.retain(t)
 }
 
-// keep adds an ended task and forgets old ones; the caller holds mu.
-func (s *Tasks) keep(t *Task) {
+// retain adds an ended task and forgets old ones; the caller holds mu.
+func (s *Tasks) retain(t *Task) {
 	s.finished = append(s.finished, t)
 	s.bytes += t.entry.weight()
 	t.kept = s.now()

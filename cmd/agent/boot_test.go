@@ -138,7 +138,7 @@ func agentWithStep(t *testing.T, ctx context.Context, first bool, run func(conte
 			return w, nil
 		}}}})
 	a.spawn(func() { _ = a.bus.Run(ctx) })
-	a.machine = &machine{besideBoot: func(context.Context) {}, goingDown: func(context.Context) string { return "" },
+	a.machine = &machine{runBackground: func(context.Context) {}, goingDown: func(context.Context) string { return "" },
 		Machine: &bootstrap.Machine{Dirs: dirs, Log: log, Status: rec, Settings: given{}, Supervisor: starter(run), Deferred: &bootstrap.Deferred{},
 			StartBus: a.bus.Start, First: func() bool { return marker.First("a-1") }}}
 	return a, w

@@ -19,13 +19,13 @@ type runOptions struct {
 	base       string
 }
 
-// dummy is an agent that touches no machine.
+// dummy reports whether the agent touches no machine.
 func (o runOptions) dummy() bool { return o.platform == "dummy" }
 
-// mails is an agent that gets monit's alerts.
-func (o runOptions) mails() bool { return o.monit() && !o.dummy() }
+// receivesAlerts reports whether the agent gets monit's alerts.
+func (o runOptions) receivesAlerts() bool { return o.monit() && !o.dummy() }
 
-// monit is an agent whose jobs are run by monit or by what takes its place.
+// monit reports whether the jobs are run by monit or by a supervisor in its place.
 func (o runOptions) monit() bool { return o.supervisor == "monit" || o.ownSupervisor() }
 
 // checkMonitFiles returns the check that a deployment's monit files must pass, or nil where monit reads them.

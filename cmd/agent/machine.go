@@ -94,8 +94,8 @@ type machineOptions struct {
 	shortfall func(dir, text string)
 }
 
-// at is the log of a part.
-func (o machineOptions) at(component string) *logrus.Entry {
+// logFor returns the log of a component.
+func (o machineOptions) logFor(component string) *logrus.Entry {
 	return o.log.WithField("component", component)
 }
 
@@ -120,26 +120,26 @@ type machine struct {
 	beforeConnect func(ctx context.Context, servers []netip.AddrPort)
 	// goingDown returns how the machine goes down; empty if it does not.
 	goingDown func(ctx context.Context) string
-	// besideBoot runs until ctx ends.
-	besideBoot func(ctx context.Context)
+	// runBackground runs until ctx ends.
+	runBackground func(ctx context.Context)
 }
 
 // newMachine puts the machine together that agent run boots and agent plan looks at. It reads the
 // state files and changes nothing but, unless it is read-only, what a crash left of them.
 func newMachine(o machineOptions) (*machine, error) {
 	b, linux := newBoot(o), o.config.Platform.Linux
-	manager := serviceManager(linux, o.at("unit"))
+	manager := serviceManager(linux, o.logFor("unit"))
 	monitManager := manager
 	if monitUnderRunit("/", linux) {
-		monitManager = &unit.Runit{Root: "/", Log: o.at("unit")}
+		monitManager = &unit.Runit{Root: "/", Log: o.logFor("unit")}
 	}
-	accounts := &user.Accounts{Root: "/", Log: o.at("user")}
-	b.Network = &network.Kernel{Root: "/", Log: o.at("network")}
+	accounts := &user.Accounts{Root: "/", Log: o.logFor("user")}
+	b.Network = &network.Kernel{Root: "/", Log: o.logFor("network")}
 	b.Resolver = &resolver.Kernel{Root: "/", PreferResolved: linux.ServiceManager == "systemd", Units: manager,
-		Log: o.at("dns")}
-	b.Tree = &tree.Kernel{Root: "/", Log: o.at("tree")}
-	b.Host = &host.Host{Root: "/", Dirs: o.dirs, Units: manager, Log: o.at("host")}
-	b.Firewall, b.Users = &firewall.Firewall{Log: o.at("firewall")}, accounts
+		Log: o.logFor("dns")}
+	b.Tree = &tree.Kernel{Root: "/", Log: o.logFor("tree")}
+	b.Host = &host.Host{Root: "/", Dirs: o.dirs, Units: manager, Log: o.logFor("host")}
+	b.Firewall, b.Users = &firewall.Firewall{Log: o.logFor("firewall")}, accounts
 	current, err := openSettings(b, o)
 	if err != nil {
 		return nil, err
@@ -166,18 +166,18 @@ func newMachine(o machineOptions) (*machine, error) {
 		monitSupervisor(b, client, monitManager),
 		client,
 		pendingStart,
-		follower{b.Firewall, linux, current, o.at("bus")}.follow,
+		follower{b.Firewall, linux, current, o.logFor("bus")}.follow,
 		func(ctx context.Context) string {
 			how, err := manager.GoingDown(ctx)
 			if err != nil {
-				o.at("unit").WithError(err).Debug("cannot determine whether the machine goes down")
+				o.logFor("unit").WithError(err).Debug("cannot determine whether the machine goes down")
 			}
 			return how
 		},
 		func(ctx context.Context) {
 			monitManager.Warm(ctx, monit.UnitName)
 			if err := disks.Persistent.WatchSizes(ctx); err != nil {
-				o.at("disk").WithError(err).
+				o.logFor("disk").WithError(err).
 					Warn("cannot receive the kernel's disk events; a grown disk is noticed only at the next start")
 			}
 		}}, nil
@@ -248,14 +248,14 @@ func (m *machine) addresses() []string {
 
 // newBoot is the boot's machine without its parts.
 func newBoot(o machineOptions) *bootstrap.Machine {
-	return &bootstrap.Machine{Dirs: o.dirs, Linux: o.config.Platform.Linux, Log: o.at("boot"), Status: o.status,
+	return &bootstrap.Machine{Dirs: o.dirs, Linux: o.config.Platform.Linux, Log: o.logFor("boot"), Status: o.status,
 		WithheldChanged: o.withheld, Deferred: &bootstrap.Deferred{Go: o.background}}
 }
 
 // openSettings lets the settings of a machine come from the sources that agent.json names.
 func openSettings(b *bootstrap.Machine, o machineOptions) (*store.Current, error) {
 	current, err := store.Open(o.dirs, store.Options{MountTmpfs: b.MountSettingsTmpfs, ReadOnly: o.readOnly,
-		Log: o.at("settings")})
+		Log: o.logFor("settings")})
 	if err != nil {
 		return nil, err
 	}
@@ -267,12 +267,12 @@ func openSettings(b *bootstrap.Machine, o machineOptions) (*store.Current, error
 
 // openDisks are the disks of a real machine.
 func openDisks(b *bootstrap.Machine, current *store.Current, o machineOptions) (storage.Disks, error) {
-	resolve, err := device.New(deviceOptions(b.Linux), o.at("disk"))
+	resolve, err := device.New(deviceOptions(b.Linux), o.logFor("disk"))
 	if err != nil {
 		return storage.Disks{}, err
 	}
 	return storage.New(storage.Config{Dirs: o.dirs, Resolver: resolve, Records: current, Settings: current,
-		Log: o.at("disk"), Program: ownProgram, Options: storageOptions(b.Linux),
+		Log: o.logFor("disk"), Program: ownProgram, Options: storageOptions(b.Linux),
 		AfterBoot: func(f func()) { b.Deferred.UntilVerdict(func(context.Context) { f() }) },
 		Progress:  o.progress, WorkProgress: o.workProgress, Shortfall: o.shortfall}), nil
 }
@@ -295,16 +295,16 @@ func serviceManager(linux agentjson.Linux, log *logrus.Entry) services {
 	return &unit.Runit{Root: "/", Log: log}
 }
 
-// monitUnderRunit reports whether monit is a service of runit. On jammy's stemcells systemd is the init and runs runit as one
-// of its units: networkd and resolved are systemd's, monit and the agent are runit's. Later stemcells have runit for its
-// tools alone, and no such service.
+// monitUnderRunit reports whether monit is a service of runit. On jammy's stemcells systemd is the init and runs runit
+// as one of its units: networkd and resolved are systemd's, monit and the agent are runit's. Later stemcells have runit
+// for its tools alone, and no such service.
 func monitUnderRunit(root string, linux agentjson.Linux) bool {
 	return linux.ServiceManager != "systemd" && unit.RunitHas(root, monit.UnitName)
 }
 
 // addSources lets the settings come from the sources that agent.json names.
 func addSources(m *bootstrap.Machine, current *store.Current, o machineOptions) error {
-	log := o.at("sources")
+	log := o.logFor("sources")
 	waiting := func(ctx context.Context, text string) {
 		if aside := store.Aside(m.Dirs); text != "" && len(aside) > 0 && !current.Present() {
 			text += "; the cached copy was damaged and set aside as " + strings.Join(aside, ", ")

@@ -99,7 +99,7 @@ type booting struct {
 	bus        *agent.BusClient
 	alerts     *agent.Alerts
 	gauge      *vitals.Gauge
-	mails      *net.TCPListener // for monit's alerts; nil while another process has the port
+	alertPort  *net.TCPListener // for monit's alerts; nil while another process has the port
 	reboot     *reboot          // before this boot; nil if there was none, or operators know
 }
 
@@ -157,12 +157,12 @@ func newBooting(ctx context.Context, o runOptions, log *logrus.Entry, notifier u
 		}
 	}
 	self := program{dirs, o.supervisor, notifier, log}
-	var mails *net.TCPListener
-	if o.mails() {
-		mails = self.openPort(ctx, kept)
+	var alertPort *net.TCPListener
+	if o.receivesAlerts() {
+		alertPort = self.openPort(ctx, kept)
 	}
 	return &booting{o, dirs, log, background, show, self, m, supervisor, dispatcher, bus, alerts,
-		vitals.New("/", dirs.Data(), dirs.Store()), mails, nil}, nil
+		vitals.New("/", dirs.Data(), dirs.Store()), alertPort, nil}, nil
 }
 
 func newDispatcher(ctx context.Context, o runOptions, m *machine, log *logrus.Entry) *agent.Dispatcher {
@@ -306,11 +306,11 @@ func (b *booting) run(ctx context.Context, cancel func(), boot func(context.Cont
 		watchdog.Feed(ctx, cmp.Or(b.program.notifier.Watchdog()/3, alivePeriod), b.dispatcher, alive, b.log)
 	})
 	b.reboot = findReboot(ctx, b.display)
-	b.spawn(func() { b.machine.besideBoot(ctx) })
+	b.spawn(func() { b.machine.runBackground(ctx) })
 	b.spawn(func() { b.program.releasePortWhenReplaced(ctx) })
 	b.spawn(func() {
 		if err := b.bus.Run(ctx); err != nil {
-			b.at("bus").WithError(err).Error("bus stopped")
+			b.logFor("bus").WithError(err).Error("bus stopped")
 		}
 	})
 	if err := boot(ctx); err != nil && ctx.Err() == nil {
@@ -333,8 +333,10 @@ const alivePeriod = 20 * time.Second
 // spawn runs f in a goroutine; run waits for it.
 func (b *booting) spawn(f func()) { b.background.Go(f) }
 
-// at is the log of a part.
-func (b *booting) at(component string) *logrus.Entry { return b.log.WithField("component", component) }
+// logFor returns the log of a component.
+func (b *booting) logFor(component string) *logrus.Entry {
+	return b.log.WithField("component", component)
+}
 
 // etc reads a file of the stemcell's identity, for the log only.
 func (b *booting) etc(name string) string {
@@ -347,7 +349,7 @@ func (b *booting) etc(name string) string {
 
 // boot runs the boot table until the machine is ready.
 func (b *booting) boot(ctx context.Context) error {
-	log := b.at("boot")
+	log := b.logFor("boot")
 	loop := bootstrap.Loop{
 		Engine: &engine.Engine{Log: log, Status: b.display.rec, Notify: b.showStep, Boundary: boundary(b.dirs),
 			Failing: func(v engine.Verdict) { b.failing(ctx, v) }},
@@ -396,7 +398,7 @@ func (b *booting) failing(ctx context.Context, v engine.Verdict) {
 // ready makes the serving agent and opens the gate: everything the Director relies on is set up.
 func (b *booting) ready(ctx context.Context, v engine.Verdict) error {
 	tasks, err := task.Open(ctx, task.Options{Path: b.machine.current.Place().TaskRecord(),
-		Log: b.at("task")})
+		Log: b.logFor("task")})
 	if err != nil {
 		b.log.WithError(err).Warn("cannot use the task record; tasks will not survive a restart")
 	}
@@ -449,9 +451,9 @@ type serving struct {
 
 // newServing makes the parts that the actions work with.
 func newServing(b *booting, tasks *task.Tasks) *serving {
-	m, log := b.machine, b.at("jobs")
+	m, log := b.machine, b.logFor("jobs")
 	e := m.current.Effective()
-	blobs := &blobs{dirs: b.dirs, log: b.at("blobstore")}
+	blobs := &blobs{dirs: b.dirs, log: b.logFor("blobstore")}
 	if use, err := blobs.Prepare(e.Blobstore); err != nil {
 		// The agent serves without a blobstore, so that the machine can be inspected and repaired;
 		// each use of the store fails with the reason.
@@ -489,7 +491,7 @@ func newServing(b *booting, tasks *task.Tasks) *serving {
 		Logs:     collector,
 		Uploads:  blobs,
 		Networks: m.networks,
-		SayShutdown: func(ctx context.Context) {
+		NotifyShutdown: func(ctx context.Context) {
 			if err := b.bus.Publish(ctx, "hm", "shutdown", nil); err != nil {
 				log.WithError(err).Warn("cannot notify the Health Monitor of the shutdown")
 			}
@@ -499,7 +501,7 @@ func newServing(b *booting, tasks *task.Tasks) *serving {
 
 // report starts heartbeats and alerts.
 func (s *serving) report(ctx context.Context) {
-	log := s.at("report")
+	log := s.logFor("report")
 	run := func(name string, f func(context.Context) error) {
 		s.spawn(func() {
 			if err := f(ctx); err != nil && ctx.Err() == nil {
@@ -513,15 +515,15 @@ func (s *serving) report(ctx context.Context) {
 		Ready: s.dispatcher.Opened(), Connected: s.bus.Connections(), Log: log}.Run)
 	run("expiry", agent.Expiry{Bus: s.bus, Certificates: s.machine.busCertificates, Connected: s.bus.Connections(),
 		Path: s.machine.current.Place().CertificateWarnings(), Log: log}.Run)
-	if !s.o.mails() {
+	if !s.o.receivesAlerts() {
 		return
 	}
 	port := monit.Port{Client: s.machine.monitClient, Log: log, Held: s.display.portHeld,
 		Alert: func(by error) { s.alerts.Send(agent.PortAlert(by)) }}
 	run("monit's port", port.Run)
-	mails := monit.Alerts{Log: log, Listener: s.mails, Keep: s.program.keepPort, Unserved: s.display.mailsUnserved}
+	alerts := monit.Alerts{Log: log, Listener: s.alertPort, Keep: s.program.keepPort, Unserved: s.display.mailsUnserved}
 	run("monit alerts", func(ctx context.Context) error {
-		return mails.Run(ctx, monit.AlertsAddress, func(m monit.Alert) {
+		return alerts.Run(ctx, monit.AlertsAddress, func(m monit.Alert) {
 			if s.instance.Expected(m) {
 				log.WithFields(logrus.Fields{"service": m.Service, "event": m.Event}).
 					Debug("alert dropped: the agent itself is starting or stopping the service")

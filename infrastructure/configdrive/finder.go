@@ -144,7 +144,7 @@ func (f finder) readNow(ctx context.Context, path string, names []string) (body 
 		if mountErr != nil {
 			return nil, "", fmt.Errorf("%s: %w; %w", path, err, mountErr)
 		}
-		return body, at(path, name), nil
+		return body, describePath(path, name), nil
 	case err != nil:
 		return nil, "", fmt.Errorf("%s: %w", path, damaged(err))
 	}
@@ -152,10 +152,10 @@ func (f finder) readNow(ctx context.Context, path string, names []string) (body 
 	if err != nil {
 		return nil, "", fmt.Errorf("%s: %w", path, damaged(err))
 	}
-	return body, at(path, name), nil
+	return body, describePath(path, name), nil
 }
 
-func at(path, name string) string { return path + ":" + strings.TrimPrefix(name, "/") }
+func describePath(path, name string) string { return path + ":" + strings.TrimPrefix(name, "/") }
 
 // damaged marks errors of the medium itself as final; what a device cannot read now it may
 // read the next time.

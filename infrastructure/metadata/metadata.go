@@ -65,7 +65,7 @@ func NewInstanceMetadata(o Options) *Source {
 
 // Name says what is asked.
 func (s *Source) Name() string {
-	return s.kind + " " + s.at(s.o.SettingsPath)
+	return s.kind + " " + s.printablePath(s.o.SettingsPath)
 }
 
 // Settings asks for the document, which may not exist yet on a new machine.
@@ -80,7 +80,7 @@ func (s *Source) Settings(ctx context.Context) (source.Answer, error) {
 	if err != nil {
 		return source.Answer{}, err
 	}
-	at := s.at(s.o.SettingsPath)
+	at := s.printablePath(s.o.SettingsPath)
 	if err := response.Usable(); err != nil {
 		return source.Answer{}, fmt.Errorf("%s: %w", at, err)
 	}
@@ -110,7 +110,7 @@ func (s *Source) PublicKey(ctx context.Context) (string, error) {
 			return "", err
 		}
 	}
-	at := s.at(s.o.SSHKeysPath)
+	at := s.printablePath(s.o.SSHKeysPath)
 	if !response.OK() {
 		if response.Status != http.StatusNotFound {
 			s.log().WithFields(logrus.Fields{"url": at, "status": response.Status}).Warn("no ssh key: the metadata service refused")
@@ -138,7 +138,7 @@ func (s *Source) InstanceID(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	at := s.at(s.o.InstanceIDPath)
+	at := s.printablePath(s.o.InstanceIDPath)
 	if err := response.Usable(); err != nil {
 		return "", fmt.Errorf("%s: %w", at, err)
 	}
@@ -201,8 +201,8 @@ func (s *Source) token(ctx context.Context) (secret.String, error) {
 	return secret.String{}, nil
 }
 
-// at is the address of path without credentials.
-func (s *Source) at(path string) string { return secret.RedactURL(s.o.URI.Reveal() + path) }
+// printablePath returns the address of path without credentials.
+func (s *Source) printablePath(path string) string { return secret.RedactURL(s.o.URI.Reveal() + path) }
 
 func (s *Source) log() *logrus.Entry {
 	if s.o.Log != nil {

@@ -48,7 +48,7 @@ func (s Supervisor) StopAll(ctx context.Context, wait bool) error {
 func (s Supervisor) stopAndWait(ctx context.Context, seen *sightings) (waiting []string, err error) {
 	waiting, err = s.until(ctx, func(services []Service) (pending []string, _ error) {
 		for _, v := range services {
-			seen.look(v)
+			seen.addProcess(v)
 			if v.Pending {
 				pending = append(pending, v.Name)
 			}
@@ -169,9 +169,9 @@ type sighting struct {
 	ended   chan struct{}
 }
 
-// look adds the process of a service, if it has a stop program: without one it is nobody's to stop. Init is not a job's
-// process: jobs that have none write its pid.
-func (s *sightings) look(v Service) {
+// addProcess adds the process of a service, if it has a stop program: without one it is nobody's to stop. Init is not a
+// job's process: jobs that have none write its pid.
+func (s *sightings) addProcess(v Service) {
 	check, known := s.checks[v.Name]
 	if !known || check.Stop == nil {
 		return

@@ -71,8 +71,8 @@ type IaaS struct {
 	registry *registry.Server
 	services []*http.Server
 
-	hostWish string // the file that asks for a link to the host
-	lightDir string // images of light stemcells
+	hostRoute string // the file that asks for a link to the host
+	lightDir  string // images of light stemcells
 
 	mu        sync.Mutex // guards what follows; never held while something is waited for
 	stemcells map[CID]*Stemcell
@@ -103,7 +103,7 @@ func Open(dir, name string, log *logrus.Entry) (*IaaS, error) {
 		return nil, errors.Join(err, f.Close())
 	}
 	i := &IaaS{name: name, runtimeName: RuntimeName(dir, name), store: store{own}, lock: f, log: log,
-		hostWish: hostRouteWish(dir, name), lightDir: LightImages(dir, name),
+		hostRoute: hostRouteFile(dir, name), lightDir: LightImages(dir, name),
 		metadata: metadata.New(), registry: registry.New(),
 		machines: map[CID]machine.Machine{}, followed: map[CID]<-chan struct{}{}, uploads: map[CID]bool{}}
 	if err := i.start(); err != nil {
@@ -178,24 +178,24 @@ func (i *IaaS) start() error {
 // dhcpDir holds what DHCP servers read.
 func (i *IaaS) dhcpDir() string { return filepath.Join(i.store.dir, "dhcp") }
 
-// hostRouteWish is a file beside the directory of an IaaS, with the requested access: it exists
+// hostRouteFile returns the path of a file beside the directory of an IaaS, with the requested access: it exists
 // independently of the directory.
-func hostRouteWish(dir, name string) string { return Directory(dir, name) + "-host-route" }
+func hostRouteFile(dir, name string) string { return Directory(dir, name) + "-host-route" }
 
 // WishHostAccess notes which link to the host holders make.
 func WishHostAccess(dir, name string, access fabric.Access) error {
 	if err := ValidName(name); err != nil {
 		return err
 	}
-	if old, err := os.ReadFile(hostRouteWish(dir, name)); err == nil && fabric.Access(old) != access {
+	if old, err := os.ReadFile(hostRouteFile(dir, name)); err == nil && fabric.Access(old) != access {
 		if err := fabric.Disconnect(RuntimeName(dir, name)); err != nil {
 			return err
 		}
 	}
 	if access != fabric.NoAccess {
-		return errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(hostRouteWish(dir, name), []byte(access), 0o644))
+		return errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(hostRouteFile(dir, name), []byte(access), 0o644))
 	}
-	if err := os.Remove(hostRouteWish(dir, name)); !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(hostRouteFile(dir, name)); !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	return nil
@@ -203,7 +203,7 @@ func WishHostAccess(dir, name string, access fabric.Access) error {
 
 // ConnectHost makes or removes the link to the host, as it is wished now.
 func (i *IaaS) ConnectHost() error {
-	wish, err := os.ReadFile(i.hostWish)
+	wish, err := os.ReadFile(i.hostRoute)
 	if errors.Is(err, os.ErrNotExist) {
 		return i.net.LinkHost(fabric.NoAccess)
 	}

@@ -345,8 +345,8 @@ func (r *Resolver) pick(now snapshot, s search, h Hint, waited time.Duration) (D
 			trace = append(trace, n.Target+" is disk "+other)
 			continue
 		}
-		// Where udev has finished with the device, or does not run, no better link will come. Where other disks of this CPI have
-		// identifiers, this one's may belong to a device that is still to come.
+		// Where udev has finished with the device, or does not run, no better link will come. Where other disks of this
+		// CPI have identifiers, this one's may belong to a device that is still to come.
 		if waited < st.grace && now.Udev && (st.fullGrace || !n.Settled || len(others) > 0) {
 			trace = append(trace, "waiting for udev to confirm "+n.Target)
 			continue
@@ -447,7 +447,7 @@ func (r *Resolver) unmanaged() (nodes []node, unsettled, why string, err error) 
 	udev := atomicfile.Exists(filepath.Join(root, "run/udev"))
 	var names []string
 	for _, p := range paths {
-		n, ok := s.look(root, strings.TrimPrefix(p, strings.TrimSuffix(root, "/")))
+		n, ok := s.findNode(root, strings.TrimPrefix(p, strings.TrimSuffix(root, "/")))
 		if !ok || !n.Block {
 			continue
 		}

@@ -63,7 +63,7 @@ func observe(root string, of search) (snapshot, error) {
 		}
 	}
 	for _, p := range paths {
-		if n, ok := s.look(root, p); ok {
+		if n, ok := s.findNode(root, p); ok {
 			s.Nodes[p] = n
 		}
 	}
@@ -97,7 +97,7 @@ func observe(root string, of search) (snapshot, error) {
 	return s, nil
 }
 
-func (s *snapshot) look(root, path string) (node, bool) {
+func (s *snapshot) findNode(root, path string) (node, bool) {
 	real := filepath.Join(root, path)
 	if root != "/" {
 		target, err := filepath.EvalSymlinks(real)

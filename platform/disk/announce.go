@@ -21,7 +21,7 @@ import (
 // Where the kernel refuses but a block device of the partition's name is there all the same,
 // that node counts as the partition's.
 func Announce(ctx context.Context, path string) error {
-	s, err := look(path, func(layout.Table) bool { return false })
+	s, err := inspectDisk(path, func(layout.Table) bool { return false })
 	if err != nil {
 		return err
 	}

@@ -69,11 +69,11 @@ func NewID(l layout.Label) (string, error) {
 
 // Inspect reads what is on a disk or image. The content is probed only where there is no partition table.
 func Inspect(path string) (layout.State, error) {
-	return look(path, func(t layout.Table) bool { return t.Label == layout.None })
+	return inspectDisk(path, func(t layout.Table) bool { return t.Label == layout.None })
 }
 
-// look probes the content only if it is wanted.
-func look(path string, wanted func(layout.Table) bool) (layout.State, error) {
+// inspectDisk probes the content only if it is wanted.
+func inspectDisk(path string, wanted func(layout.Table) bool) (layout.State, error) {
 	s := layout.State{Path: path}
 	f, err := os.Open(path)
 	if err != nil {
@@ -376,8 +376,8 @@ func readMBR(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
 const bootCode = 440
 
 // nameMBR returns the name of the single partition of a DOS table; empty if it has none. Such a table has no place for
-// one: the name is in the boot code, which is otherwise empty, and the type says so. A program that writes another table
-// sets another type, and foreign raw data of that type has no name.
+// one: the name is in the boot code, which is otherwise empty, and the type says so. A program that writes another
+// table sets another type, and foreign raw data of that type has no name.
 func nameMBR(sector0 []byte) string {
 	for i := range 4 {
 		kind := sector0[tableOffset+16*i+4]

@@ -43,9 +43,9 @@ func jobOf(group string) (job string, found bool) {
 	return m[1] + m[2], true
 }
 
-// LetIn allows the calling process's job to connect to the supervisor, for the program bosh-enable-monit-access. The
+// Allow allows the calling process's job to connect to the supervisor, for the program bosh-enable-monit-access. The
 // job is recognized by its control group; where that is not possible, every process of vcap is allowed.
-func (f *Firewall) LetIn(ctx context.Context, j Job) error {
+func (f *Firewall) Allow(ctx context.Context, j Job) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -62,7 +62,7 @@ func (f *Firewall) LetIn(ctx context.Context, j Job) error {
 	}
 	job, level, id, err := j.group()
 	if err == nil {
-		err = f.letGroupIn(conn, job, level, id)
+		err = f.allowGroup(conn, job, level, id)
 	}
 	if err == nil {
 		return nil
@@ -73,9 +73,9 @@ func (f *Firewall) LetIn(ctx context.Context, j Job) error {
 	return f.letUserIn(conn, have, j.UID)
 }
 
-// letGroupIn replaces the rules of an earlier run of the job: its control group had another inode
+// allowGroup replaces the rules of an earlier run of the job: its control group had another inode
 // number.
-func (f *Firewall) letGroupIn(conn *nftables.Conn, job string, level uint32, id uint64) error {
+func (f *Firewall) allowGroup(conn *nftables.Conn, job string, level uint32, id uint64) error {
 	chain := &nftables.Chain{Name: jobsChain, Table: table()}
 	rules, err := conn.GetRules(table(), chain)
 	if err != nil {

@@ -101,7 +101,7 @@ func TestNSMonit(t *testing.T) {
 		if !connect(t, 1234, "127.0.0.1", 2822, "") {
 			t.Fatal("port is closed before there are rules")
 		}
-		if err := f.LetIn(t.Context(), Job{Root: t.TempDir(), UID: 1000}); !errors.Is(err, ErrNotSetUp) {
+		if err := f.Allow(t.Context(), Job{Root: t.TempDir(), UID: 1000}); !errors.Is(err, ErrNotSetUp) {
 			t.Errorf("got %v, want ErrNotSetUp", err)
 		}
 		converge(t, f, Desired{Monit: true})
@@ -133,7 +133,7 @@ func TestNSMonit(t *testing.T) {
 
 		// A process outside of bpm lets vcap in, once, and that survives the agent's next start.
 		for range 2 {
-			if err := f.LetIn(t.Context(), Job{Root: t.TempDir(), UID: 1234}); err != nil {
+			if err := f.Allow(t.Context(), Job{Root: t.TempDir(), UID: 1234}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -154,7 +154,7 @@ func TestNSMonit(t *testing.T) {
 		}
 		before := ruleset(t)
 		converge(t, f, Desired{Monit: true})
-		if err := f.LetIn(t.Context(), Job{Root: t.TempDir(), UID: 1234}); err != nil {
+		if err := f.Allow(t.Context(), Job{Root: t.TempDir(), UID: 1234}); err != nil {
 			t.Errorf("access beside odd rules: %v", err)
 		}
 		// Counters may move on; nothing else may.
@@ -223,7 +223,7 @@ func TestNSGroup(t *testing.T) {
 		listen(t, "127.0.0.1:2822")
 		converge(t, f, Desired{Monit: true})
 		for range 2 {
-			if err := f.LetIn(t.Context(), Job{Root: root, UID: 1000}); err != nil {
+			if err := f.Allow(t.Context(), Job{Root: root, UID: 1000}); err != nil {
 				t.Fatal(err)
 			}
 		}

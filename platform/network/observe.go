@@ -230,8 +230,8 @@ func origin(p netlink.RouteProtocol) Origin {
 	return OriginOther
 }
 
-// Cables lists the machine's NICs by name and hardware address, and which of them have a carrier.
-func (k *Kernel) Cables() (nics, carriers []string, err error) {
+// Carriers lists the machine's NICs by name and hardware address, and which of them have a carrier.
+func (k *Kernel) Carriers() (nics, carriers []string, err error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, nil, fmt.Errorf("open netlink: %w", err)

@@ -46,19 +46,19 @@ func (s *Systemd) Close() {
 // connect returns the kept connection, or makes one: systemd closes its private connections when it
 // re-executes itself.
 func (s *Systemd) connect(ctx context.Context) (*connection, error) {
-	if conn := s.kept(nil); conn != nil {
+	if conn := s.shareConnection(nil); conn != nil {
 		return conn, nil
 	}
 	conn, err := dialSystemd(ctx, s.Root)
 	if err != nil {
 		return nil, err
 	}
-	return s.kept(conn), nil
+	return s.shareConnection(conn), nil
 }
 
-// kept is the connection that is in use. If there is none, dialed becomes it, otherwise dialed is
+// shareConnection returns the connection that is in use. If there is none, dialed becomes it, otherwise dialed is
 // closed: another call has connected at the same time.
-func (s *Systemd) kept(dialed *connection) *connection {
+func (s *Systemd) shareConnection(dialed *connection) *connection {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -297,9 +297,9 @@ func (s *Systemd) job(ctx context.Context, verb string, queue queueFunc, name, m
 	return failed
 }
 
-// PowerOff turns the machine off, in order: services are stopped first. It returns when the
-// request was taken, not when the machine is off. It asks logind, which lets inhibitors finish; then systemd itself; and
-// when neither is there, the kernel.
+// PowerOff turns the machine off, in order: services are stopped first. It returns when the request was taken, not when
+// the machine is off. It asks logind, which lets inhibitors finish; then systemd itself; and when neither is there, the
+// kernel.
 func (s *Systemd) PowerOff(ctx context.Context) error {
 	logindErr := s.askLogind(ctx)
 	if logindErr == nil {

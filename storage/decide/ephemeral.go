@@ -17,8 +17,8 @@ const FormatEphemeral = "ephemeral"
 // NoEphemeral begins the message that operators and test suites look for.
 const NoEphemeral = "No ephemeral disk found"
 
-// EphemeralWish combines what settings and agent.json say about the ephemeral disk.
-type EphemeralWish struct {
+// EphemeralConfig combines what settings and agent.json say about the ephemeral disk.
+type EphemeralConfig struct {
 	Named bool // by the CPI
 	// Missing says that the named disk did not appear.
 	Missing bool
@@ -36,7 +36,7 @@ var errNoneNamed = advice.With("give the VM an ephemeral disk (vm_types[].cloud_
 
 // UseRootDisk reports whether the ephemeral data goes to the root disk. The absence of a named disk is not a reason for
 // that, unless the stemcell says so.
-func UseRootDisk(w EphemeralWish) (bool, error) {
+func UseRootDisk(w EphemeralConfig) (bool, error) {
 	switch {
 	case !w.Named && !w.CreateOnRoot:
 		return false, errNoneNamed

@@ -35,17 +35,17 @@ func wantError(t *testing.T, err error, text string) {
 
 func TestUseRootDisk(t *testing.T) {
 	for _, c := range []struct {
-		wish  EphemeralWish
+		wish  EphemeralConfig
 		root  bool
 		fails string
 	}{
-		{EphemeralWish{}, false, NoEphemeral},
-		{EphemeralWish{CreateOnRoot: true}, true, ""},
-		{EphemeralWish{Named: true}, false, ""},
-		{EphemeralWish{Named: true, CreateOnRoot: true}, false, ""},
-		{EphemeralWish{Named: true, Missing: true, CreateOnRoot: true}, false, ""},
-		{EphemeralWish{Named: true, Missing: true, FallBack: true}, false, ""},
-		{EphemeralWish{Named: true, Missing: true, CreateOnRoot: true, FallBack: true}, true, ""},
+		{EphemeralConfig{}, false, NoEphemeral},
+		{EphemeralConfig{CreateOnRoot: true}, true, ""},
+		{EphemeralConfig{Named: true}, false, ""},
+		{EphemeralConfig{Named: true, CreateOnRoot: true}, false, ""},
+		{EphemeralConfig{Named: true, Missing: true, CreateOnRoot: true}, false, ""},
+		{EphemeralConfig{Named: true, Missing: true, FallBack: true}, false, ""},
+		{EphemeralConfig{Named: true, Missing: true, CreateOnRoot: true, FallBack: true}, true, ""},
 	} {
 		root, err := UseRootDisk(c.wish)
 		wantError(t, err, c.fails)

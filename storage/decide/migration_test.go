@@ -12,16 +12,16 @@ func TestPlace(t *testing.T) {
 	mounted := func(p placement) placement { p.Mounted = true; return p }
 	moved := store
 	moved.Leaves = "/target"
-	beside := Around{OnStore: "old", StoreTaken: true}
-	taken, both, foreign, free := Around{StoreTaken: true}, Around{StoreTaken: true, TargetTaken: true}, Around{StoreTaken: true, Foreign: "tmpfs"}, Around{TargetTaken: true}
+	beside := Surroundings{OnStore: "old", StoreTaken: true}
+	taken, both, foreign, free := Surroundings{StoreTaken: true}, Surroundings{StoreTaken: true, TargetTaken: true}, Surroundings{StoreTaken: true, Foreign: "tmpfs"}, Surroundings{TargetTaken: true}
 	for _, c := range []struct {
 		name      string
-		around    Around
+		around    Surroundings
 		mountedOn string
 		want      placement
 		fails     string
 	}{
-		{"the store is free", Around{}, "", store, ""},
+		{"the store is free", Surroundings{}, "", store, ""},
 		{"another disk is on the store", taken, "", target, ""},
 		{"on the store already", taken, "/store", mounted(store), ""},
 		{"on the migration target already", both, "/target", mounted(target), ""},
@@ -29,11 +29,11 @@ func TestPlace(t *testing.T) {
 		{"something on top of it", foreign, "/store", placement{}, "tmpfs is mounted on /store"},
 		{"another disk is on top of it", beside, "/store", placement{}, "disk old is mounted on top of it on /store: run unmount_disk old first"},
 		{"on the migration target, and the store is free", free, "/target", moved, ""},
-		{"mounted elsewhere", Around{}, "/mnt", placement{}, "it is mounted on /mnt"},
+		{"mounted elsewhere", Surroundings{}, "/mnt", placement{}, "it is mounted on /mnt"},
 		{"both directories are taken", both, "", placement{}, "both in use: run unmount_disk"},
 	} {
 		c.around.Store, c.around.MigrationTarget = "/store", "/target"
-		got, err := place(Observed{Around: c.around, Persistent: Persistent{CID: "new"}, MountedOn: c.mountedOn})
+		got, err := place(Observed{Surroundings: c.around, Persistent: Persistent{CID: "new"}, MountedOn: c.mountedOn})
 		wantError(t, err, c.fails)
 		if got != c.want {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)

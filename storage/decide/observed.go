@@ -8,13 +8,13 @@ import (
 	"cambium/storage/record"
 )
 
-// Around describes the surroundings of a single persistent disk as observed: records, directories, and the disks that
-// exist.
-type Around struct {
+// Surroundings describes the surroundings of a single persistent disk as observed: records, directories, and the disks
+// that exist.
+type Surroundings struct {
 	Record record.Record
-	// Told is the disk that managed_disk_settings.json names; other agents write that file, too. Unreadable says why it
-	// names none.
-	Told       string
+	// ManagedCID is the disk named in managed_disk_settings.json; other agents write that file, too. Unreadable says why
+	// it names none.
+	ManagedCID string
 	Unreadable error
 	// Known are the disks that settings and hints name, in order.
 	Known []string
@@ -33,7 +33,7 @@ type Around struct {
 // Observed is everything that was seen of one persistent disk and around it, before a decision about it. One function
 // takes it, under the lock, and only reads.
 type Observed struct {
-	Around
+	Surroundings
 	Persistent
 	// Absent says why the disk's device was not found. Nothing else is known of the disk then.
 	Absent error
@@ -57,7 +57,7 @@ type Observed struct {
 }
 
 // Request returns the operator's request about the disk; empty if there is none.
-func (o Observed) Request() record.Action { return o.Around.Record.Asked[o.CID] }
+func (o Observed) Request() record.Action { return o.Surroundings.Record.Asked[o.CID] }
 
 // Pick is the CID by which StoreDisk asks for the disks themselves to be looked at.
 const Pick = "."
@@ -65,8 +65,8 @@ const Pick = "."
 // StoreDisk decides which disk is mounted at boot; none if it is empty. A record of one that is not among those known
 // is an error. Where none is known at all and its identity is not on record, cloudfoundry/bosh-agent may have left the
 // record of a disk that was removed: that is a warning.
-func StoreDisk(a Around) (cid, warning string, err error) {
-	recorded, _ := a.Record.StoreDisk(a.Told)
+func StoreDisk(a Surroundings) (cid, warning string, err error) {
+	recorded, _ := a.Record.StoreDisk(a.ManagedCID)
 	accepted := a.Record.Accepted()
 	if !slices.Contains(a.Known, accepted) {
 		accepted = ""
@@ -160,7 +160,7 @@ func MountDisk(o Observed) (Plan, error) {
 
 // CheckTarget refuses a disk as the target of a migration that says that it is another one. A clone of the store may be
 // mounted there.
-func CheckTarget(d Disk, a Around, elsewhere []string) error {
+func CheckTarget(d Disk, a Surroundings, elsewhere []string) error {
 	if x := d.Said.CID; x != "" && x != d.CID && x != a.OnStore && slices.Contains(elsewhere, x) &&
 		a.Record.Asked[d.CID] == "" {
 		return &Refusal{d.Path, "it says that it is persistent disk " + x,
@@ -181,13 +181,13 @@ func (o Observed) prepare(at placement) (p Plan, err error) {
 		return p, nil
 	case at.Mounted:
 		if !o.Directories {
-			if err := checkIdentity(o.CID, o.Disk.Path, o.Around.Record, o.Found); err != nil {
+			if err := checkIdentity(o.CID, o.Disk.Path, o.Surroundings.Record, o.Found); err != nil {
 				return p, err
 			}
 			p = GrowMounted(o.Persistent, at.Directory)
 		}
 		// A migration was interrupted while the store was read-only.
-		p.MakeWritable = at.Directory == o.Store && o.Around.Record.ReadOnly
+		p.MakeWritable = at.Directory == o.Store && o.Surroundings.Record.ReadOnly
 		return p, nil
 	}
 	if p, err = MountPersistent(o.Persistent, at.Directory); err != nil {
@@ -215,7 +215,7 @@ func Describe(o Observed) string {
 	if sb := o.superblock(); sb != "" {
 		text += ", " + sb
 	}
-	if of, _, known := o.Around.Record.Known(o.CID, o.Volume.Content.UUID, o.Disk.Table.GUID); known {
+	if of, _, known := o.Surroundings.Record.Known(o.CID, o.Volume.Content.UUID, o.Disk.Table.GUID); known {
 		text += ", on record as the store of " + of
 	}
 	if o.MountedOn != "" {

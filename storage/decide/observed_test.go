@@ -12,7 +12,7 @@ import (
 // observedDisk is a disk beside which nothing is mounted.
 func observedDisk(p Persistent, r record.Record, told string) Observed {
 	p.CID, p.Record, p.FileSystem, p.Label = "vol-1", r, probe.Ext4, "gpt"
-	return Observed{Persistent: p, Around: Around{Record: r, Told: told, Known: []string{"vol-1"}, Store: "/store", MigrationTarget: "/target"}}
+	return Observed{Persistent: p, Surroundings: Surroundings{Record: r, ManagedCID: told, Known: []string{"vol-1"}, Store: "/store", MigrationTarget: "/target"}}
 }
 
 // What happens to a disk, from the first look to what is put on record.

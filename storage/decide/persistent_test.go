@@ -313,29 +313,29 @@ func TestStoreDisk(t *testing.T) {
 	damaged := errors.New("managed_disk_settings.json is damaged")
 	for _, c := range []struct {
 		name           string
-		o              Around
+		o              Surroundings
 		mount, warning string
 		fails          string
 	}{
-		{"none, and a disk was the store", Around{Record: formerly, Known: two}, "", "", ""},
-		{"ours", Around{Record: recorded("a"), Told: "a", Known: two}, "a", "", ""},
-		{"ours, a crash before it was published", Around{Record: unpublished, Told: "a", Known: two}, "b", "", ""},
-		{"the only one, recorded by another agent", Around{Record: none, Told: "a", Known: two[:1]}, "a", "", ""},
-		{"one of two, recorded by another agent after ours", Around{Record: recorded("a"), Told: "b", Known: two}, "b", "", ""},
-		{"the same, the other accepted", Around{Record: asking(none, record.Accept, "a"), Told: "b", Known: two}, "a", "", ""},
-		{"the same, accepted itself", Around{Record: asking(recorded("a"), record.Accept, "b"), Told: "b", Known: two}, "b", "", ""},
-		{"the same, which left the store mounted", Around{Record: none, Told: "b", Known: two, OnStore: "b"}, "b", "", ""},
-		{"the same, directories", Around{Record: none, Told: "b", Known: two, Directories: true}, "b", "", ""},
-		{"a disk other than the recorded one is on the store", Around{Record: recorded("a"), Told: "a", Known: two, OnStore: "b"}, "b", "", ""},
-		{"nothing is on record", Around{Record: none, Known: two}, Pick, "", ""},
-		{"nothing is on record, and no disk is known", Around{Record: none}, "", "", ""},
-		{"ours, and what other agents read is lost", Around{Record: recorded("a"), Known: two}, "a", "", ""},
-		{"none is known, left by another agent (D.15)", Around{Record: none, Told: "a"}, "", "is in neither settings nor hints", ""},
-		{"none is known, its identity is on record", Around{Record: recorded("a"), Told: "a"}, "", "", "agent disk release a"},
-		{"others are known", Around{Record: none, Told: "a", Known: two[1:]}, "", "", "is in neither settings nor hints"},
-		{"others are known, one accepted", Around{Record: asking(recorded("a"), record.Accept, "b"), Told: "a", Known: two[1:]}, "b", "", ""},
-		{"damaged", Around{Record: recorded("a"), Unreadable: damaged, Known: two}, "", "", "is damaged"},
-		{"damaged, one accepted", Around{Record: asking(recorded("a"), record.Accept, "b"), Unreadable: damaged, Known: two}, "b", "", ""},
+		{"none, and a disk was the store", Surroundings{Record: formerly, Known: two}, "", "", ""},
+		{"ours", Surroundings{Record: recorded("a"), ManagedCID: "a", Known: two}, "a", "", ""},
+		{"ours, a crash before it was published", Surroundings{Record: unpublished, ManagedCID: "a", Known: two}, "b", "", ""},
+		{"the only one, recorded by another agent", Surroundings{Record: none, ManagedCID: "a", Known: two[:1]}, "a", "", ""},
+		{"one of two, recorded by another agent after ours", Surroundings{Record: recorded("a"), ManagedCID: "b", Known: two}, "b", "", ""},
+		{"the same, the other accepted", Surroundings{Record: asking(none, record.Accept, "a"), ManagedCID: "b", Known: two}, "a", "", ""},
+		{"the same, accepted itself", Surroundings{Record: asking(recorded("a"), record.Accept, "b"), ManagedCID: "b", Known: two}, "b", "", ""},
+		{"the same, which left the store mounted", Surroundings{Record: none, ManagedCID: "b", Known: two, OnStore: "b"}, "b", "", ""},
+		{"the same, directories", Surroundings{Record: none, ManagedCID: "b", Known: two, Directories: true}, "b", "", ""},
+		{"a disk other than the recorded one is on the store", Surroundings{Record: recorded("a"), ManagedCID: "a", Known: two, OnStore: "b"}, "b", "", ""},
+		{"nothing is on record", Surroundings{Record: none, Known: two}, Pick, "", ""},
+		{"nothing is on record, and no disk is known", Surroundings{Record: none}, "", "", ""},
+		{"ours, and what other agents read is lost", Surroundings{Record: recorded("a"), Known: two}, "a", "", ""},
+		{"none is known, left by another agent (D.15)", Surroundings{Record: none, ManagedCID: "a"}, "", "is in neither settings nor hints", ""},
+		{"none is known, its identity is on record", Surroundings{Record: recorded("a"), ManagedCID: "a"}, "", "", "agent disk release a"},
+		{"others are known", Surroundings{Record: none, ManagedCID: "a", Known: two[1:]}, "", "", "is in neither settings nor hints"},
+		{"others are known, one accepted", Surroundings{Record: asking(recorded("a"), record.Accept, "b"), ManagedCID: "a", Known: two[1:]}, "b", "", ""},
+		{"damaged", Surroundings{Record: recorded("a"), Unreadable: damaged, Known: two}, "", "", "is damaged"},
+		{"damaged, one accepted", Surroundings{Record: asking(recorded("a"), record.Accept, "b"), Unreadable: damaged, Known: two}, "b", "", ""},
 	} {
 		cid, warning, err := StoreDisk(c.o)
 		wantError(t, err, c.fails)

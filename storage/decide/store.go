@@ -43,7 +43,7 @@ func (d Disk) copyOf(source Disk) bool {
 // empty store.
 type Choice struct {
 	Disk
-	Around
+	Surroundings
 	// New is set if the disk is prepared first. Then it says nothing about itself.
 	New bool
 	// Identified is set if its hint finds it by an identifier, not by a path.
@@ -62,10 +62,10 @@ type Outranked struct {
 
 func (o *Outranked) Unwrap() error { return o.Refusal }
 
-// Choose refuses a disk that is not the newest complete store, or not known to be it. The rules are those of the table in
-// docs/adr/0036-a-store-says-who-it-is.md, the first one that matches.
+// Choose refuses a disk that is not the newest complete store, or not known to be it. The rules are those of the table
+// in docs/adr/0036-a-store-says-who-it-is.md, the first one that matches.
 func Choose(c Choice) error {
-	if asked := c.Around.Record.Asked[c.CID]; asked == record.Accept || asked == record.Format {
+	if asked := c.Surroundings.Record.Asked[c.CID]; asked == record.Accept || asked == record.Format {
 		return nil
 	}
 	if err := CheckCopy(c.CID, c.Path, c.Said); err != nil {
@@ -128,8 +128,8 @@ func (c Choice) sourceOf(o Disk) error {
 
 // chooseByRecord decides by what is on record on the machine.
 func (c Choice) chooseByRecord() error {
-	recorded, byOther := c.Around.Record.StoreDisk(c.Told)
-	source := c.Around.Record.Disks[c.Said.Origin.CID]
+	recorded, byOther := c.Surroundings.Record.StoreDisk(c.ManagedCID)
+	source := c.Surroundings.Record.Disks[c.Said.Origin.CID]
 	if c.unused() && recorded == c.Said.Origin.CID && source.Generation > c.Said.Origin.Generation &&
 		c.Said.Of(recorded, source.FileSystem) {
 		return c.refuse(fmt.Sprintf("it is a copy of %s, which has been the store since", recorded),
@@ -153,7 +153,7 @@ func (c Choice) chooseByRecord() error {
 // doubt refuses the disk that was mounted last where it may be half a copy: cloudfoundry/bosh-agent records a new disk
 // before the store is copied to it. What that agent has mounted on the store is the store, and so is a new disk whose
 // old one is in neither settings nor hints.
-func (a Around) doubt() error {
+func (a Surroundings) doubt() error {
 	if a.OnStore != "" || a.Directories || len(a.Known) < 2 {
 		return nil
 	}
@@ -163,7 +163,7 @@ func (a Around) doubt() error {
 	}
 	return fmt.Errorf("settings and hints name the persistent disks %s, and %s, which another agent recorded as "+
 		"mounted last, may be an incomplete copy: this agent never mounted it on the store. For the disk that holds all data, run %s",
-		strings.Join(a.Known, " and "), a.Told, strings.Join(accepts, " or "))
+		strings.Join(a.Known, " and "), a.ManagedCID, strings.Join(accepts, " or "))
 }
 
 // CheckCopy refuses the disk at path as the store if it is an incomplete copy.
@@ -182,12 +182,12 @@ func CheckCopy(cid, path string, s Said) error {
 
 // CheckMounted refuses a disk that is on the store while this agent's record names another one, unless that one is
 // known to be older. others are the candidates.
-func CheckMounted(on Disk, a Around, others []Disk) error {
+func CheckMounted(on Disk, a Surroundings, others []Disk) error {
 	if err := CheckCopy(on.CID, on.Path, on.Said); err != nil && a.Record.Asked[on.CID] != record.Accept {
 		return err
 	}
-	recorded, byOther := a.Record.StoreDisk(a.Told)
-	if recorded == "" || recorded == on.CID || byOther || a.Told == on.CID || a.Record.Asked[on.CID] == record.Accept {
+	recorded, byOther := a.Record.StoreDisk(a.ManagedCID)
+	if recorded == "" || recorded == on.CID || byOther || a.ManagedCID == on.CID || a.Record.Asked[on.CID] == record.Accept {
 		return nil
 	}
 	for _, o := range others {
@@ -212,8 +212,8 @@ func Chosen(d Disk) identity.Store {
 	return s
 }
 
-// Reverted describes a disk that says less than is on record for it; empty if it does not. A disk has been set back to an
-// older snapshot; of a directory, the volume is not mounted.
+// Reverted describes a disk that says less than is on record for it; empty if it does not. A disk has been set back to
+// an older snapshot; of a directory, the volume is not mounted.
 func Reverted(d Disk, r record.Record) string {
 	was := r.Disks[d.CID].Generation
 	if was == 0 || d.Said.Strange != nil || d.Said.CID == d.CID && d.Said.Generation >= was {

@@ -37,7 +37,7 @@ func TestChoose(t *testing.T) {
 	none := record.New()
 	stale := recorded("a")
 	stale.Disks["a"] = record.Disk{FileSystem: "u-a", Generation: 6}
-	ofA := func(c Choice) Choice { c.Around.Record, c.Told = recorded("a"), "a"; return c }
+	ofA := func(c Choice) Choice { c.Surroundings.Record, c.ManagedCID = recorded("a"), "a"; return c }
 	for _, c := range []struct {
 		name  string
 		c     Choice
@@ -45,7 +45,7 @@ func TestChoose(t *testing.T) {
 		by    string // the disk that is the store instead
 	}{
 		{"1 accepted, an incomplete copy", Choice{Disk: incomplete(store("a", 0)),
-			Around: Around{Record: asking(none, record.Accept, "a")}}, "", ""},
+			Surroundings: Surroundings{Record: asking(none, record.Accept, "a")}}, "", ""},
 		{"2 an incomplete copy, on record", ofA(Choice{Disk: incomplete(copied("a", 0, "b", 3))}), "incomplete copy of b", ""},
 		{"2 not understood", ofA(Choice{Disk: strange}), "version 9, want 1", ""},
 		{"3 g, j: it is another disk that is named now", ofA(Choice{Disk: saying(store("a", 5), "b"), Elsewhere: []string{"b"}}),
@@ -72,30 +72,30 @@ func TestChoose(t *testing.T) {
 			"never been the store", "b"},
 		{"6 the source is gone", Choice{Disk: copied("a", 0, "b", 5)}, "", ""},
 		{"6 the source is gone, and was the store after the copy", Choice{Disk: copied("b", 0, "a", 5),
-			Around: Around{Record: stale, Told: "a"}}, "it is a copy of a, which has been the store since", ""},
+			Surroundings: Surroundings{Record: stale, ManagedCID: "a"}}, "it is a copy of a, which has been the store since", ""},
 		{"6 blank beside a store", Choice{Disk: Disk{CID: "b"}, New: true, Others: others(store("a", 5))},
 			"it has never been the store, and a (/dev/a) may be the store", ""},
 		{"6 blank beside a disk that says nothing", Choice{Disk: Disk{CID: "b"}, New: true, Others: others(silent("a"))},
 			"Run mount_disk a first", ""},
-		{"7 f: another agent recorded it", Choice{Disk: silent("b"), Around: Around{Record: recorded("a"), Told: "b",
+		{"7 f: another agent recorded it", Choice{Disk: silent("b"), Surroundings: Surroundings{Record: recorded("a"), ManagedCID: "b",
 			Known: []string{"a", "b"}}, Others: others(store("a", 5))}, "may be an incomplete copy", ""},
-		{"7 f: both say nothing", Choice{Disk: silent("b"), Around: Around{Record: none, Told: "b",
+		{"7 f: both say nothing", Choice{Disk: silent("b"), Surroundings: Surroundings{Record: none, ManagedCID: "b",
 			Known: []string{"a", "b"}}, Others: others(silent("a"))}, "'agent disk accept a --yes' or 'agent disk accept b --yes'", ""},
-		{"7 f: mount_disk of the old one", Choice{Disk: silent("a"), Around: Around{Record: none, Told: "b",
+		{"7 f: mount_disk of the old one", Choice{Disk: silent("a"), Surroundings: Surroundings{Record: none, ManagedCID: "b",
 			Known: []string{"a", "b"}}, Others: others(silent("b"))}, "", ""},
-		{"7 f: the old one is detached", Choice{Disk: silent("b"), Around: Around{Record: recorded("a"), Told: "b",
+		{"7 f: the old one is detached", Choice{Disk: silent("b"), Surroundings: Surroundings{Record: recorded("a"), ManagedCID: "b",
 			Known: []string{"b"}}}, "", ""},
 		{"8 a: on record", ofA(Choice{Disk: store("a", 5), Others: others(silent("b"))}), "", ""},
 		{"8 both were the store since the copy, and it is on record", ofA(Choice{Disk: store("a", 6),
 			Others: others(copied("b", 1, "a", 5))}), "", ""},
-		{"9 the same, on another machine", Choice{Disk: store("a", 6), Around: Around{Record: none},
+		{"9 the same, on another machine", Choice{Disk: store("a", 6), Surroundings: Surroundings{Record: none},
 			Others: others(copied("b", 1, "a", 5))}, "b (/dev/b) has been a store as well", ""},
-		{"9 f: on another machine", Choice{Disk: silent("b"), Around: Around{Record: none}, Others: others(store("a", 5))},
+		{"9 f: on another machine", Choice{Disk: silent("b"), Surroundings: Surroundings{Record: none}, Others: others(store("a", 5))},
 			"a (/dev/a) has been a store as well", ""},
-		{"9 the copy as it is, on another machine", Choice{Disk: copied("b", 2, "a", 5), Around: Around{Record: none},
+		{"9 the copy as it is, on another machine", Choice{Disk: copied("b", 2, "a", 5), Surroundings: Surroundings{Record: none},
 			Others: others(store("a", 5))}, "", ""},
-		{"10 a: alone on another machine", Choice{Disk: store("a", 5), Around: Around{Record: none}}, "", ""},
-		{"10 a first deploy", Choice{Disk: Disk{CID: "a"}, New: true, Around: Around{Record: none}}, "", ""},
+		{"10 a: alone on another machine", Choice{Disk: store("a", 5), Surroundings: Surroundings{Record: none}}, "", ""},
+		{"10 a first deploy", Choice{Disk: Disk{CID: "a"}, New: true, Surroundings: Surroundings{Record: none}}, "", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			err := Choose(c.c)
@@ -124,7 +124,7 @@ func TestChooseIsExclusive(t *testing.T) {
 		return all
 	}
 	passes := func(d, o Disk) bool {
-		return Choose(Choice{Disk: d, Around: Around{Record: record.New(), Known: []string{"a", "b"}}, Elsewhere: []string{o.CID},
+		return Choose(Choice{Disk: d, Surroundings: Surroundings{Record: record.New(), Known: []string{"a", "b"}}, Elsewhere: []string{o.CID},
 			Others: others(o)}) == nil
 	}
 	for _, a := range sayings("a", "b") {
@@ -140,13 +140,15 @@ func TestChooseIsExclusive(t *testing.T) {
 }
 
 func TestCheckMounted(t *testing.T) {
-	around := func(r record.Record, told string) Around { return Around{Record: r, Told: told, Store: "/store"} }
+	around := func(r record.Record, told string) Surroundings {
+		return Surroundings{Record: r, ManagedCID: told, Store: "/store"}
+	}
 	unpublished := recorded("b")
 	unpublished.Published = false
 	for _, c := range []struct {
 		name   string
 		on     Disk
-		around Around
+		around Surroundings
 		others []Disk
 		fails  string
 	}{

@@ -17,8 +17,8 @@ type Mounted struct {
 	Owner string
 }
 
-// Lead is the result of following the hint of a persistent disk.
-type Lead struct {
+// Resolved is the result of following the hint of a persistent disk.
+type Resolved struct {
 	// Source is the device that carries its file system, and Device its number; 0 if there is none.
 	Source string
 	Device uint64
@@ -29,11 +29,11 @@ type Lead struct {
 
 // Mounts describes this machine's mounts as observed before a disk is unmounted.
 type Mounts struct {
-	Around
+	Surroundings
 	// All lists the mounts in the order in which they were made.
 	All []Mounted
-	// Lead is the disk's own, if the disk owns no mount.
-	Lead Lead
+	// Resolved is the disk's own, if the disk owns no mount.
+	Resolved Resolved
 }
 
 // of returns the mounts of a disk, binds included, and what is held by them: one mount of each device. The disk's
@@ -44,16 +44,16 @@ func (m Mounts) of(cid string) (own, held []Mounted, err error) {
 	if m.Directories {
 		return own, own[:min(len(own), 1)], nil
 	}
-	if lead := m.Lead; len(own) == 0 {
+	if r := m.Resolved; len(own) == 0 {
 		switch {
-		case lead.Err != nil && !lead.Missing:
-			return nil, nil, lead.Err
-		case lead.Device == 0 || slices.ContainsFunc(m.All, func(o Mounted) bool {
-			return o.Device == lead.Device && o.Owner != "" // it is mounted as another disk
+		case r.Err != nil && !r.Missing:
+			return nil, nil, r.Err
+		case r.Device == 0 || slices.ContainsFunc(m.All, func(o Mounted) bool {
+			return o.Device == r.Device && o.Owner != "" // it is mounted as another disk
 		}):
 			return nil, nil, nil
 		}
-		own = []Mounted{{Source: lead.Source, Device: lead.Device}}
+		own = []Mounted{{Source: r.Source, Device: r.Device}}
 	}
 	for _, o := range own {
 		if !slices.ContainsFunc(held, func(h Mounted) bool { return h.Device == o.Device }) {

@@ -19,11 +19,11 @@ func TestUnmountDisk(t *testing.T) {
 	onStore, onTarget := mountOf(1, "/store", 1, "vol-1"), mountOf(2, "/target", 2, "vol-2")
 	tmpfs, other := mountOf(3, "/store", 0, ""), mountOf(3, "/store", 9, "")
 	bind, inner := mountOf(4, "/bind", 1, ""), mountOf(5, "/bind", 0, "")
-	there := Lead{Source: "/dev/1", Device: 1}
+	there := Resolved{Source: "/dev/1", Device: 1}
 	taken := bind
 	taken.Owner = "vol-2"
-	both := Around{Known: []string{"vol-1", "vol-2"}, OnStore: "vol-1"}
-	alone := Around{Known: []string{"vol-1"}}
+	both := Surroundings{Known: []string{"vol-1", "vol-2"}, OnStore: "vol-1"}
+	alone := Surroundings{Known: []string{"vol-1"}}
 	for _, c := range []struct {
 		name  string
 		m     Mounts
@@ -31,27 +31,27 @@ func TestUnmountDisk(t *testing.T) {
 		held  string
 		fails string
 	}{
-		{"on the store", Mounts{Around: both, All: []Mounted{onStore, onTarget}}, "1", "/dev/1", ""},
-		{"mounted elsewhere", Mounts{Around: both, All: []Mounted{bind, onTarget}, Lead: there}, "4", "/dev/1", ""},
-		{"not mounted", Mounts{Around: alone, All: []Mounted{onTarget}, Lead: there}, "", "/dev/1", ""},
-		{"without a node", Mounts{Around: alone, Lead: Lead{Source: "/dev/1"}}, "", "", ""},
-		{"absent", Mounts{Around: alone, Lead: Lead{Err: errors.New("gone"), Missing: true}}, "", "", ""},
-		{"ambiguous", Mounts{Around: alone, Lead: Lead{Err: errors.New("two disks")}}, "", "", "two disks"},
-		{"ambiguous, and on the store", Mounts{Around: both, All: []Mounted{onStore}}, "1", "/dev/1", ""},
-		{"unplugged, and attached as another device", Mounts{Around: both, All: []Mounted{onStore},
-			Lead: Lead{Source: "/dev/5", Device: 5}}, "1", "/dev/1", ""},
-		{"its hint leads to another disk", Mounts{Around: both, All: []Mounted{taken}, Lead: there}, "", "", ""},
-		{"under something", Mounts{Around: both, All: []Mounted{onStore, tmpfs}}, "3 1", "/dev/1", ""},
-		{"under another disk", Mounts{Around: both, All: []Mounted{onStore, other}}, "", "",
+		{"on the store", Mounts{Surroundings: both, All: []Mounted{onStore, onTarget}}, "1", "/dev/1", ""},
+		{"mounted elsewhere", Mounts{Surroundings: both, All: []Mounted{bind, onTarget}, Resolved: there}, "4", "/dev/1", ""},
+		{"not mounted", Mounts{Surroundings: alone, All: []Mounted{onTarget}, Resolved: there}, "", "/dev/1", ""},
+		{"without a node", Mounts{Surroundings: alone, Resolved: Resolved{Source: "/dev/1"}}, "", "", ""},
+		{"absent", Mounts{Surroundings: alone, Resolved: Resolved{Err: errors.New("gone"), Missing: true}}, "", "", ""},
+		{"ambiguous", Mounts{Surroundings: alone, Resolved: Resolved{Err: errors.New("two disks")}}, "", "", "two disks"},
+		{"ambiguous, and on the store", Mounts{Surroundings: both, All: []Mounted{onStore}}, "1", "/dev/1", ""},
+		{"unplugged, and attached as another device", Mounts{Surroundings: both, All: []Mounted{onStore},
+			Resolved: Resolved{Source: "/dev/5", Device: 5}}, "1", "/dev/1", ""},
+		{"its hint leads to another disk", Mounts{Surroundings: both, All: []Mounted{taken}, Resolved: there}, "", "", ""},
+		{"under something", Mounts{Surroundings: both, All: []Mounted{onStore, tmpfs}}, "3 1", "/dev/1", ""},
+		{"under another disk", Mounts{Surroundings: both, All: []Mounted{onStore, other}}, "", "",
 			"/dev/9 is mounted over it on /store: unmount that first"},
-		{"bound elsewhere", Mounts{Around: both, All: []Mounted{onStore, bind, inner}}, "5 4 1", "/dev/1", ""},
-		{"bound elsewhere, under another disk", Mounts{Around: both, All: []Mounted{onStore, bind,
+		{"bound elsewhere", Mounts{Surroundings: both, All: []Mounted{onStore, bind, inner}}, "5 4 1", "/dev/1", ""},
+		{"bound elsewhere, under another disk", Mounts{Surroundings: both, All: []Mounted{onStore, bind,
 			mountOf(6, "/bind", 9, ""), mountOf(7, "/last", 1, "")}}, "", "", "/dev/9 is mounted over it on /bind"},
-		{"bound twice at one place", Mounts{Around: both,
+		{"bound twice at one place", Mounts{Surroundings: both,
 			All: []Mounted{onStore, bind, inner, mountOf(6, "/bind", 1, "")}}, "6 5 4 1", "/dev/1", ""},
-		{"a directory", Mounts{Around: Around{Directories: true, Known: []string{"vol-1"}, OnStore: "vol-1"},
+		{"a directory", Mounts{Surroundings: Surroundings{Directories: true, Known: []string{"vol-1"}, OnStore: "vol-1"},
 			All: []Mounted{mountOf(8, "/elsewhere", 1, ""), onStore}}, "1", "/dev/1", ""},
-		{"a directory that is not mounted", Mounts{Around: Around{Directories: true, Known: []string{"vol-1"}},
+		{"a directory that is not mounted", Mounts{Surroundings: Surroundings{Directories: true, Known: []string{"vol-1"}},
 			All: []Mounted{mountOf(8, "/elsewhere", 1, "")}}, "", "", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

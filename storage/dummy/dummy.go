@@ -101,7 +101,7 @@ func (d *Disks) Mount(ctx context.Context, cid string) error {
 }
 
 func (d *Disks) mount(cid string) error {
-	disk, err := d.known(cid)
+	disk, err := d.findKnown(cid)
 	if err != nil {
 		return err
 	}
@@ -138,7 +138,7 @@ func (d *Disks) mount(cid string) error {
 	return nil
 }
 
-func (d *Disks) known(cid string) (settings.PersistentDisk, error) {
+func (d *Disks) findKnown(cid string) (settings.PersistentDisk, error) {
 	disk, known := d.Records.Disks()[cid]
 	if !known {
 		return disk, fmt.Errorf("persistent disk %q is not known", cid)
@@ -148,7 +148,7 @@ func (d *Disks) known(cid string) (settings.PersistentDisk, error) {
 
 // Unmount forgets a mount.
 func (d *Disks) Unmount(_ context.Context, cid string) (string, error) {
-	if _, err := d.known(cid); err != nil {
+	if _, err := d.findKnown(cid); err != nil {
 		return "", err
 	}
 	d.mu.Lock()
@@ -186,7 +186,7 @@ func (d *Disks) List(ctx context.Context) ([]string, error) {
 	}
 	cids := []string{}
 	for _, m := range mounts {
-		if _, err := d.known(m.DiskCid); err != nil {
+		if _, err := d.findKnown(m.DiskCid); err != nil {
 			continue
 		}
 		if m.MountDir == d.Dirs.Store() {
@@ -204,7 +204,7 @@ func (d *Disks) MountLast() error {
 	if err != nil || cid == "" {
 		return err
 	}
-	if _, err := d.known(cid); err != nil {
+	if _, err := d.findKnown(cid); err != nil {
 		return nil // detached meanwhile
 	}
 	disks := []formatted{}
@@ -267,7 +267,7 @@ func (d *Disks) Associate(_ context.Context, associations []settings.DiskAssocia
 	defer d.mu.Unlock()
 	names := []string{}
 	for _, a := range associations {
-		if _, err := d.known(a.CID); err != nil {
+		if _, err := d.findKnown(a.CID); err != nil {
 			return fmt.Errorf("associate disk as %s: %w", a.Name, err)
 		}
 		names = append(names, a.Name)

@@ -1,6 +1,6 @@
-// Package ephemeral prepares disks whose content is disposable by contract: the ephemeral disk, raw ephemeral disks, and
-// the root disk, which may have to hold the ephemeral data. It observes, lets package decide decide, and acts. Every Setup has a
-// Plan that returns the same changes and makes none.
+// Package ephemeral prepares disks whose content is disposable by contract: the ephemeral disk, raw ephemeral disks,
+// and the root disk, which may have to hold the ephemeral data. It observes, lets package decide decide, and acts.
+// Every Setup has a Plan that returns the same changes and makes none.
 package ephemeral
 
 import (
@@ -155,8 +155,8 @@ func await(what string, err error) decide.Change {
 	return decide.Change{Op: decide.Await, Device: what, Proof: err.Error(), What: "wait for it"}
 }
 
-// look finds a disk; when acting, it waits for it.
-func (d *Disks) look(ctx context.Context, h settings.DiskHint, acting bool) (device.Device, error) {
+// findDisk finds a disk; when acting, it waits for it.
+func (d *Disks) findDisk(ctx context.Context, h settings.DiskHint, acting bool) (device.Device, error) {
 	if acting {
 		return d.Resolver.Resolve(ctx, machine.HintOf("", h))
 	}
@@ -168,11 +168,11 @@ func (d *Disks) look(ctx context.Context, h settings.DiskHint, acting bool) (dev
 func (d *Disks) find(ctx context.Context, w wanted, acting bool) (path string, onRoot bool, missing, err error) {
 	var dev device.Device
 	if w.named() {
-		if dev, missing = d.look(ctx, *w.hint, acting); missing != nil && !machine.Missing(missing) {
+		if dev, missing = d.findDisk(ctx, *w.hint, acting); missing != nil && !machine.Missing(missing) {
 			return "", false, nil, fmt.Errorf("%s: %w", decide.NoEphemeral, missing)
 		}
 	}
-	onRoot, err = decide.UseRootDisk(decide.EphemeralWish{Named: w.named(), Missing: missing != nil,
+	onRoot, err = decide.UseRootDisk(decide.EphemeralConfig{Named: w.named(), Missing: missing != nil,
 		CreateOnRoot: d.CreateOnRoot, FallBack: d.FallBackToRoot})
 	if err == nil && !onRoot && dev.Directory {
 		err = fmt.Errorf("%s: %s is not a block device", decide.NoEphemeral, dev.Path)
@@ -382,7 +382,7 @@ func (d *Disks) rawDevices(ctx context.Context, hints []settings.DiskHint, actin
 	missing = map[int]error{}
 	if !d.byExclusion(hints) {
 		for i, h := range hints {
-			dev, err := d.look(ctx, h, acting)
+			dev, err := d.findDisk(ctx, h, acting)
 			if err != nil && (acting || !machine.Missing(err)) {
 				return nil, nil, err
 			}
@@ -482,8 +482,8 @@ type Shown struct {
 	Key, Text, Disk string
 }
 
-// Describe says what would be lost by formatting a disk. It is the ephemeral disk, by the word ephemeral or its path, or
-// a raw one, by its path. Other disks are an error.
+// Describe says what would be lost by formatting a disk. It is the ephemeral disk, by the word ephemeral or its path,
+// or a raw one, by its path. Other disks are an error.
 func (d *Disks) Describe(ctx context.Context, which string, ephemeral *settings.DiskHint,
 	raw []settings.DiskHint) (shown Shown, err error) {
 	if err := d.Machine.Lock(ctx); err != nil {
@@ -525,7 +525,7 @@ func (d *Disks) named(ctx context.Context, which string, ephemeral *settings.Dis
 		}
 	}
 	if w := (wanted{hint: ephemeral}); w.named() {
-		dev, err := d.look(ctx, *ephemeral, false)
+		dev, err := d.findDisk(ctx, *ephemeral, false)
 		if err == nil && (!byPath || dev.Number == number) || err != nil && !byPath {
 			return dev.Path, record.Ephemeral, err
 		}

@@ -29,11 +29,11 @@ const lookLimit = 10 * time.Second
 
 // candidates are the other disks with a file system that could be the store beside cid, whose device is not one. With
 // replay set, their journals are replayed; otherwise one whose journal is used says nothing.
-func (d *Disks) candidates(ctx context.Context, v view, cid string, replay bool) (others []decide.Disk) {
+func (d *Disks) candidates(ctx context.Context, v surroundings, cid string, replay bool) (others []decide.Disk) {
 	seen := d.ofJobs(v)
-	own := v.leads[cid]
+	own := v.resolved[cid]
 	for _, other := range v.Known {
-		l := v.leads[other]
+		l := v.resolved[other]
 		if other == cid || l.err != nil || l.Path == own.Path || !d.BindMounted && (l.Number == own.Number || seen[l.Number]) ||
 			slices.Contains(d.named(), other) {
 			continue
@@ -55,10 +55,10 @@ func (d *Disks) named() []string {
 }
 
 // ofJobs are the devices of these disks and of dynamic ones, to which the leftover hint of another disk may lead.
-func (d *Disks) ofJobs(v view) map[blkdev.Number]bool {
+func (d *Disks) ofJobs(v surroundings) map[blkdev.Number]bool {
 	numbers := map[blkdev.Number]bool{}
 	for _, cid := range d.named() {
-		if l := v.leads[cid]; l.err == nil && l.Number != 0 {
+		if l := v.resolved[cid]; l.err == nil && l.Number != 0 {
 			numbers[l.Number] = true
 		}
 	}
@@ -73,7 +73,7 @@ func (d *Disks) ofJobs(v view) map[blkdev.Number]bool {
 
 // lookInTime looks at a candidate. One that cannot be looked at says nothing; one that hangs is left alone, and
 // unmounted whenever it answers.
-func (d *Disks) lookInTime(ctx context.Context, v view, cid string, dev device.Device, replay bool) (decide.Disk, bool) {
+func (d *Disks) lookInTime(ctx context.Context, v surroundings, cid string, dev device.Device, replay bool) (decide.Disk, bool) {
 	type answer struct {
 		disk decide.Disk
 		err  error
@@ -83,7 +83,7 @@ func (d *Disks) lookInTime(ctx context.Context, v view, cid string, dev device.D
 	defer cancel()
 	go func() {
 		var a answer
-		a.disk, a.err = d.look(limited, v, cid, dev, replay)
+		a.disk, a.err = d.readIdentity(limited, v, cid, dev, replay)
 		answers <- a
 	}()
 	select {
@@ -100,8 +100,8 @@ func (d *Disks) lookInTime(ctx context.Context, v view, cid string, dev device.D
 	}
 }
 
-// look reads what another disk says; without a CID if it has no file system.
-func (d *Disks) look(ctx context.Context, v view, cid string, dev device.Device, replay bool) (found decide.Disk, err error) {
+// readIdentity reads what another disk says; without a CID if it has no file system.
+func (d *Disks) readIdentity(ctx context.Context, v surroundings, cid string, dev device.Device, replay bool) (found decide.Disk, err error) {
 	found = decide.Disk{CID: cid, Path: dev.Path}
 	if d.BindMounted {
 		if !dev.Directory {
@@ -195,7 +195,7 @@ type placing struct {
 
 // choose refuses a disk that must not become the store.
 func (p *placing) choose(disk decide.Disk) error {
-	return decide.Choose(decide.Choice{Disk: disk, Around: p.o.Around, New: p.plan.Formats(), Identified: p.identified,
+	return decide.Choose(decide.Choice{Disk: disk, Surroundings: p.o.Surroundings, New: p.plan.Formats(), Identified: p.identified,
 		Elsewhere: p.o.Elsewhere, Others: p.others})
 }
 
@@ -227,7 +227,7 @@ func (p *placing) admit(top *os.File) error {
 
 // admitToTarget has a clone of the store say that it is one.
 func (p *placing) admitToTarget(top *os.File, disk decide.Disk) error {
-	if err := decide.CheckTarget(disk, p.o.Around, p.o.Elsewhere); err != nil {
+	if err := decide.CheckTarget(disk, p.o.Surroundings, p.o.Elsewhere); err != nil {
 		return err
 	}
 	if p.o.Request() == record.Accept && decide.CheckCopy(disk.CID, disk.Path, disk.Said) != nil {
@@ -246,7 +246,7 @@ func (p *placing) admitToTarget(top *os.File, disk decide.Disk) error {
 
 // become has a disk say that it is the store.
 func (p *placing) become(top *os.File, disk decide.Disk) error {
-	if text := decide.Reverted(disk, p.o.Around.Record); text != "" {
+	if text := decide.Reverted(disk, p.o.Surroundings.Record); text != "" {
 		if p.o.Directories && p.o.Request() == "" && attributesShown() {
 			return &decide.Refusal{Path: disk.Path, Found: "it is not the directory that was the store (" + text +
 				"): its volume may not be mounted", Remedy: "Mount it, or, if this is the right one, run 'agent disk accept " +
@@ -301,7 +301,7 @@ func (p *placing) stay() (err error) {
 		return nil
 	}
 	if p.plan.Records.Store {
-		if err := decide.CheckMounted(on, p.o.Around, p.others); err != nil {
+		if err := decide.CheckMounted(on, p.o.Surroundings, p.others); err != nil {
 			return err
 		}
 	}
@@ -321,7 +321,7 @@ func (p *placing) stay() (err error) {
 }
 
 // pick returns the only disk that says that it is the store. It is for a machine without a record.
-func (d *Disks) pick(ctx context.Context, v view, replay bool) (cid string, err error) {
+func (d *Disks) pick(ctx context.Context, v surroundings, replay bool) (cid string, err error) {
 	all := d.candidates(ctx, v, "", replay)
 	var passed []string
 	var refused error
@@ -329,10 +329,10 @@ func (d *Disks) pick(ctx context.Context, v view, replay bool) (cid string, err 
 		if disk.Said.CID != disk.CID || !disk.Said.Used() || disk.Said.Strange != nil {
 			continue
 		}
-		l := v.leads[disk.CID]
+		l := v.resolved[disk.CID]
 		_, elsewhere := v.at(l.Number, l.Path)
 		others := slices.Delete(slices.Clone(all), i, i+1)
-		err := decide.Choose(decide.Choice{Disk: disk, Around: v.Around, Identified: l.Identified, Elsewhere: elsewhere,
+		err := decide.Choose(decide.Choice{Disk: disk, Surroundings: v.Surroundings, Identified: l.Identified, Elsewhere: elsewhere,
 			Others: others})
 		if err != nil {
 			refused = errors.Join(refused, fmt.Errorf("disk %s: %w", disk.CID, err))

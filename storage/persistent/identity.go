@@ -59,7 +59,8 @@ func (d *Disks) applyReleases() error {
 	return nil
 }
 
-// identify reads the identifiers of a disk, which may be mounted. Those that cannot be read are missing, and the error says why.
+// identify reads the identifiers of a disk, which may be mounted. Those that cannot be read are missing, and the error
+// says why.
 func (d *Disks) identify(path string) (record.Disk, error) {
 	s, err := d.inspect(path)
 	return d.identity(s, err)
@@ -93,9 +94,9 @@ func (d *Disks) identity(s layout.State, inspectErr error) (found record.Disk, e
 }
 
 // at tells which disks' hints lead to a device, and which do not. A hint that finds nothing leads elsewhere.
-func (v view) at(number blkdev.Number, path string) (here, elsewhere []string) {
+func (v surroundings) at(number blkdev.Number, path string) (here, elsewhere []string) {
 	for _, cid := range v.Known {
-		if l := v.leads[cid]; l.err == nil && (number != 0 && l.Number == number || l.Path == path) {
+		if l := v.resolved[cid]; l.err == nil && (number != 0 && l.Number == number || l.Path == path) {
 			here = append(here, cid)
 		} else {
 			elsewhere = append(elsewhere, cid)
@@ -154,7 +155,7 @@ func (d *Disks) diskOf(e mount.Entry) (path string, number blkdev.Number, err er
 
 // owner is the disk that is mounted on a directory, without a CID if nothing tells: what it says tells, then the hints,
 // then the record.
-func (d *Disks) owner(v view, dir string, e mount.Entry) (on decide.Disk) {
+func (d *Disks) owner(v surroundings, dir string, e mount.Entry) (on decide.Disk) {
 	if d.BindMounted {
 		on.CID, on.Path = v.ownerOfBind(dir), dir
 		on.Said, _ = saidAt(dir, on.FileSystem) // what cannot be read says nothing
@@ -181,7 +182,7 @@ func (d *Disks) owner(v view, dir string, e mount.Entry) (on decide.Disk) {
 }
 
 // ownerOf is the CID of the disk with this number that is mounted on a directory.
-func (v view) ownerOf(dir string, number blkdev.Number, on decide.Disk) string {
+func (v surroundings) ownerOf(dir string, number blkdev.Number, on decide.Disk) string {
 	if cid := on.Said.CID; slices.Contains(v.Known, cid) && (dir == v.Store || cid != v.OnStore) {
 		return cid
 	}
@@ -196,7 +197,7 @@ func (v view) ownerOf(dir string, number blkdev.Number, on decide.Disk) string {
 		}
 	}
 	known := v.Record.Disks[recorded].FileSystem
-	if l := v.leads[recorded]; dir == v.Store && recorded != "" && (l.err != nil || !slices.Contains(v.Known, recorded)) &&
+	if l := v.resolved[recorded]; dir == v.Store && recorded != "" && (l.err != nil || !slices.Contains(v.Known, recorded)) &&
 		identity.SameFileSystem(known, on.FileSystem) {
 		return recorded
 	}
@@ -211,13 +212,13 @@ func (v view) ownerOf(dir string, number blkdev.Number, on decide.Disk) string {
 // onDevice reports a mount of a block device. File systems without one, such as tmpfs, have numbers with major 0.
 func onDevice(e mount.Entry) bool { return unix.Major(uint64(e.Number)) != 0 }
 
-func (v view) ownerOfBind(dir string) string {
+func (v surroundings) ownerOfBind(dir string) string {
 	recorded := v.storeDisk()
 	for _, cid := range v.Known {
-		if v.leads[cid].err != nil {
+		if v.resolved[cid].err != nil {
 			continue // it may be one of the others
 		}
-		same, err := sameDir(v.leads[cid].Path, dir)
+		same, err := sameDir(v.resolved[cid].Path, dir)
 		if err == nil && same {
 			return cid
 		}

@@ -118,7 +118,7 @@ func (d *Disks) planLink(a settings.DiskAssociation, find func(device.Hint) (dev
 	if err != nil {
 		return nil, fmt.Errorf("associate disk %s: %w", a.CID, err)
 	}
-	p, err := d.known(a.CID)
+	p, err := d.findKnown(a.CID)
 	if err != nil {
 		return nil, fmt.Errorf("associate disk as %s: %w", a.Name, err)
 	}

@@ -33,7 +33,7 @@ func (d *Disks) forget(which func(decide.Noted) bool) (rest []decide.Noted) {
 
 // formerOwner returns the disk that was mounted on a directory and whose device is not attached any more; empty if
 // nothing tells.
-func (d *Disks) formerOwner(v view, dir string, e mount.Entry) string {
+func (d *Disks) formerOwner(v surroundings, dir string, e mount.Entry) string {
 	if noted := d.noted.Load(); noted != nil {
 		for _, n := range *noted {
 			if n.Shows(mounted(e, ""), d.BindMounted) {
@@ -59,10 +59,10 @@ func gone(e mount.Entry) bool {
 	return onDevice(e) && err != nil
 }
 
-// List returns the CIDs of the persistent disks that are mounted, the one on the store first: the Director compares that
-// with its own record. It compares the mount table with what boot, mount_disk and unmount_disk have noted. It reads no
-// disk, asks no source and waits for nothing, so that it answers while a disk hangs. It never fails: a Director that
-// gets no answer, or an empty one, takes a disk in use for one that is gone.
+// List returns the CIDs of the persistent disks that are mounted, the one on the store first: the Director compares
+// that with its own record. It compares the mount table with what boot, mount_disk and unmount_disk have noted. It
+// reads no disk, asks no source and waits for nothing, so that it answers while a disk hangs. It never fails: a
+// Director that gets no answer, or an empty one, takes a disk in use for one that is gone.
 func (d *Disks) List(context.Context) ([]string, error) {
 	working, _, _ := d.Working() // is about to be mounted
 	noted := d.noted.Load()

@@ -53,7 +53,7 @@ func (d *Disks) MountCopy(ctx context.Context, cid string) error {
 }
 
 func (d *Disks) mountFor(ctx context.Context, cid string, why occasion) error {
-	p, err := d.known(cid)
+	p, err := d.findKnown(cid)
 	if err != nil {
 		return err
 	}
@@ -102,11 +102,11 @@ func (d *Disks) MountLast(ctx context.Context) (made []decide.Change, warning st
 
 // storeDisk is the disk that a boot mounts; empty if there is none.
 func (d *Disks) storeDisk(ctx context.Context, replay bool) (cid, warning string, err error) {
-	v, err := d.usable()
+	v, err := d.observeForDecision()
 	if err != nil {
 		return "", "", err
 	}
-	cid, warning, err = decide.StoreDisk(v.Around)
+	cid, warning, err = decide.StoreDisk(v.Surroundings)
 	if cid == decide.Pick {
 		cid, err = d.pick(ctx, v, replay)
 	}
@@ -131,7 +131,7 @@ func (d *Disks) mount(ctx context.Context, p settings.PersistentDisk, why occasi
 	if err := mount.Detach(d.Machine.Dirs.DiskLook(), func([]mount.Process) {}); err != nil {
 		return nil, err
 	}
-	v, err := d.usable()
+	v, err := d.observeForDecision()
 	if err != nil {
 		return nil, err
 	}

@@ -21,12 +21,12 @@ import (
 	"cambium/storage/record"
 )
 
-// view describes the surroundings of all persistent disks as observed.
-type view struct {
-	decide.Around
+// surroundings describes the surroundings of all persistent disks as observed.
+type surroundings struct {
+	decide.Surroundings
 	known map[string]settings.PersistentDisk
-	// leads maps each known disk to the place where its hint leads, found without waiting.
-	leads map[string]lead
+	// resolved maps each known disk to the place where its hint resolved, found without waiting.
+	resolved map[string]resolved
 	// owners are the disks on the store and the migration target, by the ID of their mounts.
 	owners map[int]string
 	// onTarget is the disk that is visible on the migration target, with what it says.
@@ -37,38 +37,38 @@ type view struct {
 	unread error
 }
 
-type lead struct {
+type resolved struct {
 	device.Device
 	err error
 }
 
-// around observes everything but a single disk. What operators have released is forgotten in what it returns, and only
-// there.
-func (d *Disks) around() (v view, err error) {
-	v = view{Around: decide.Around{Store: d.Machine.Dirs.Store(),
+// observeSurroundings observes everything but a single disk. What operators have released is forgotten in what it
+// returns, and only there.
+func (d *Disks) observeSurroundings() (v surroundings, err error) {
+	v = surroundings{Surroundings: decide.Surroundings{Store: d.Machine.Dirs.Store(),
 		MigrationTarget: d.Machine.Dirs.StoreMigrationTarget(), Directories: d.BindMounted},
-		known: d.Records.Disks(), leads: map[string]lead{}, owners: map[int]string{}}
+		known: d.Records.Disks(), resolved: map[string]resolved{}, owners: map[int]string{}}
 	v.Known = slices.Sorted(maps.Keys(v.known))
 	for _, cid := range v.Known {
 		dev, err := d.Resolver.Look(d.hint(v.known[cid]))
-		v.leads[cid] = lead{dev, err}
+		v.resolved[cid] = resolved{dev, err}
 	}
 	if v.Record, v.unread = d.Machine.ReadRecord(); v.unread != nil {
 		v.Record = record.New()
 	}
-	v.Told, v.Unreadable = d.Records.MountedCID()
+	v.ManagedCID, v.Unreadable = d.Records.MountedCID()
 	for cid, asked := range maps.Clone(v.Record.Asked) {
 		if asked != record.Release {
 			continue
 		}
 		_, named := v.known[cid]
 		v.Record.Release(cid, named)
-		if v.Told == cid && !named {
-			v.Told = ""
+		if v.ManagedCID == cid && !named {
+			v.ManagedCID = ""
 		}
 	}
 	for _, dir := range []string{v.Store, v.MigrationTarget} {
-		if err := d.aroundMounts(&v, dir); err != nil {
+		if err := d.observeMountsOn(&v, dir); err != nil {
 			return v, err
 		}
 	}
@@ -76,9 +76,9 @@ func (d *Disks) around() (v view, err error) {
 	return v, nil
 }
 
-// aroundMounts observes which disks are mounted on the store or the migration target, also beneath something else. Of a
-// directory, only what is visible tells which one it is.
-func (d *Disks) aroundMounts(v *view, dir string) error {
+// observeMountsOn observes which disks are mounted on the store or the migration target, also beneath something else.
+// Of a directory, only what is visible tells which one it is.
+func (d *Disks) observeMountsOn(v *surroundings, dir string) error {
 	taken, owner := &v.TargetTaken, &v.OnTarget
 	if dir == v.Store {
 		taken, owner = &v.StoreTaken, &v.OnStore
@@ -109,23 +109,23 @@ func (d *Disks) aroundMounts(v *view, dir string) error {
 	return err
 }
 
-// usable is around for a decision, which needs the record.
-func (d *Disks) usable() (view, error) {
-	v, err := d.around()
+// observeForDecision fails also where the disk record, which a decision needs, cannot be read.
+func (d *Disks) observeForDecision() (surroundings, error) {
+	v, err := d.observeSurroundings()
 	return v, errors.Join(err, v.unread)
 }
 
 // storeDisk is the disk that was on the store last; empty if none is on record.
-func (v view) storeDisk() string {
-	cid, _ := v.Record.StoreDisk(v.Told)
+func (v surroundings) storeDisk() string {
+	cid, _ := v.Record.StoreDisk(v.ManagedCID)
 	return cid
 }
 
 // observe looks at a disk that was found, and changes nothing on it. With acting set, its partitions are announced to
 // the kernel; otherwise what it says is read without replaying its journal, and when it is mounted if acting.
-func (d *Disks) observe(ctx context.Context, v view, p settings.PersistentDisk, dev device.Device,
+func (d *Disks) observe(ctx context.Context, v surroundings, p settings.PersistentDisk, dev device.Device,
 	acting bool) (o decide.Observed, err error) {
-	o = decide.Observed{Around: v.Around, Persistent: d.wish(v, p), Directory: dev.Directory}
+	o = decide.Observed{Surroundings: v.Surroundings, Persistent: d.wish(v, p), Directory: dev.Directory}
 	o.Disk.Path = dev.Path
 	here, elsewhere := v.at(dev.Number, dev.Path)
 	other := func(cid string) bool { return cid == p.CID }
@@ -150,7 +150,7 @@ func (d *Disks) observe(ctx context.Context, v view, p settings.PersistentDisk, 
 }
 
 // observeSaid reads what a disk says that is mounted. With acting set, another one is read when it is mounted.
-func (d *Disks) observeSaid(v view, o *decide.Observed, acting bool) (err error) {
+func (d *Disks) observeSaid(v surroundings, o *decide.Observed, acting bool) (err error) {
 	part := d.part(o.Disk.Path)
 	number, err := blkdev.NumberOf(part)
 	switch {
@@ -169,7 +169,7 @@ func (d *Disks) observeSaid(v view, o *decide.Observed, acting bool) (err error)
 }
 
 // wish returns the state that settings and agent.json want of a disk.
-func (d *Disks) wish(v view, p settings.PersistentDisk) decide.Persistent {
+func (d *Disks) wish(v surroundings, p settings.PersistentDisk) decide.Persistent {
 	o := decide.Persistent{CID: p.CID, Record: v.Record, Label: d.Label, FileSystem: probe.Ext4,
 		MountOptions: p.MountOptions,
 		AllowForeign: d.Foreign() == "format", AllowNoise: d.Blank() == "noise", Preformatted: d.Preformatted}

@@ -1,5 +1,5 @@
-// Package persistent keeps the disks that the Director knows by their CIDs: recording their hints, preparing and mounting
-// them, growing, unmounting and listing them. It observes, lets package decide decide, and acts. Nothing is
+// Package persistent keeps the disks that the Director knows by their CIDs: recording their hints, preparing and
+// mounting them, growing, unmounting and listing them. It observes, lets package decide decide, and acts. Nothing is
 // formatted that was not proven blank or ours; everything else is refused with what was found.
 package persistent
 
@@ -100,7 +100,7 @@ func (d *Disks) Remove(ctx context.Context, cid string) error {
 	return d.Records.RemoveHint(cid)
 }
 
-func (d *Disks) known(cid string) (settings.PersistentDisk, error) {
+func (d *Disks) findKnown(cid string) (settings.PersistentDisk, error) {
 	p, ok := d.Records.Disks()[cid]
 	if !ok {
 		return p, fmt.Errorf("persistent disk %q is not known", cid)

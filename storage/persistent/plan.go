@@ -19,7 +19,7 @@ func (d *Disks) PlanMountLast(ctx context.Context) (changes []decide.Change, war
 		return nil, "", err
 	}
 	defer d.Machine.Unlock()
-	v, err := d.usable()
+	v, err := d.observeForDecision()
 	if err != nil {
 		return nil, "", err
 	}
@@ -42,13 +42,13 @@ func (d *Disks) PlanMount(ctx context.Context) (all []decide.Change, err error) 
 		return nil, err
 	}
 	defer d.Machine.Unlock()
-	v, err := d.usable()
+	v, err := d.observeForDecision()
 	if err != nil {
 		return nil, err
 	}
 	ofJobs := d.ofJobs(v)
 	for _, cid := range v.Known {
-		if cid == v.storeDisk() || slices.Contains(d.named(), cid) || ofJobs[v.leads[cid].Number] {
+		if cid == v.storeDisk() || slices.Contains(d.named(), cid) || ofJobs[v.resolved[cid].Number] {
 			continue
 		}
 		changes, err := d.planKnown(ctx, v, v.known[cid])
@@ -60,7 +60,7 @@ func (d *Disks) PlanMount(ctx context.Context) (all []decide.Change, err error) 
 	return all, nil
 }
 
-func (d *Disks) planKnown(ctx context.Context, v view, p settings.PersistentDisk) ([]decide.Change, error) {
+func (d *Disks) planKnown(ctx context.Context, v surroundings, p settings.PersistentDisk) ([]decide.Change, error) {
 	plan, err := d.plan(ctx, v, p, false)
 	if r, refused := errors.AsType[*decide.Refusal](err); refused {
 		return []decide.Change{{Op: decide.Reject, Device: r.Path, Proof: r.Found,
@@ -71,15 +71,15 @@ func (d *Disks) planKnown(ctx context.Context, v view, p settings.PersistentDisk
 		changes[i].What = "mount_disk will " + changes[i].What
 	}
 	if plan.NotGrown != "" {
-		changes = append(changes, decide.Change{Op: decide.Reject, Device: v.leads[p.CID].Path, Proof: plan.NotGrown,
+		changes = append(changes, decide.Change{Op: decide.Reject, Device: v.resolved[p.CID].Path, Proof: plan.NotGrown,
 			What: "partition of " + p.CID + " will not be grown"})
 	}
 	return changes, err
 }
 
 // plan is mount without doing anything.
-func (d *Disks) plan(ctx context.Context, v view, p settings.PersistentDisk, atBoot bool) (decide.Plan, error) {
-	l := v.leads[p.CID]
+func (d *Disks) plan(ctx context.Context, v surroundings, p settings.PersistentDisk, atBoot bool) (decide.Plan, error) {
+	l := v.resolved[p.CID]
 	switch {
 	case machine.Missing(l.err):
 		return decide.MountDisk(decide.Observed{Persistent: decide.Persistent{CID: p.CID}, Absent: l.err})
@@ -102,15 +102,15 @@ func (d *Disks) plan(ctx context.Context, v view, p settings.PersistentDisk, atB
 }
 
 // planChoice predicts the decision that placing would make, as far as it can be known without replaying a journal.
-func (d *Disks) planChoice(ctx context.Context, v view, o decide.Observed, plan *decide.Plan, dev device.Device) error {
+func (d *Disks) planChoice(ctx context.Context, v surroundings, o decide.Observed, plan *decide.Plan, dev device.Device) error {
 	at := &placing{Disks: d, o: o, plan: *plan, identified: dev.Identified}
 	disk := decide.Disk{CID: o.CID, Path: o.Disk.Path, FileSystem: o.Volume.Content.UUID, Said: o.Said}
 	if !plan.Records.Store {
-		return decide.CheckTarget(disk, o.Around, o.Elsewhere)
+		return decide.CheckTarget(disk, o.Surroundings, o.Elsewhere)
 	}
 	at.others = d.candidates(ctx, v, o.CID, false)
 	if o.MountedOn == o.Store {
-		return decide.CheckMounted(o.OnStoreIs, o.Around, at.others)
+		return decide.CheckMounted(o.OnStoreIs, o.Surroundings, at.others)
 	}
 	if o.Unknown {
 		for i, c := range plan.Changes {
@@ -125,15 +125,15 @@ func (d *Disks) planChoice(ctx context.Context, v view, o decide.Observed, plan 
 
 // Describe says what is on the disk that is attached under a CID, and which disk that is, for a request about it.
 func (d *Disks) Describe(ctx context.Context, cid string, a record.Action) (text, shown string, err error) {
-	p, err := d.known(cid)
+	p, err := d.findKnown(cid)
 	if err != nil {
 		return "", "", err
 	}
-	v, err := d.usable()
+	v, err := d.observeForDecision()
 	if err != nil {
 		return "", "", err
 	}
-	l := v.leads[cid]
+	l := v.resolved[cid]
 	if l.err != nil {
 		return "", "", l.err
 	}
@@ -159,8 +159,8 @@ func (d *Disks) fingerprint(dev device.Device) (string, error) {
 	return machine.Fingerprint(dev.Path, found)
 }
 
-// lapse drops a request that an operator has made about a disk other than the one that is there. With acting set, also on
-// record.
-func (d *Disks) lapse(v view, cid string, dev device.Device, acting bool) error {
+// lapse drops a request that an operator has made about a disk other than the one that is there. With acting set, also
+// on record.
+func (d *Disks) lapse(v surroundings, cid string, dev device.Device, acting bool) error {
 	return d.Machine.Lapse(v.Record, cid, dev.Path, acting, func() (string, error) { return d.fingerprint(dev) })
 }

@@ -90,7 +90,7 @@ func (d *Disks) Commit(to string) error {
 
 // ObserveMigration observes what a migration is decided by.
 func (d *Disks) ObserveMigration() (o decide.Migration, err error) {
-	v, err := d.usable()
+	v, err := d.observeForDecision()
 	if err == nil {
 		err = v.Unreadable
 	}

@@ -16,18 +16,18 @@ import (
 	"cambium/storage/internal/machine"
 )
 
-// Unmount takes a persistent disk off the store, or the migration target, and says what it did in the words the Director
-// knows. The IaaS takes the disk away next, so it also waits until nothing holds it, in any mount namespace.
+// Unmount takes a persistent disk off the store, or the migration target, and says what it did in the words the
+// Director knows. The IaaS takes the disk away next, so it also waits until nothing holds it, in any mount namespace.
 func (d *Disks) Unmount(ctx context.Context, cid string) (string, error) {
 	if err := d.Machine.Lock(ctx); err != nil {
 		return "", err
 	}
 	defer d.Machine.Unlock()
-	v, err := d.around()
+	v, err := d.observeSurroundings()
 	if err != nil {
 		return "", err
 	}
-	if _, err := d.known(cid); err != nil {
+	if _, err := d.findKnown(cid); err != nil {
 		return "", err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, machine.UnmountLimit, errors.New("still busy after ten minutes"))
@@ -42,7 +42,7 @@ func (d *Disks) Unmount(ctx context.Context, cid string) (string, error) {
 	return fmt.Sprintf("Unmounted partition of %s", cid), nil
 }
 
-func (d *Disks) unmount(ctx context.Context, v view, cid string) (unmounted bool, err error) {
+func (d *Disks) unmount(ctx context.Context, v surroundings, cid string) (unmounted bool, err error) {
 	o, table, err := d.observeMounts(v, cid)
 	if err != nil {
 		return false, err
@@ -116,8 +116,8 @@ func (d *Disks) Detach(m mount.Entry) error {
 
 // observeMounts observes what is mounted, and where the hint of a disk leads that owns none of it. The mounts are also
 // returned by their ID.
-func (d *Disks) observeMounts(v view, cid string) (o decide.Mounts, table map[int]mount.Entry, err error) {
-	o, table = decide.Mounts{Around: v.Around}, map[int]mount.Entry{}
+func (d *Disks) observeMounts(v surroundings, cid string) (o decide.Mounts, table map[int]mount.Entry, err error) {
+	o, table = decide.Mounts{Surroundings: v.Surroundings}, map[int]mount.Entry{}
 	all, err := mount.Table()
 	if err != nil {
 		return o, nil, err
@@ -127,21 +127,21 @@ func (d *Disks) observeMounts(v view, cid string) (o decide.Mounts, table map[in
 		o.All = append(o.All, mounted(e, v.owners[e.ID]))
 	}
 	if !slices.Contains(slices.Collect(maps.Values(v.owners)), cid) {
-		o.Lead = d.lead(v, cid)
+		o.Resolved = d.followHint(v, cid)
 	}
 	return o, table, nil
 }
 
-// lead looks at the device that the hint of a disk leads to.
-func (d *Disks) lead(v view, cid string) decide.Lead {
-	l := v.leads[cid]
+// followHint looks at the device that the hint of a disk leads to.
+func (d *Disks) followHint(v surroundings, cid string) decide.Resolved {
+	l := v.resolved[cid]
 	if l.err != nil || d.BindMounted {
-		return decide.Lead{Err: l.err, Missing: machine.Missing(l.err)}
+		return decide.Resolved{Err: l.err, Missing: machine.Missing(l.err)}
 	}
-	lead := decide.Lead{Source: d.part(l.Path)}
-	number, err := blkdev.NumberOf(lead.Source)
+	r := decide.Resolved{Source: d.part(l.Path)}
+	number, err := blkdev.NumberOf(r.Source)
 	if !errors.Is(err, os.ErrNotExist) {
-		lead.Device, lead.Err = uint64(number), err
+		r.Device, r.Err = uint64(number), err
 	}
-	return lead
+	return r
 }

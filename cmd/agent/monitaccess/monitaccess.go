@@ -21,7 +21,7 @@ func Run(ctx context.Context, _ []string, _, stderr io.Writer) int {
 	log := logging.SetUp(stderr).WithField("component", "monit-access")
 	account, err := (&user.Accounts{Root: "/", Log: log}).Lookup("vcap")
 	if err == nil {
-		err = (&firewall.Firewall{Log: log}).LetIn(ctx, firewall.Job{Root: "/", UID: uint32(account.UID)})
+		err = (&firewall.Firewall{Log: log}).Allow(ctx, firewall.Job{Root: "/", UID: uint32(account.UID)})
 	}
 	if errors.Is(err, firewall.ErrNotSetUp) {
 		return cli.ExitOK // every process can reach monit

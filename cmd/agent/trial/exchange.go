@@ -193,7 +193,7 @@ func (m *machine) judge(ctx context.Context) string {
 		// Neither need be there yet.
 		_ = changes.Add(filepath.Dir(vcap.RunDir.Status()))
 		_ = changes.Add(filepath.Join("/etc/service", m.name, "supervise"))
-		m.look(ctx, &s)
+		m.updateSight(ctx, &s)
 		s.since = time.Since(began)
 		if over, reason := judge(s, m.o.time); over {
 			return reason
@@ -207,8 +207,8 @@ func (m *machine) judge(ctx context.Context) string {
 	}
 }
 
-// look updates what is seen of the new agent.
-func (m *machine) look(ctx context.Context, s *sight) {
+// updateSight updates what is seen of the new agent.
+func (m *machine) updateSight(ctx context.Context, s *sight) {
 	state, err := m.service.State(ctx, m.name)
 	if err != nil {
 		return
@@ -277,8 +277,8 @@ func (m *machine) restore(ctx context.Context) error {
 	}
 }
 
-// clean removes what this agent leaves in another's way if it ends without notice: what identifies it, and its supervisor
-// in place of monit.
+// clean removes what this agent leaves in another's way if it ends without notice: what identifies it, and its
+// supervisor in place of monit.
 func (m *machine) clean(ctx context.Context) {
 	dropIn := vcap.RunDir.MonitDropIn()
 	reload := atomicfile.Exists(dropIn) && m.systemd != nil
@@ -294,8 +294,8 @@ func (m *machine) clean(ctx context.Context) {
 	}
 }
 
-// keep installs this agent beside the stemcell's. The process that serves goes on: its binary is the same.
-func (m *machine) keep(ctx context.Context) (string, error) {
+// installAgent installs this agent beside the stemcell's. The process that serves goes on: its binary is the same.
+func (m *machine) installAgent(ctx context.Context) (string, error) {
 	r, err := readRecord(m.o.dirs.TrialRecord())
 	if err != nil {
 		return "", err

@@ -102,7 +102,7 @@ func (m *machine) run(ctx context.Context, operation string) (string, error) {
 		return "", err
 	}
 	if operation == keep {
-		return m.keep(ctx)
+		return m.installAgent(ctx)
 	}
 	if err := m.background(ctx, operation); err != nil {
 		return "", err

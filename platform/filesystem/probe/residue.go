@@ -104,7 +104,7 @@ func Headless(r io.ReaderAt, size int64) (bool, error) {
 		if err := ReadFull(r, buffer[:p.to-p.from], p.from); err != nil {
 			return false, err
 		}
-		s.look(buffer[:p.to-p.from], p.from)
+		s.judgeBytes(buffer[:p.to-p.from], p.from)
 	}
 	return slices.ContainsFunc(s.residue.Found, func(b Superblock) bool { return b.Start == 0 && b.Kind.Managed() }), nil
 }
@@ -201,7 +201,7 @@ func (s *survey) read(ctx context.Context, places []place) error {
 				p := places[i]
 				if failed = ReadFull(s.r, buffer[:p.to-p.from], p.from); failed == nil {
 					s.mu.Lock()
-					s.look(buffer[:p.to-p.from], p.from)
+					s.judgeBytes(buffer[:p.to-p.from], p.from)
 					s.done++
 					s.mu.Unlock()
 				}
@@ -227,8 +227,8 @@ func (s *survey) read(ctx context.Context, places []place) error {
 	return nil
 }
 
-// look judges bytes that were read, and finds superblocks in them.
-func (s *survey) look(b []byte, at int64) {
+// judgeBytes judges bytes that were read, and finds superblocks in them.
+func (s *survey) judgeBytes(b []byte, at int64) {
 	for ; len(b) > 0; b, at = b[min(sample, len(b)):], at+sample {
 		one := b[:min(sample, len(b))]
 		if bytes.Equal(one, zeroSample[:len(one)]) {
