@@ -51,6 +51,7 @@ var mayImport = map[string][]string{
 	"agent":                     {"desired", "settings", "mbus", "jobs", "platform", "agent"},
 	"agent/task":                {},
 	"scripts":                   {},
+	"scripts/pages":             {"cmd/agent/cli", "cmd/agent/completion", "cmd/agent/manpage"},
 	"stemcell-assets":           {},
 	"lab":                       {"lab", "mbus", "settings", "stemcell-assets"},
 	"integration":               {"integration", "lab", "mbus", "settings", "stemcell-assets"},

@@ -14,13 +14,11 @@ import (
 
 	"cambium/cmd/agent/cli"
 	"cambium/cmd/agent/compile"
-	"cambium/cmd/agent/completion"
 	"cambium/cmd/agent/disk"
 	"cambium/cmd/agent/doctor"
 	"cambium/cmd/agent/doctor/observe"
 	"cambium/cmd/agent/jobs"
 	"cambium/cmd/agent/loglevel"
-	"cambium/cmd/agent/manpage"
 	"cambium/cmd/agent/metrics"
 	"cambium/cmd/agent/monitaccess"
 	"cambium/cmd/agent/monitcli"
@@ -61,8 +59,6 @@ func commands() cli.Table {
 		{Name: "supervise", Summary: "run the jobs in place of monit", Run: supervise.Run},
 		{Name: "compile", Summary: "compile release tarballs on this machine, without a Director", Run: compile.Run},
 		{Name: "log-level", Summary: "show or change the log level of the running agent", Run: loglevel.Run},
-		{Name: "completion", Summary: "print the completion of commands and flags for a shell", Run: completion.Command(commands)},
-		{Name: "man", Summary: "write the manual pages", Run: manpage.Command(commands, version)},
 		{Name: "trial", Summary: "try this agent on a VM whose stemcell has another, and go back", Run: trial.Version(version).Run},
 		{Name: "version", Summary: "print the version", Run: runVersion},
 	}
@@ -123,10 +119,18 @@ func dispatch(ctx context.Context, argv []string, stdout, stderr io.Writer) int 
 	}
 }
 
-// help prints the list of commands, or the help of one.
+// help prints the list of commands, the help of one, or that of all as JSON, of which manual pages and completion are
+// made.
 func help(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if len(args) == 0 {
 		commands().PrintHelp(stdout)
+		return cli.ExitOK
+	}
+	if args[0] == "--json" {
+		if err := cli.WriteJSON(stdout, commands().Describe(ctx)); err != nil {
+			fmt.Fprintln(stderr, "agent help:", err)
+			return cli.ExitFailed
+		}
 		return cli.ExitOK
 	}
 	command, found := commands().Find(args[0])

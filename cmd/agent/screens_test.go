@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"cambium/cmd/agent/cli"
 	"cambium/cmd/agent/completion"
 	"cambium/cmd/agent/manpage"
 	"cambium/internal/golden"
@@ -52,7 +54,7 @@ func TestScreens(t *testing.T) {
 		"validate-none":       {"validate", "none.json"}, "plan-no-config": {"plan", "-b", "base"}, "timeline-no-agent": {"timeline", "--file", "none.json"}, "timeline-wrong-boot": {"timeline", "--boot", "1"},
 		"support-exists": {"support", "-b", "base", "-C", "agent.json", "--file", "none.json", "--timeout", "100ms", "settings.json"},
 		"disk":           {"disk", "-b", "base", "accept", "vol-1"}, "disk-wrong-word": {"disk", "eject", "vol-1"}, "compile-nothing": {"compile"},
-		"completion-unknown": {"completion", "tcsh"}, "man": {"man", "pages"}, "version": {"version"}, "run-no-platform": {"run"},
+		"version": {"version"}, "run-no-platform": {"run"},
 	}
 	for _, c := range commands() {
 		screens["help-"+c.Name] = []string{c.Name, "--help"}
@@ -80,14 +82,19 @@ var packageDir, _ = os.Getwd()
 // TestAssetsFollowTheTable: what shells and man read on a VM is made from the table of commands; -update makes it again.
 func TestAssetsFollowTheTable(t *testing.T) {
 	assets := "../../../stemcell-assets/share/"
-	for _, shell := range completion.Shells {
-		var out bytes.Buffer
-		if code := dispatch(t.Context(), []string{"agent", "completion", shell}, &out, &out); code != 0 {
-			t.Fatal(out.String())
-		}
-		golden.Check(t, assets+"agent."+shell, out.String())
+	var out bytes.Buffer
+	var all []cli.Description
+	if code := dispatch(t.Context(), []string{"agent", "help", "--json"}, &out, &out); code != 0 {
+		t.Fatal(out.String())
 	}
-	pages := manpage.Pages("agent", "", commands().Describe(t.Context()))
+	if err := json.Unmarshal(out.Bytes(), &all); err != nil {
+		t.Fatal(err)
+	}
+	for _, shell := range completion.Shells {
+		script, _ := completion.Script(shell, "agent", all)
+		golden.Check(t, assets+"agent."+shell, script)
+	}
+	pages := manpage.Pages("agent", "", all)
 	for name, page := range pages {
 		golden.Check(t, assets+"man/"+name, page)
 	}

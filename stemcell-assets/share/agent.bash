@@ -3,10 +3,10 @@ _agent() {
 	local word=${COMP_WORDS[COMP_CWORD]} flags= words=
 	COMPREPLY=()
 	if ((COMP_CWORD == 1)); then
-		words="help run status retry timeline doctor support metrics validate settings plan disk jobs supervise compile log-level completion man trial version --help --version"
+		words="help run status retry timeline doctor support metrics validate settings plan disk jobs supervise compile log-level trial version --help --version"
 	else
 		case ${COMP_WORDS[1]} in
-		help) words="help run status retry timeline doctor support metrics validate settings plan disk jobs supervise compile log-level completion man trial version" ;;
+		help) words="help run status retry timeline doctor support metrics validate settings plan disk jobs supervise compile log-level trial version" ;;
 		run) flags="-C -M -P -b --no-alerts -r -v --help" words="" ;;
 		status) flags="--file --json -v --wait --help" words="" ;;
 		retry) flags="--file --help" words="" ;;
@@ -22,8 +22,6 @@ _agent() {
 		supervise) flags="-b --help" words="" ;;
 		compile) flags="-b --output-directory --help" words="" ;;
 		log-level) flags="--file --help" words="info debug" ;;
-		completion) flags="--name --help" words="bash zsh fish" ;;
-		man) flags="--name --help" words="" ;;
 		trial) flags="--after -b --delay --json --time --help" words="try keep status back" ;;
 		version) flags="--help" words="" ;;
 		esac

@@ -18,8 +18,6 @@ commands=(
 	'supervise:run the jobs in place of monit'
 	'compile:compile release tarballs on this machine, without a Director'
 	'log-level:show or change the log level of the running agent'
-	'completion:print the completion of commands and flags for a shell'
-	'man:write the manual pages'
 	'trial:try this agent on a VM whose stemcell has another, and go back'
 	'version:print the version'
 )
@@ -145,17 +143,6 @@ log-level)
 	_arguments \
 		'--file[status FILE of the agent]:FILE:_default' \
 		'1:argument:(info debug)' \
-		'--help[show the help of the command]' '*:file:_files'
-	;;
-completion)
-	_arguments \
-		'--name[NAME of the program]:NAME:_default' \
-		'1:argument:(bash zsh fish)' \
-		'--help[show the help of the command]' '*:file:_files'
-	;;
-man)
-	_arguments \
-		'--name[NAME of the program]:NAME:_default' \
 		'--help[show the help of the command]' '*:file:_files'
 	;;
 trial)

@@ -13,9 +13,9 @@ type RunFunc func(ctx context.Context, args []string, stdout, stderr io.Writer) 
 
 // Command is one word after `agent`.
 type Command struct {
-	Name    string
-	Summary string // one line
-	Run     RunFunc
+	Name    string  `json:"name"`
+	Summary string  `json:"summary"` // one line
+	Run     RunFunc `json:"-"`
 }
 
 // Table is the list of commands, in the order of the help.

@@ -13,16 +13,16 @@ import (
 type Description struct {
 	Command
 	Help
-	Usage string
-	Flags []FlagDescription
+	Usage string            `json:"usage"`
+	Flags []FlagDescription `json:"flags,omitempty"`
 }
 
 // FlagDescription is one flag of a command.
 type FlagDescription struct {
-	Name     string // with its dashes
-	Argument string // what stands after it; empty for a switch
-	Usage    string
-	Default  string // empty if there is none worth telling
+	Name     string `json:"name"`               // with its dashes
+	Argument string `json:"argument,omitempty"` // what stands after it; empty for a switch
+	Usage    string `json:"usage"`
+	Default  string `json:"default,omitempty"` // empty if there is none worth telling
 }
 
 // Write discards what a command prints while it is described.

@@ -28,16 +28,19 @@ type Flags struct {
 
 // Help supplies the text that --help prints around the list of flags.
 type Help struct {
-	Arguments string // after the command's name in the usage line
-	Purpose   string
-	Terms     []Term // words that Purpose leaves to be explained
-	Examples  []string
+	Arguments string   `json:"-"` // after the command's name in the usage line
+	Purpose   string   `json:"purpose"`
+	Terms     []Term   `json:"terms,omitempty"` // words that Purpose leaves to be explained
+	Examples  []string `json:"examples,omitempty"`
 	// Words lists the possible first arguments, for completion.
-	Words []string
+	Words []string `json:"words,omitempty"`
 }
 
 // Term is a word and what it means.
-type Term struct{ Word, Text string }
+type Term struct {
+	Word string `json:"word"`
+	Text string `json:"text"`
+}
 
 // NewFlags returns the flags of the command `agent NAME`.
 func NewFlags(name string, help Help, stdout, stderr io.Writer) *Flags {

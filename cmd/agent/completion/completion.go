@@ -1,11 +1,9 @@
-// Package completion is `agent completion`: what shells need to complete commands and flags, made from the table of
-// commands. The scripts are static: pressing Tab runs no program.
+// Package completion makes what shells need to complete commands and flags, from the table of commands. The scripts are
+// static: pressing Tab runs no program.
 package completion
 
 import (
-	"context"
 	"fmt"
-	"io"
 	"strings"
 
 	"cambium/cmd/agent/cli"
@@ -15,29 +13,6 @@ import (
 var Shells = []string{"bash", "zsh", "fish"}
 
 var scripts = map[string]func(program string, all []cli.Description) string{"bash": bash, "zsh": zsh, "fish": fish}
-
-// Command is `agent completion` for a table of commands, which it is part of.
-func Command(table func() cli.Table) cli.RunFunc {
-	return func(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-		return run(ctx, table(), args, stdout, stderr)
-	}
-}
-
-func run(ctx context.Context, table cli.Table, args []string, stdout, stderr io.Writer) int {
-	flags := cli.NewFlags("completion", cli.Help{Arguments: strings.Join(Shells, "|"), Words: Shells,
-		Purpose:  "Prints a script that lets a shell complete commands and flags. The install script puts it where\nshells look for it.",
-		Examples: []string{"agent completion bash > /etc/bash_completion.d/agent", "source <(agent completion bash)"}}, stdout, stderr)
-	program := flags.String("name", "agent", "`NAME` of the program")
-	if code, ok := flags.Parse(args, 1, 1); !ok {
-		return code
-	}
-	script, known := Script(flags.Arg(0), *program, table.Describe(ctx))
-	if !known {
-		return flags.Misused("unknown shell %q; want one of %q", flags.Arg(0), Shells)
-	}
-	fmt.Fprint(stdout, script)
-	return cli.ExitOK
-}
 
 // Script returns the completion script of a program for the named shell. known is false if there is none for that
 // shell.

@@ -1,46 +1,13 @@
-// Package manpage is `agent man`: manual pages made from the table of commands, one for the program and one for each
-// command.
+// Package manpage makes manual pages from the table of commands, one for the program and one for each command.
 package manpage
 
 import (
-	"context"
 	"fmt"
-	"io"
-	"os"
-	"path/filepath"
 	"strings"
 
 	"cambium/cmd/agent/cli"
 	"cambium/internal/vcap"
 )
-
-// Command is `agent man` for a table of commands, which it is part of.
-func Command(table func() cli.Table, version string) cli.RunFunc {
-	return func(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-		return run(ctx, table(), version, args, stdout, stderr)
-	}
-}
-
-func run(ctx context.Context, table cli.Table, version string, args []string, stdout, stderr io.Writer) int {
-	flags := cli.NewFlags("man", cli.Help{Arguments: "DIRECTORY",
-		Purpose:  "Writes the manual pages of the agent and of each command, section 8, into a directory.",
-		Examples: []string{"agent man /usr/local/share/man/man8"}}, stdout, stderr)
-	program := flags.String("name", "agent", "`NAME` of the program")
-	if code, ok := flags.Parse(args, 1, 1); !ok {
-		return code
-	}
-	if info, err := os.Stat(flags.Arg(0)); err != nil || !info.IsDir() {
-		fmt.Fprintf(stderr, "agent man: %s is not a directory\n", flags.Arg(0))
-		return cli.ExitFailed
-	}
-	for name, page := range Pages(*program, version, table.Describe(ctx)) {
-		if err := os.WriteFile(filepath.Join(flags.Arg(0), name), []byte(page), 0o644); err != nil {
-			fmt.Fprintln(stderr, "agent man:", err)
-			return cli.ExitFailed
-		}
-	}
-	return cli.ExitOK
-}
 
 // Pages are the manual pages by file name.
 func Pages(program, version string, all []cli.Description) map[string]string {
