@@ -140,8 +140,8 @@ func (s *serving) disksBack(ctx context.Context) string {
 
 // jobsBack waits until all processes of the jobs run, and says which do.
 func (s *serving) jobsBack(ctx context.Context) string {
-	if reason := s.machine.JobsWithheld(); reason != "" {
-		return status.JobsWithheld + ": " + reason
+	if s.machine.JobsWithheld() != "" {
+		return "jobs: withheld" // an alert of its own says why
 	}
 	if atomicfile.Exists(s.dirs.MonitStopped()) {
 		return "jobs: stopped, as before"

@@ -57,7 +57,8 @@ func documentedCommands(t *testing.T, i *lab.Instance) {
 		// What cannot succeed here says why.
 		want := map[string]string{"agent run": "-P is", "agent timeline --boot -1": "boot -1 is not recorded",
 			"agent compile": "identify the stemcell", "agent disk accept": "is not known", "agent disk format": "is not known",
-			"agent disk release": "is not on record"}
+			"agent disk release": "is not on record", "agent trial try": "runs here already",
+			"agent trial keep": "no trial has confirmed", "agent trial back": "nothing to go back from"}
 		code, output := codes[n+1], outputs[n+1]
 		for prefix, why := range want {
 			if strings.HasPrefix(c, prefix) && code == 1 && strings.Contains(output, why) {

@@ -298,7 +298,7 @@ func TestMachineCrash(t *testing.T) {
 	containers.Need(t)
 	bin := buildLab(t)
 	dir, name := t.TempDir(), fmt.Sprintf("c%d", os.Getpid())
-	holder := exec.Command(bin, "up", "--foreground", "--dir", dir, "--name", name, "--agent", labtest.Agent(t), "--disk", "1G", "--json")
+	holder := exec.Command(bin, "up", "--foreground", "--dir", dir, "--lab", name, "--agent", labtest.Agent(t), "--disk", "1G", "--json")
 	holder.Stderr = os.Stderr
 	out, err := holder.StdoutPipe()
 	if err != nil {

@@ -42,6 +42,7 @@ func TestMachineRebootExplainsItself(t *testing.T) {
 	cutPower(t, i)
 	wantAccount(t, l, i, since, "nothing was written before it: the power was cut, or the machine was reset", back)
 
+	run(t, i, "mkdir", "-p", "/var/lib/systemd/pstore/1")
 	if err := i.WriteFile(machine.File{Path: "/var/lib/systemd/pstore/1/dmesg.txt", Mode: 0o600,
 		Data: []byte("<0>[ 9.1] Kernel panic - not syncing: Fatal exception in interrupt\n")}); err != nil {
 		t.Fatal(err)

@@ -329,7 +329,7 @@ func (x *trialed) badMachine() {
 	run(x.t, x.i, "sh", "-c", "fallocate -l $(($(stat -fc '%f*%S' /var/vcap/data) - 23068672)) "+fill)
 	x.fails("MiB free")
 	if got := run(x.t, x.i, "sh", "-c", "/var/vcap/jobs/cambium-agent/bin/pre-start 2>&1 || echo failed; cmp /root/agent "+filepath.Join(trialDir, "agent")+" && ls -A "+trialDir); !strings.Contains(got, "No space left") ||
-		!strings.Contains(got, "failed\n") || strings.Contains(got, ".new") {
+		!strings.Contains(got, "failed\n") || strings.Contains(got, "\n.new") {
 		x.t.Errorf("pre-start on a full disk: %s", got)
 	}
 	run(x.t, x.i, "rm", fill)

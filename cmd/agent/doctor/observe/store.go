@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,13 +20,12 @@ import (
 const (
 	// askWord is the first argument of the process that asks.
 	askWord = "ask-store"
-	// askTimeout bounds the question. Other processes that ask wait for the lock, so that one at most is left behind.
-	askTimeout = time.Second
-	// Said by the process that asks.
-	deviceAnswers = "device"
+	// askTimeout bounds the question, and killTimeout the end of a process that could be killed.
+	askTimeout  = time.Second
+	killTimeout = 500 * time.Millisecond
 )
 
-// AskStoreIfCalled asks the store and exits in the process that Ask starts. In any other it returns at once.
+// AskStoreIfCalled asks the store and exits in the process that askMounted starts. In any other it returns at once.
 func AskStoreIfCalled() {
 	if len(os.Args) != 5 || os.Args[1] != askWord {
 		return
@@ -41,13 +38,16 @@ func AskStoreIfCalled() {
 }
 
 // askStore reads the device past the cache. Then it removes an attribute that no directory has: this waits while the
-// file system is frozen, and writes nothing.
+// file system is frozen, and writes nothing. It holds the lock meanwhile, so that one process at most is left behind,
+// and has a byte in the lock file once the device has answered.
 func askStore(lock, dir, device string) error {
-	if f, err := os.OpenFile(lock, os.O_CREATE|os.O_RDWR, 0o600); err == nil { // else without
-		defer func() { _ = f.Close() }()
-		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
-			return err
-		}
+	f, err := os.OpenFile(lock, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil // nothing is known of the store
+	}
+	defer func() { _ = f.Close() }()
+	if err := errors.Join(unix.Flock(int(f.Fd()), unix.LOCK_EX), f.Truncate(0)); err != nil {
+		return nil
 	}
 	if device != "" {
 		buffer, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE) // aligned
@@ -62,29 +62,27 @@ func askStore(lock, dir, device string) error {
 			return fmt.Errorf("read %s: %w", device, err)
 		}
 	}
-	fmt.Println(deviceAnswers)
+	if _, err := f.WriteString("1"); err != nil {
+		return nil
+	}
 	if err := unix.Removexattr(dir, "trusted.cambium.no-such-attribute"); errors.Is(err, unix.EIO) {
 		return fmt.Errorf("%s: %w", dir, err)
 	}
 	return nil
 }
 
-// said is an output that can be read while the process runs.
-type said struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (s *said) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.text.Write(p)
-}
-
-func (s *said) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.text.String()
+// waits reports whether a process that asks is left behind, and whether the device had answered it.
+func waits(lock string) (stuck, answered bool) {
+	f, err := os.Open(lock)
+	if err != nil {
+		return false, false
+	}
+	defer func() { _ = f.Close() }()
+	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+		return false, false
+	}
+	info, err := f.Stat()
+	return true, err == nil && info.Size() > 0
 }
 
 // askMounted fills in whether the mounted store answers.
@@ -98,26 +96,26 @@ func (d *Disk) askMounted(ctx context.Context, dirs vcap.Dirs) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	var out, complaints said
-	done := make(chan error, 1)
+	lock := vcap.RunDir.StoreLock()
+	ended := make(chan string, 1)
 	go func() {
-		_, err := command.Run(ctx, command.Cmd{Name: "/proc/self/exe", Args: []string{askWord, vcap.RunDir.StoreLock(), dirs.Store(), device},
-			Stdout: &out, Stderr: &complaints})
-		done <- err
+		var complaint bytes.Buffer
+		_, err := command.Run(ctx, command.Cmd{Name: "/proc/self/exe", Args: []string{askWord, lock, dirs.Store(), device},
+			Stderr: &complaint})
+		if err == nil || ctx.Err() != nil {
+			complaint.Reset()
+		}
+		ended <- complaint.String()
 	}()
 	select {
-	case err := <-done:
-		if text := complaints.String(); err != nil && text != "" && ctx.Err() == nil {
-			d.Failing = text
-		}
+	case d.Failing = <-ended:
 	case <-ctx.Done():
+		select {
+		case <-ended: // it was killed
+		case <-time.After(killTimeout):
+		}
 	}
-	if ctx.Err() == nil {
-		return
-	}
-	if strings.Contains(out.String(), deviceAnswers) {
-		d.Frozen = true
-	} else {
-		d.Silent = true
+	if stuck, answered := waits(lock); ctx.Err() != nil && stuck {
+		d.Frozen, d.Silent = answered, !answered
 	}
 }
