@@ -80,7 +80,7 @@ func write(w io.Writer, m observe.Facts) {
 			p.sample("cambium_filesystem_free_inodes", float64(f.FreeInodes), "path", f.Path)
 		}
 	}
-	p.family("cambium_filesystem_smaller_than_disk", "1 for a file system that does not use its disk.")
+	p.family("cambium_filesystem_smaller_than_disk", "1 for a file system that does not use its whole disk.")
 	for _, dir := range d.SmallerThanDisk() {
 		p.sample("cambium_filesystem_smaller_than_disk", 1, "path", dir)
 	}
@@ -129,7 +129,7 @@ func boot(p printer, d status.Document) {
 	p.sample("cambium_boot_tries", float64(max(d.Try, 1)))
 	p.family("cambium_boot_failed", "1 from the first failed try until one succeeds.")
 	p.sample("cambium_boot_failed", truth(d.Verdict != ""))
-	p.family("cambium_boot_mark_seconds", "When, after the start of the agent, something happened for the first time.")
+	p.family("cambium_boot_mark_seconds", "Time from the start of the agent until the event in the label first happened.")
 	for _, mark := range d.Marks {
 		p.sample("cambium_boot_mark_seconds", time.Duration(mark.At).Seconds(), "mark", mark.Name)
 	}
