@@ -160,7 +160,7 @@ func (s *show) perform(ctx context.Context, begin time.Time) error {
 		{"get_state, and the web server answers", (*show).state},
 		{"kill the job: the alert arrives, the job is back", (*show).kill},
 		{"fetch_logs", (*show).logs},
-		{"delay until the Director learns of a task's end", (*show).answers},
+		{"stop and start, twice: how late the Director knows", (*show).answers},
 		{"stop; a bigger disk: migrate_disk moves the data", (*show).migrate},
 		{"the IaaS grows it: mount_disk grows the file system; start", (*show).grow},
 		{"restart the agent: the job keeps running", (*show).restart},

@@ -33,7 +33,7 @@ func (s *show) answers(ctx context.Context) (string, error) {
 	}
 	pid, err := s.output(ctx, "cat", "/var/vcap/sys/run/web/web.pid")
 	s.pid = pid
-	return fmt.Sprintf("%.2f s held, %.2f s not held", waits[0].Seconds(), waits[1].Seconds()), err
+	return fmt.Sprintf("%.2f s; %.2f s if answers are not held", waits[0].Seconds(), waits[1].Seconds()), err
 }
 
 var taskTook = regexp.MustCompile(`task (?:done|failed) .*\btask=(\S+) took=(\S+)`)

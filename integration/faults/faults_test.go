@@ -15,7 +15,7 @@ var update = flag.Bool("update", false, "rewrite the table of docs/operating.md"
 func TestTableOfThePage(t *testing.T) {
 	var text strings.Builder
 	text.WriteString("| fault | `agent status` | `--wait` | `agent doctor`, first finding | `agent metrics` | console |" +
-		" differs for `vcap` and the login of a `bosh ssh` |\n|---|---|---|---|---|---|---|\n")
+		" what differs for `vcap` and for logins by `bosh ssh` |\n|---|---|---|---|---|---|---|\n")
 	for _, f := range Table {
 		fmt.Fprintf(&text, "| %s | %s | %d | %s | `%s` | %s | %s |\n", f.Name, f.Status.cell(), f.Wait, f.Doctor.cell(),
 			strings.TrimSpace(f.Metrics), strings.TrimSpace(f.Console), f.Vcap.cell())
