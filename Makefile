@@ -73,11 +73,12 @@ deb: build ## Make the Debian package of bin/agent, in bin/: VERSION=x.y.z
 	@scripts/deb "$(VERSION)" "$$($(GO) env GOARCH)" bin/agent bin/licenses.txt bin/CHANGELOG.md bin
 
 .PHONY: nightly
-nightly: build ## What takes too long for every change: the lab for macOS, releases built twice, other architectures, every IaaS, ten minutes of each fuzz target; docs/results/nightly.md has the tests' results
+nightly: build ## What takes too long for every change: the lab for macOS, releases built twice, other architectures, every IaaS, ten minutes of each fuzz target, the site; docs/results/nightly.md has the tests' results
 	@scripts/setup nightly
 	GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/lab
 	@GO=$(GO) scripts/nightly $(CURDIR)/bin/agent
 	@scripts/fuzz $(NIGHTLY_FUZZTIME)
+	@$(MAKE) --no-print-directory docs
 
 .PHONY: test
 test: setup test-host test-machine test-vm ## Set-up and the tests of all tiers
@@ -131,6 +132,11 @@ bench: setup build ## Benchmarks, into docs/results; BENCH=pattern for some, BAS
 .PHONY: bench-compare
 bench-compare: ## The last result of bench against the one before, with noise bounds; OLD and NEW name others
 	@scripts/bench compare
+
+.PHONY: docs
+docs: ## Render the pages as a static site with search, bin/site
+	@scripts/setup docs
+	@scripts/site
 
 .PHONY: soak
 soak: build ## The long tests, in parts of at most two hours; resumes after an interruption; PART=pattern for some

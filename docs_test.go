@@ -53,6 +53,23 @@ func TestLinksLead(t *testing.T) {
 	}
 }
 
+// TestSiteHasThePages: a page without a line in the navigation is found by links alone.
+func TestSiteHasThePages(t *testing.T) {
+	site, err := os.ReadFile("scripts/mkdocs.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages, err := filepath.Glob("docs/*.md")
+	if err != nil || len(pages) < 10 {
+		t.Fatalf("pages %v, %v", pages, err)
+	}
+	for _, page := range pages {
+		if !strings.Contains(string(site), ": "+page+"\n") {
+			t.Errorf("scripts/mkdocs.yml has no line for %s", page)
+		}
+	}
+}
+
 // phrase is a turn of phrase that a native speaker does not use, with the usual one.
 type phrase struct {
 	part             string // of all that the pattern matches; looking for it is a hundred times faster

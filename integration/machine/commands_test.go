@@ -72,16 +72,22 @@ func documentedCommands(t *testing.T, i *lab.Instance) {
 }
 
 var (
-	listedCommand = regexp.MustCompile("(?m)^\\| `(agent [^`]+)` \\| (.*) \\| [^|]+ \\|$")
+	listedCommand = regexp.MustCompile("(?m)^\\| `(agent [^|]+)` \\| (.*) \\| [^|]+ \\|$")
 	listedFlag    = regexp.MustCompile("`(-[^`]+)`")
 )
 
-// listed are the commands of the table in docs/operating.md: each without and with what is in brackets, with each of
-// alternatives, and with each flag after it.
+// listed returns the commands of the table in docs/operating.md: each without and with what is in brackets, and with
+// each flag after it. An ellipsis at the beginning stands for the first command of the row.
 func listed(text string) (all []string) {
-	text = strings.ReplaceAll(text, `\|`, "\x00")
 	for _, row := range listedCommand.FindAllStringSubmatch(text, -1) {
-		forms := expand(row[1])
+		var forms []string
+		for _, form := range strings.Split(row[1], "`, `") {
+			if rest, found := strings.CutPrefix(form, "… "); found {
+				command := strings.Fields(row[1])[1]
+				form = "agent " + strings.Trim(command, "`,") + " " + rest
+			}
+			forms = append(forms, expand(form)...)
+		}
 		for _, flag := range listedFlag.FindAllStringSubmatch(row[2], -1) {
 			for _, f := range expand(flag[1]) {
 				forms = append(forms, forms[0]+" "+f)
@@ -105,9 +111,7 @@ func expand(form string) []string {
 			if optional {
 				next = append(next, f)
 			}
-			for _, alternative := range strings.Split(strings.Trim(word, "[]"), "\x00") {
-				next = append(next, strings.TrimSpace(f+" "+alternative))
-			}
+			next = append(next, strings.TrimSpace(f+" "+strings.Trim(word, "[]")))
 		}
 		forms = next
 	}

@@ -38,7 +38,7 @@ func Picture(title string, columns ...[]*Box) string {
 	var boxes, lines strings.Builder
 	width := padding
 	for i, column := range columns {
-		space := (height - heights[i]) / (len(column) + 1)
+		space := (height - padding - heights[i]) / (len(column) + 1)
 		right, top := width, padding+space
 		for n, b := range column {
 			b.left, b.middle, b.color = width, top+b.height()/2, colors[(3*i+n)%len(colors)]
