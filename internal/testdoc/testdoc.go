@@ -1,5 +1,5 @@
-// Package testdoc reads the fenced blocks of the pages, so that tests can run the commands in them. It is imported by
-// tests alone.
+// Package testdoc reads the fenced blocks of the pages, so that tests can run the commands in them, and writes the
+// parts and pictures of pages that tests make. It is imported by tests alone.
 //
 // The info string of a block has the language and, for commands, how they are tested:
 //
