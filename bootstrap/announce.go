@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
@@ -25,6 +27,7 @@ type Announcer struct {
 	Root   string // system root, normally "/"
 	Log    *logrus.Entry
 	Notify func(state string)
+	Port   string // the device of VerdictPort in agent.json, empty if there is none
 }
 
 // guestinfoKey is the key under which a vSphere operator finds the verdict in the VM's configuration.
@@ -39,12 +42,15 @@ func (a Announcer) Failed(ctx context.Context, v engine.Verdict) {
 	if a.Notify != nil {
 		a.Notify("STATUS=failed: " + line)
 	}
+	a.port("not ready: " + line)
 	a.guestinfo(ctx, line)
 }
 
-// Ready announces a boot that ended well to the consoles.
+// Ready announces a boot that ended well to the consoles and the port.
 func (a Announcer) Ready(v engine.Verdict, after time.Duration) {
-	a.console(fmt.Sprintf("bosh-agent: %s after %s", v.State, after.Round(time.Millisecond)))
+	line := fmt.Sprintf("%s after %s", v.State, after.Round(time.Millisecond))
+	a.console("bosh-agent: " + line)
+	a.port(line)
 }
 
 // Waiting tells the console what the boot waits for.
@@ -83,6 +89,45 @@ func writeLine(path, line string) error {
 	_ = f.SetWriteDeadline(time.Now().Add(time.Second)) // not every file has deadlines
 	_, err = f.WriteString("\r\n" + line + "\r\n")
 	return errors.Join(err, f.Close())
+}
+
+// port writes the verdict to the device that agent.json names. What is behind it keeps the line when the VM is gone.
+func (a Announcer) port(line string) {
+	if a.Port == "" {
+		return
+	}
+	if err := tryLine(filepath.Join(a.Root, a.Port), portLine(line)); err != nil {
+		a.Log.WithError(err).WithField("device", a.Port).Info("cannot write the verdict to VerdictPort")
+	}
+}
+
+// portBytes bounds a line of the port.
+const portBytes = 1024
+
+// portLine is one line with its end. It is cut between two characters if it is too long.
+func portLine(text string) string {
+	line := oneline.Of(strings.ToValidUTF8(text, "?"))
+	for len(line) > portBytes-1 {
+		_, last := utf8.DecodeLastRuneInString(line)
+		line = line[:len(line)-last]
+	}
+	return line + "\n"
+}
+
+// tryLine appends a line, and does not wait: what is not read at once is lost.
+func tryLine(path, line string) error {
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_APPEND|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	n, err := unix.Write(fd, []byte(line))
+	switch {
+	case err != nil:
+		err = &os.PathError{Op: "write", Path: path, Err: err}
+	case n < len(line):
+		err = &os.PathError{Op: "write", Path: path, Err: io.ErrShortWrite}
+	}
+	return errors.Join(err, unix.Close(fd))
 }
 
 func (a Announcer) guestinfo(ctx context.Context, line string) {

@@ -3,14 +3,18 @@ package bootstrap
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"cambium/bootstrap/engine"
+	"cambium/internal/secret"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/platform/host"
@@ -71,6 +75,72 @@ func TestFailedReachesLogConsolesAndServiceManager(t *testing.T) {
 	}
 	if len(notified) != 1 || notified[0] != "STATUS=failed: "+want {
 		t.Errorf("service manager shows %q", notified)
+	}
+}
+
+// TestPortLine: one line, printable, of at most 1,024 bytes.
+func TestPortLine(t *testing.T) {
+	for text, want := range map[string]string{
+		"": "\n", "settings: no answer": "settings: no answer\n", "a\nb\r\nc": "a; b; c\n",
+		"\x1b[2Ja\x00b\u202ec\xff":            " [2Ja b c?\n",
+		strings.Repeat("x", portBytes-1):      strings.Repeat("x", portBytes-1) + "\n",
+		strings.Repeat("x", portBytes):        strings.Repeat("x", portBytes-1) + "\n",
+		strings.Repeat("x", 1022) + "é…":      strings.Repeat("x", 1022) + "\n",
+		strings.Repeat("x", 1021) + "é" + "…": strings.Repeat("x", 1021) + "é\n",
+	} {
+		if got := portLine(text); got != want {
+			t.Errorf("%q:\ngot  %q\nwant %q", text, got, want)
+		}
+	}
+}
+
+// TestVerdictGoesToThePort: each verdict is appended as a line, without a secret. Where nobody reads, or the device is
+// missing, neither does an announcement wait, nor does another channel lose it.
+func TestVerdictGoesToThePort(t *testing.T) {
+	root := consoles(t, "ttyS0")
+	a := Announcer{Root: root, Log: logrus.NewEntry(logrus.New()), Port: "/dev/port"}
+	path := filepath.Join(root, "dev/port")
+	v := engine.Verdict{State: status.Failed, Step: "settings", Advice: "correct it",
+		Cause: fmt.Errorf("ask %v:\nno answer", secret.NewURL("https://user:canary@h/"))}
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	a.Failed(t.Context(), v)
+	a.Ready(engine.Verdict{State: status.Ready}, 1500*time.Millisecond)
+	got, _ := os.ReadFile(path)
+	first, rest, _ := strings.Cut(string(got), "\n")
+	if !strings.HasPrefix(first, "not ready: settings: ask ") || !strings.HasSuffix(first, "; no answer: correct it") ||
+		rest != "ready after 1.5s\n" || strings.Contains(first, "canary") {
+		t.Errorf("the port got %q", got)
+	}
+	fifo := func() error { return unix.Mkfifo(path, 0o600) }
+	for name, device := range map[string]func() error{"no device": func() error { return nil }, "no reader": fifo,
+		"hung reader": func() error {
+			err := fifo()
+			fd, opening := unix.Open(path, unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+			t.Cleanup(func() { _ = unix.Close(fd) })
+			for full := opening; full == nil; {
+				_, full = unix.Write(fd, make([]byte, 4096))
+			}
+			return errors.Join(err, opening)
+		},
+	} {
+		if err := errors.Join(os.Remove(path), device()); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Truncate(filepath.Join(root, "dev/console"), 0); err != nil {
+			t.Fatal(err)
+		}
+		a.Failed(t.Context(), v)
+		if text, _ := os.ReadFile(filepath.Join(root, "dev/console")); !strings.Contains(string(text), "not ready: settings") {
+			t.Errorf("%s: the console got %q", name, text)
+		}
+		if err := os.WriteFile(path+".next", nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(path+".next", path); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -114,7 +114,7 @@ func agentWithStep(t *testing.T, ctx context.Context, first bool, run func(conte
 		t.Fatal(err)
 	}
 	a := &booting{log: log, dirs: dirs, background: &sync.WaitGroup{},
-		display: newDisplay(runOptions{platform: "dummy"}, rec, unit.Notifier{}, log)}
+		display: newDisplay(runOptions{platform: "dummy"}, "", rec, unit.Notifier{}, log)}
 	a.display.announcer.Root = t.TempDir()
 	t.Cleanup(func() { // before the directories go
 		a.background.Wait()

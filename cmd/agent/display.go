@@ -32,10 +32,10 @@ type display struct {
 	collections atomic.Int64
 }
 
-func newDisplay(o runOptions, rec *status.Recorder, notifier unit.Notifier, log *logrus.Entry) *display {
+func newDisplay(o runOptions, port string, rec *status.Recorder, notifier unit.Notifier, log *logrus.Entry) *display {
 	line := &status.ServiceLine{Send: notifier.Status, Log: log}
 	d := &display{log: log, rec: rec, history: status.History{Path: vcap.New(o.base).Boots(), Of: rec, Log: log},
-		serviceLine: line, announcer: bootstrap.Announcer{Root: "/", Log: log, Notify: line.Show}}
+		serviceLine: line, announcer: bootstrap.Announcer{Root: "/", Log: log, Notify: line.Show, Port: port}}
 	d.missing = sync.OnceValue(func() string {
 		if o.dummy() {
 			return ""

@@ -26,7 +26,7 @@ func TestCollectionsShowInTheStatus(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := newDisplay(runOptions{platform: "dummy"}, rec, unit.Notifier{}, logrus.NewEntry(logrus.New()))
+	a := newDisplay(runOptions{platform: "dummy"}, "", rec, unit.Notifier{}, logrus.NewEntry(logrus.New()))
 	first, second := a.collection(), a.collection()
 	first(logs.Progress{Files: 3, Bytes: 300 << 20, Elapsed: 10 * time.Second})
 	second(logs.Progress{Files: 1, Bytes: 20 << 20, Elapsed: 4 * time.Second})

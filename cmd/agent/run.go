@@ -116,7 +116,7 @@ func newBooting(ctx context.Context, o runOptions, log *logrus.Entry, notifier u
 	if err != nil {
 		return nil, err
 	}
-	show := newDisplay(o, rec, notifier, log)
+	show := newDisplay(o, config.Platform.Linux.VerdictPort, rec, notifier, log)
 	alerts := agent.NewAlerts(log.WithField("component", "report"))
 	open := newMachine
 	if o.dummy() {

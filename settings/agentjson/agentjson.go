@@ -53,6 +53,9 @@ type Linux struct {
 	EarlyPings bool
 	// Firewall is an addition of this agent, true by default: nftables keep jobs away from monit and the bus.
 	Firewall bool
+	// VerdictPort is an addition of this agent: a virtio or serial port below /dev that gets the verdict of each boot,
+	// none by default.
+	VerdictPort string
 	// Shipped stemcells still carry these although nothing has read them for years.
 	VirtioDevicePrefix, ScrubEphemeralDisk, StripVolumeRegex, DNSResolverType any
 }

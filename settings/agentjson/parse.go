@@ -75,6 +75,9 @@ func (l Linux) check(d *jsondoc.Document) {
 	choice("ForeignPersistentDisk", l.ForeignPersistentDisk, foreignRefuse, foreignFormat)
 	choice("BlankDisks", l.BlankDisks, blankZeros, blankNoise)
 	choice("MissingEphemeralDisk", l.MissingEphemeralDisk, missingFail, missingRoot)
+	if p := l.VerdictPort; p != "" && (p != path.Clean(p) || !strings.HasPrefix(p, "/dev/")) {
+		d.Errorf("Platform.Linux.VerdictPort", "expected the path of a device below /dev")
+	}
 	if _, err := regexp.Compile(l.DiskIDTransformPattern); err != nil {
 		d.Errorf("Platform.Linux.DiskIDTransformPattern", "not a valid regular expression (RE2 syntax)")
 	}

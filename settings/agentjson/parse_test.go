@@ -62,7 +62,7 @@ agent.json:10:70: error: Infrastructure.Settings.Sources[5].Headers.X: expected 
 
 func TestOptionsAreRemembered(t *testing.T) {
 	c, rep := Parse("agent.json", []byte(`{"platform":{"LINUX":{"useDefaultTmpDir":true,"DevicePathResolutionType":"scsi","diskidtransformpattern":"^vol-(.+)$",
-		"DiskIDTransformReplacement":"x-${1}","MissingEphemeralDisk":"root","ServiceManager":"systemd","LunDeviceSymlinkPath":null}},
+		"DiskIDTransformReplacement":"x-${1}","MissingEphemeralDisk":"root","VerdictPort":"/dev/ttyS1","ServiceManager":"systemd","LunDeviceSymlinkPath":null}},
 		"infrastructure":{"settings":{"useRegistry":true,"useServerName":true,"sources":[
 		{"Type":"HTTP","uri":"http://h:80","headers":{"X-A":"1"},"userdatapath":"/u","TokenPath":"/t","InstanceIDPath":"/i","SSHKeysPath":"/k"},
 		{"Type":"ConfigDrive","diskPaths":["/dev/sr0"],"UserDataPath":"u","metadatapath":"m"},{"Type":"VsphereGuestInfo","RpcToolPath":"r","VmToolsdPath":"v"}]}}}`))
@@ -70,7 +70,7 @@ func TestOptionsAreRemembered(t *testing.T) {
 		t.Fatal(rep)
 	}
 	l, s := c.Platform.Linux, c.Infrastructure.Settings
-	if !l.UseDefaultTmpDir || l.DevicePathResolutionType != "scsi" || l.DiskIDTransformPattern != "^vol-(.+)$" || l.MissingEphemeralDisk != missingRoot ||
+	if !l.UseDefaultTmpDir || l.DevicePathResolutionType != "scsi" || l.DiskIDTransformPattern != "^vol-(.+)$" || l.MissingEphemeralDisk != missingRoot || l.VerdictPort != "/dev/ttyS1" ||
 		l.ForeignPersistentDisk != foreignRefuse || l.ServiceManager != "systemd" || !s.UseRegistry || !s.UseServerName {
 		t.Errorf("got %+v %+v", l, s)
 	}
@@ -106,6 +106,8 @@ func TestWhatCannotWorkIsAnError(t *testing.T) {
 		source(`{"Type":"ConfigDrive","DiskPaths":["/d"],"SettingsPath":""}`):  "Sources[0].UserDataPath: required by a source of type ConfigDrive",
 		`{"Platform":{"Linux":{"InstanceStorageDevicePattern":"["}}}`:          "InstanceStorageDevicePattern: not a valid file name pattern",
 		`{"Platform":{"Linux":{"ForeignPersistentDisk":"wipe"}}}`:              `ForeignPersistentDisk: expected one of "refuse", "format"`,
+		`{"Platform":{"Linux":{"VerdictPort":"ttyS1"}}}`:                       "VerdictPort: expected the path of a device below /dev",
+		`{"Platform":{"Linux":{"VerdictPort":"/dev/../etc/passwd"}}}`:          "VerdictPort: expected the path of a device below /dev",
 		`{"Infrastructure":{"Settings":{"Sources":"x","UseRegistry":"true"}}}`: "UseRegistry: expected a boolean, got a string",
 	} {
 		_, rep := Parse("agent.json", []byte(document))
