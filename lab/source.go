@@ -73,7 +73,8 @@ type delivery struct {
 // udev runs in a container.
 func (d delivery) agentJSON() []byte {
 	data, err := json.MarshalIndent(Document{
-		"Platform": map[string]any{"Linux": map[string]any{"PartitionerType": "parted", "ServiceManager": "systemd"}},
+		"Platform": map[string]any{"Linux": map[string]any{"PartitionerType": "parted", "ServiceManager": "systemd",
+			"VerdictPort": machine.VerdictPort}},
 		"Infrastructure": map[string]any{"Settings": map[string]any{
 			"Sources": d.sources, "UseServerName": true, "UseRegistry": true}},
 	}, "", "  ")

@@ -8,7 +8,7 @@ func commands() []command {
 		{"up", "[flags]", "start a lab with one machine",
 			[]string{"lab up", "lab up --engine qemu", "lab up --lab two --source configdrive --disk 10G",
 				"lab up --agent-json agent.json --settings settings.json --source cdrom"}, up, false},
-		{"ls", "[flags]", "list labs and their machines", []string{"lab ls", "lab ls --json"}, list, false},
+		{"ls", "[flags]", "list labs and their machines", []string{"lab ls", "lab ls --json", "lab ls --deleted"}, list, false},
 		{"shell", "[flags] [MACHINE] [-- COMMAND…]",
 			"open a root shell in a machine, or run a command there; MACHINE may be the CID of a CPI's VM",
 			[]string{"lab shell", "lab shell vm1", "lab shell -- systemctl status agent"}, shell, false},

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,9 +12,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"cambium/lab/cpi"
 	"cambium/lab/iaas"
@@ -180,6 +183,39 @@ func writeIaaS(w io.Writer, l iaasListing) {
 		_, _ = fmt.Fprintf(table, "  %s\t%s\tgateway %s\t\t%s\n", n.CID, n.Range, n.Gateway, owner(n.Common))
 	}
 	_ = table.Flush()
+}
+
+// listDeleted shows the VMs that the CPI has deleted, the last one first.
+func listDeleted(c *call) error {
+	names, err := iaas.WithDeleted(c.dir)
+	if err != nil {
+		return err
+	}
+	type deletedVM struct {
+		IaaS string `json:"iaas"`
+		iaas.DeletedVM
+	}
+	all := []deletedVM{}
+	for _, name := range names {
+		vms, err := iaas.Deleted(c.dir, name)
+		if err != nil {
+			return err
+		}
+		for _, vm := range vms {
+			all = append(all, deletedVM{name, vm})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b deletedVM) int { return b.Deleted.Compare(a.Deleted) })
+	return c.result(map[string]any{"deleted": all}, func(w io.Writer) {
+		for _, vm := range all {
+			_, _ = fmt.Fprintf(w, "%s\n", strings.TrimSpace(fmt.Sprintf("%s  deleted %s  agent %s  %s", vm.CID,
+				vm.Deleted.Local().Format(time.DateTime), vm.AgentID, owner(vm.Common))))
+			_, _ = fmt.Fprintf(w, "  %s\n", cmp.Or(vm.Verdict, "no verdict"))
+		}
+		if len(all) == 0 {
+			_, _ = fmt.Fprintln(w, "no VM was deleted")
+		}
+	})
 }
 
 // owner says whose an object is, as far as that is known.

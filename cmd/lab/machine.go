@@ -61,8 +61,13 @@ func writeLab(w io.Writer, s control.State) {
 }
 
 func list(ctx context.Context, c *call) error {
+	deleted := false
+	c.flags.BoolVar(&deleted, "deleted", false, "show the VMs that the CPI has deleted, with the last verdict of their agents")
 	if err := c.parse(0, 0); err != nil {
 		return err
+	}
+	if deleted {
+		return listDeleted(c)
 	}
 	names, err := lab.Leftovers(c.dir)
 	if err != nil {

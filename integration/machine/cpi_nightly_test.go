@@ -132,6 +132,12 @@ func TestNightlyVMTypes(t *testing.T) {
 	}
 }
 
+// TestNightlyVerdictOutlivesTheVM is TestMachineVerdictOutlivesTheVM with a virtual machine and its virtio port.
+func TestNightlyVerdictOutlivesTheVM(t *testing.T) {
+	c := newCloud(t, fmt.Sprintf("v%d", os.Getpid()))
+	c.verdictOutlives(c.cid("create_stemcell", stemcellImage(t), map[string]any{}), iaas.QEMU, 10*time.Minute)
+}
+
 // TestNightlyCPIStemcells imports the stemcells of other infrastructures, and boots those that look for their settings where the
 // CPI can put them: vSphere's in a virtual machine, whose CD drive and SCSI controller a container does not have.
 func TestNightlyCPIStemcells(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -99,6 +100,10 @@ func TestVMMetadataAndTwoCards(t *testing.T) {
 	}
 	ready(t, i)
 	wantReady(t, i)
+	eventually.True(t, "the verdict on the virtio port", func() bool {
+		said, err := machine.LastVerdict(filepath.Dir(i.Console()))
+		return err == nil && strings.HasPrefix(said, "ready after ")
+	})
 	wantAddresses(t, i, "eth0", i.IP+"/24")
 	wantAddresses(t, i, "eth1", "10.88.1.10/24")
 	reaches(t, i, "eth1", "10.88.1.1")

@@ -261,7 +261,7 @@ func (h *holder) serve(w http.ResponseWriter, r *http.Request, refused []string)
 	// A call is completed or undone even if its caller is killed.
 	reply, undo := backend{h.iaas, refused}.do(context.WithoutCancel(r.Context()), e.Request, e.Agent, body)
 	took := time.Since(begin).Round(time.Millisecond)
-	reply.Log = summary(e.Request, reply, took)
+	reply.Log = summary(e.Request, reply, took) + h.verdict(e.Request)
 	log = log.WithField("took", took)
 	if reply.Error != nil {
 		log.WithField("error", reply.Error.Message).Warn("call failed")
@@ -298,6 +298,22 @@ func summary(r Request, reply Reply, took time.Duration) string {
 		outcome = first(reply.Result).String()
 	}
 	return fmt.Sprintf("%s: %s in %s\n", line, outcome, took.Round(time.Millisecond))
+}
+
+// verdict is a line for the same log, with the reason for which a Director may have deleted a VM, empty for other methods.
+func (h *holder) verdict(r Request) string {
+	if r.Method != "delete_vm" {
+		return ""
+	}
+	vm, err := r.cid(0, iaas.VMs)
+	if err != nil {
+		return ""
+	}
+	last := h.iaas.LastVerdict(vm)
+	if last == "" {
+		last = "none"
+	}
+	return fmt.Sprintf("last verdict of the agent: %s\n", last)
 }
 
 // stay keeps the holder as long as the caller is there, which runs a command in the network.

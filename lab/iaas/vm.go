@@ -394,6 +394,9 @@ func (i *IaaS) DeleteVM(_ context.Context, cid CID) error {
 	if err := i.saveVM(vm); err != nil {
 		return err
 	}
+	if err := i.keepDeleted(vm); err != nil {
+		i.log.WithError(err).WithField("cid", cid).Warn("cannot keep the last verdict of the VM")
+	}
 	if err := i.forgetVM(cid); err != nil {
 		return err
 	}

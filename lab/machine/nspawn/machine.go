@@ -153,10 +153,18 @@ func (m *Machine) argv() ([]string, error) {
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		return nil, fmt.Errorf("limit of open files: %w", err)
 	}
+	verdicts := machine.VerdictFile(m.Spec.Dir)
+	port, err := os.OpenFile(verdicts, os.O_CREATE|os.O_WRONLY, 0o600)
+	if err == nil {
+		err = port.Close()
+	}
+	if err != nil {
+		return nil, err
+	}
 	nspawn := []string{"systemd-nspawn", "--quiet", fmt.Sprintf("--rlimit=RLIMIT_NOFILE=1024:%d", min(limit.Max, openFiles)), "--register=no", "--keep-unit", "--machine=" + m.Spec.Name,
 		"--directory=" + m.layer().Root(), "--boot", "--network-namespace-path=" + m.netns().Path(),
 		"--capability=all", "--drop-capability=" + dropped, "--system-call-filter=~@swap", "--console=read-only",
-		"--resolv-conf=off", "--timezone=off", "--link-journal=no"}
+		"--bind=" + strings.ReplaceAll(verdicts, ":", `\:`) + ":" + machine.VerdictPort, "--resolv-conf=off", "--timezone=off", "--link-journal=no"}
 	if _, err := os.Stat("/run/systemd/system"); err == nil {
 		argv := []string{"systemd-run", "--quiet", "--scope", "--collect", "--unit=" + m.Spec.Name, "--property=Delegate=yes"}
 		return append(append(append(argv, m.engine.properties()...), "--"), nspawn...), nil

@@ -202,7 +202,7 @@ func (m *Machine) argv(d *descriptors, paused bool) (argv []string, e ends, err 
 	if paused {
 		argv = append(argv, "-S")
 	}
-	for _, part := range []func(*descriptors) ([]string, error){m.console, m.kernel, m.cards, m.drives} {
+	for _, part := range []func(*descriptors) ([]string, error){m.console, m.verdicts, m.kernel, m.cards, m.drives} {
 		more, err := part(d)
 		if err != nil {
 			return nil, ends{}, err
@@ -233,6 +233,13 @@ func (m *Machine) console(d *descriptors) ([]string, error) {
 	set, err := d.open(m.Console(), os.O_CREATE|os.O_APPEND|os.O_WRONLY)
 	return []string{"-add-fd", fmt.Sprintf("fd=%[1]d,set=%[1]d", set),
 		"-chardev", "file,id=console,append=on,path=" + setName(set), "-serial", "chardev:console"}, err
+}
+
+func (m *Machine) verdicts(d *descriptors) ([]string, error) {
+	set, err := d.open(machine.VerdictFile(m.Spec.Dir), os.O_CREATE|os.O_APPEND|os.O_WRONLY)
+	return []string{"-add-fd", fmt.Sprintf("fd=%[1]d,set=%[1]d", set),
+		"-chardev", "file,id=verdict,append=on,path=" + setName(set),
+		"-device", "virtserialport,chardev=verdict,name=" + machine.VerdictPortName}, err
 }
 
 // kernel has the machine boot the image's kernel, if it is at hand, with the files that wait after its initial RAM

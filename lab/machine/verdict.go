@@ -1,0 +1,52 @@
+package machine
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"cambium/internal/oneline"
+)
+
+// VerdictPort is a device of every machine, the port VerdictPortName. What is written to it, a line for each verdict of
+// the agent, is kept in the machine's directory.
+const VerdictPort = "/dev/virtio-ports/" + VerdictPortName
+
+// VerdictPortName is the name of the virtio serial port.
+const VerdictPortName = "cambium.verdict"
+
+// maxVerdict bounds a line of the port.
+const maxVerdict = 1024
+
+// VerdictFile returns the file that has what was written to the port of the machine in dir.
+func VerdictFile(dir string) string { return filepath.Join(dir, "verdict.log") }
+
+// LastVerdict returns the last complete line of a machine's port, empty if there is none. The machine may have written
+// anything.
+func LastVerdict(dir string) (string, error) {
+	f, err := os.Open(VerdictFile(dir))
+	if os.IsNotExist(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = f.Close() }() // only read from
+	info, err := f.Stat()
+	if err != nil {
+		return "", err
+	}
+	end := make([]byte, min(info.Size(), 2*maxVerdict))
+	if _, err := f.ReadAt(end, info.Size()-int64(len(end))); err != nil && err != io.EOF {
+		return "", err
+	}
+	return lastLine(string(end)), nil
+}
+
+func lastLine(text string) string {
+	complete := strings.TrimRight(text[:strings.LastIndexByte(text, '\n')+1], "\r\n")
+	line := complete[strings.LastIndexByte(complete, '\n')+1:]
+	line = oneline.Of(strings.ToValidUTF8(line[:min(len(line), maxVerdict)], ""))
+	return strings.TrimSpace(line)
+}
