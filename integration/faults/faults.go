@@ -16,6 +16,7 @@ import (
 type Fault struct {
 	Name    string
 	CI      bool   // also in the machine tier; the others are nightly
+	VM      bool   // needs a kernel of its own: caused in integration/vm
 	Status  Screen // of `agent status`
 	Wait    int    // exit code of `agent status --wait 3s`
 	Doctor  Screen // of `agent doctor`: the first finding if it is a problem or a warning

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"maps"
 	"net"
+	"os/exec"
 	"testing"
 	"time"
 
@@ -34,15 +35,13 @@ type faulty struct {
 	all  *testing.T
 	l    *lab.Lab
 	made map[string]*lab.Instance
-	// rivalGoes ends a second machine with the same address.
-	rivalGoes func()
 }
 
 func causeFaults(t *testing.T, chosen func(faults.Fault) bool) {
 	m := &faulty{t: t, all: t, l: newLab(t), made: map[string]*lab.Instance{}}
 	causes := m.causes()
 	for _, f := range faults.Table {
-		if f.Name == "clock" || !chosen(f) {
+		if f.VM || !chosen(f) {
 			continue
 		}
 		t.Run(f.Name, func(t *testing.T) {
@@ -222,7 +221,13 @@ func (m *faulty) issue(cert map[string]any, r testca.Request) {
 // passwordServer is a NATS server that wants a password.
 func (m *faulty) passwordServer() {
 	m.t.Helper()
-	pair, err := m.l.CA.Server(lab.Gateway)
+	m.natsServer(m.l.Net, server.Options{Host: lab.Gateway, Port: 4999, Username: "agent", Password: "right"})
+}
+
+// natsServer runs another NATS server in a network.
+func (m *faulty) natsServer(in netns.Namespace, o server.Options) {
+	m.t.Helper()
+	pair, err := m.l.CA.Server(o.Host)
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -230,43 +235,40 @@ func (m *faulty) passwordServer() {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	s, err := server.NewServer(&server.Options{Host: lab.Gateway, Port: 4999, Username: "agent", Password: "right",
-		NoLog: true, NoSigs: true,
-		TLSConfig: &tls.Config{Certificates: []tls.Certificate{certificate}}, TLSTimeout: 60, AuthTimeout: 60})
+	o.NoLog, o.NoSigs, o.TLSTimeout, o.AuthTimeout = true, true, 60, 60
+	o.TLSConfig = &tls.Config{Certificates: []tls.Certificate{certificate}}
+	s, err := server.NewServer(&o)
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	// The listening socket is opened on the calling thread, hence in the lab's namespace.
-	if err := m.l.Net.Do(func() error { s.Start(); return nil }); err != nil {
+	// The listening socket is opened on the calling thread, hence in that namespace.
+	if err := in.Do(func() error { s.Start(); return nil }); err != nil {
 		m.t.Fatal(err)
 	}
 	m.t.Cleanup(s.Shutdown)
 }
 
-// rival is another machine with the address of this one.
-func (m *faulty) rival(i *lab.Instance) {
+// neighbor is another host on a bridge, a network namespace with one card.
+func (m *faulty) neighbor(name string, on netns.Namespace, bridge, address string) netns.Namespace {
 	m.t.Helper()
-	other, err := netns.Create(m.l.Net.Name() + "-rival")
+	n, err := netns.Create(m.l.Net.Name() + "-" + name)
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	m.rivalGoes = func() {
-		if err := other.Delete(); err != nil {
+	m.t.Cleanup(func() {
+		if err := n.Delete(); err != nil {
 			m.t.Error(err)
 		}
-	}
-	m.all.Cleanup(func() { _ = other.Delete() }) // it is gone unless the test failed
-	mac, err := net.ParseMAC("02:00:00:00:00:99")
+	})
+	mac := net.HardwareAddr{0x02, 0, 0, 0, 0, 0x99}
+	err = on.Connect(n, netns.Wire{Bridge: bridge, Near: name, Far: "eth0", MAC: mac})
 	if err == nil {
-		err = m.l.Net.Connect(other, netns.Wire{Bridge: "lab0", Near: "rival", Far: "eth0", MAC: mac})
-	}
-	if err == nil {
-		err = other.Do(func() error {
+		err = n.Do(func() error {
 			link, err := netlink.LinkByName("eth0")
 			if err != nil {
 				return err
 			}
-			address, err := netlink.ParseAddr(i.IP + "/24")
+			address, err := netlink.ParseAddr(address + "/24")
 			if err != nil {
 				return err
 			}
@@ -276,6 +278,54 @@ func (m *faulty) rival(i *lab.Instance) {
 	if err != nil {
 		m.t.Fatal(err)
 	}
+	return n
+}
+
+// rival is another machine with the address of this one.
+func (m *faulty) rival(i *lab.Instance) {
+	m.t.Helper()
+	m.neighbor("rival", m.l.Net, "lab0", i.IP)
+}
+
+// A bus beyond a router, and the router's address in the machine's network.
+const (
+	farBus = "10.77.0.1"
+	router = "10.88.0.200"
+)
+
+// blackHole is a bus beyond a router that passes small packets only, and tells nobody.
+func (m *faulty) blackHole() cause {
+	c := m.restarted("env.bosh.mbus.urls", func(*lab.Instance, any) any { return []string{"nats://" + farBus + ":4222"} })
+	changed := c.breaks
+	c.breaks = func(i *lab.Instance) {
+		m.t.Helper()
+		between := m.neighbor("router", m.l.Net, "lab0", router)
+		if err := between.Bridge("far0", "10.77.0.254/24"); err != nil {
+			m.t.Fatal(err)
+		}
+		far := m.neighbor("far", between, "far0", farBus)
+		in := func(n netns.Namespace, script string) {
+			m.t.Helper()
+			out, err := exec.Command("nsenter", "--net="+n.Path(), "sh", "-ec", script).CombinedOutput()
+			if err != nil {
+				m.t.Fatalf("%s: %v: %s", script, err, out)
+			}
+		}
+		in(far, "ip route add default via 10.77.0.254")
+		in(between, `sysctl -qw net.ipv4.ip_forward=1
+nft add table ip hole; nft 'add chain ip hole forward { type filter hook forward priority 0; }'
+nft add rule ip hole forward meta length '>' 600 drop`)
+		m.natsServer(far, server.Options{Host: farBus, Port: 4222})
+		run(m.t, i, "ip", "route", "add", "10.77.0.0/24", "via", router)
+		changed(i)
+	}
+	healed := c.heals
+	c.heals = func(i *lab.Instance) {
+		m.t.Helper()
+		run(m.t, i, "ip", "route", "del", "10.77.0.0/24")
+		healed(i)
+	}
+	return c
 }
 
 const (
@@ -330,6 +380,7 @@ func (m *faulty) busCauses() map[string]cause {
 			return m.l.Blobs.Options(true)["options"].(map[string]any)["password"]
 		}),
 		"DNS servers silent": {in: m.plain, breaks: m.sh(drop + "udp dport 53 drop"), heals: m.sh(undrop)},
+		"MTU black hole":     m.blackHole(),
 		"large packets lost": {in: m.plain, breaks: m.sh(drop + "tcp dport 4222 meta length > 600 drop; " + restartAgent),
 			heals: m.again(undrop)},
 		"plain-text password": m.edited("env.bosh.password", "c1oudc0w", func() any { return "" }),
@@ -348,6 +399,7 @@ systemctl start --no-block bosh-agent`), heals: m.again(undrop)},
 			d.Set("networks.other", map[string]any{"type": "manual", "ip": "10.89.0.7",
 				"netmask": "255.255.255.0", "mac": "02:00:00:00:be:ef"})
 		}}},
+		"settings file that is not JSON": {vm: &lab.VM{Ephemeral: lab.GiB, Settings: []byte("{\n  \"agent_id\": \"a-b-c\",\n}\n")}},
 		"bad netmask": {vm: &lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) {
 			d.Set("networks.default.netmask", "255.0.255.0")
 		}}},
@@ -377,13 +429,18 @@ func (m *faulty) servingCauses() map[string]cause {
 	return map[string]cause{
 		"data full": {in: m.plain, breaks: m.sh(`fallocate -l 2G /var/vcap/data/full 2>/dev/null ||
 dd if=/dev/zero of=/var/vcap/data/full bs=1M 2>/dev/null || true`), heals: m.sh("rm /var/vcap/data/full")},
+		"store full": {in: m.stored, breaks: m.sh(`dd if=/dev/zero of=/var/vcap/store/full bs=1M 2>/dev/null || true`),
+			heals: m.sh("rm /var/vcap/store/full")},
+		"monit's port taken":                 m.portTaken(""),
+		"monit's port taken by a job's user": m.portTaken("--uid=vcap"),
+		"blobstore stopped":                  {in: m.plain, breaks: m.sh(drop + "tcp dport 25250 reject with tcp reset"), heals: m.sh(undrop)},
 		"inodes full": {in: m.plain, heals: m.sh("umount /tmp"),
 			breaks: m.sh("mount -t tmpfs -o nr_inodes=70 tmpfs /tmp; cd /tmp; touch $(seq 60)")},
 		"gateway dead": {in: m.plain, breaks: m.sh("ip route replace default via 10.88.0.254 dev eth0 onlink"),
 			heals: m.sh("ip route replace default via " + lab.Gateway + " dev eth0")},
 		"default route removed": {in: m.plain, breaks: m.sh("ip route del default"),
 			heals: m.sh("ip route add default via " + lab.Gateway + " dev eth0")},
-		"duplicate address": {in: m.plain, breaks: m.rival, heals: func(*lab.Instance) { m.rivalGoes() }},
+		"duplicate address": {in: m.plain, breaks: m.rival},
 		"password changed by hand": {in: m.plain, breaks: m.sh("cp -p /etc/shadow /root; usermod -p '$6$other$hash' vcap"),
 			heals: m.sh("cp -p /root/shadow /etc/shadow")},
 		"two agents": {in: m.plain, breaks: m.sh(`mkdir /root/base
@@ -407,6 +464,15 @@ pkill -9 -f '[b]in/sleeper'`), heals: m.sh("cp /root/ctl /var/vcap/jobs/forker/b
 		"SIGSTOP, after the watchdog": {in: m.plain, breaks: m.sh(watchdog("3") + signal + "STOP"),
 			heals: m.again(watchdog("60"))},
 	}
+}
+
+// portTaken has another process listen on monit's port before monit starts.
+func (m *faulty) portTaken(user string) cause {
+	return cause{in: m.deployed, breaks: m.sh(`systemctl stop monit
+systemd-run -q --unit=taker ` + user + ` perl -MSocket -e 'socket S, PF_INET, SOCK_STREAM, 0; setsockopt S, SOL_SOCKET, SO_REUSEADDR, 1;
+bind S, sockaddr_in(2822, inet_aton("127.0.0.1")) or die $!; listen S, 5; sleep 9999'
+sleep 1; systemctl is-active taker; systemctl start monit`),
+		heals: m.sh("systemctl stop taker; systemctl restart monit")}
 }
 
 // watchdog restarts the agent with another limit of systemd's watchdog.

@@ -33,5 +33,5 @@ func TestNightlyVersions(t *testing.T) {
 // TestNightlyVerdicts makes every fatal step fail, one by one.
 func TestNightlyVerdicts(t *testing.T) { verdicts(t, func(verdictCase) bool { return true }) }
 
-// TestNightlyFaults causes every fault of the table in docs/operating.md but the clock.
+// TestNightlyFaults causes every fault of the table in docs/operating.md but those of a VM.
 func TestNightlyFaults(t *testing.T) { causeFaults(t, func(faults.Fault) bool { return true }) }

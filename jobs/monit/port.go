@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
+	"strings"
 
 	"github.com/sirupsen/logrus"
 
@@ -106,6 +107,27 @@ func (c *Client) holder(address netip.AddrPort) error {
 		text = h.String()
 	}
 	return fmt.Errorf("%s has monit's port %s: end it, and monit is restarted", text, address)
+}
+
+// nobody owns no socket.
+const nobody = ^uint32(0)
+
+// Stranger describes the process that has the port of a monit that does not answer, if it is neither monit nor the
+// agent's own supervisor; empty if none is known. It may be root's, whose processes a request cannot tell apart.
+func (c *Client) Stranger() string {
+	at, err := url.Parse(c.URL)
+	if err != nil {
+		return ""
+	}
+	address, err := netip.ParseAddrPort(at.Host)
+	if err != nil {
+		return ""
+	}
+	h, err := c.Sockets.Holder(address, nobody)
+	if err != nil || h.PID == 0 || strings.HasPrefix(h.Command, "monit") || h.Command == "bosh-agent" {
+		return ""
+	}
+	return fmt.Sprintf("%s has its port %s", h, address)
 }
 
 // named names in an error who has monit's port, and wakes Port. If nobody has it in monit's place, the error stays.

@@ -308,6 +308,9 @@ func TestFirstFinding(t *testing.T) {
 		}, "persistent disk", "no job is started: tmpfs is there", 1},
 		{"supervisor down", func(m *observe.Facts) { m.Supervisor.Err = "connection refused" }, "supervisor",
 			"monit does not answer", 1},
+		{"monit's port taken", func(m *observe.Facts) {
+			m.Supervisor.Err, m.Supervisor.PortTaken = `process 7 ("perl") of user 0 has its port 127.0.0.1:2822`, true
+		}, "supervisor", `process 7 ("perl") of user 0 has its port`, 1},
 		{"job failing", func(m *observe.Facts) {
 			m.Supervisor.Services[0].State, m.Supervisor.Services[0].Logs = "failing",
 				[]string{"/var/vcap/sys/log/web/web.stderr.log"}

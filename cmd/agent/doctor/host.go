@@ -379,6 +379,9 @@ func supervisor(m observe.Facts) (found []Finding) {
 		return []Finding{good("this machine has no supervisor")}
 	case s.Err != "" && m.Agent.Status.JobsWithheld() != "": // monit would start the jobs on an empty store
 		return []Finding{good("not started while the store is not mounted")}
+	case s.PortTaken:
+		return []Finding{problem("end that process, unless it belongs to the stemcell; then 'systemctl restart monit'",
+			"the supervisor monit does not answer: %s", s.Err)}
 	case s.Err != "" && s.Unit != "inactive" && s.Unit != "failed" && justReady(m):
 		return []Finding{note("wait a few seconds", "the supervisor monit does not answer yet: the agent has just started it")}
 	case s.Err != "" && s.Unit != "failed" && m.Agent.Running && m.Tasks.Running > 0: // apply and start have monit read its files again

@@ -62,7 +62,7 @@ Needs root. Exit codes: 0 all are running, 1 some are not or the supervisor does
 		all, err := list(ctx, dirs)
 		if err != nil {
 			d, _ := status.Observe(vcap.RunDir.Status()) // without one, the error remains
-			fmt.Fprintln(stderr, "agent jobs:", cli.Advise(explain(&d, err)))
+			fmt.Fprintln(stderr, "agent jobs:", cli.Advise(explain(&d, supervisorAt(dirs), err)))
 			if !*watch {
 				return cli.ExitFailed
 			}
@@ -80,8 +80,8 @@ Needs root. Exit codes: 0 all are running, 1 some are not or the supervisor does
 	}
 }
 
-// explain says why the supervisor does not answer, as far as the agent's status tells.
-func explain(d *status.Document, err error) error {
+// explain says why the supervisor does not answer, as far as the agent's status and the owner of its port tell.
+func explain(d *status.Document, supervisor *monit.Client, err error) error {
 	if reason := d.JobsWithheld(); reason != "" {
 		return fmt.Errorf("%s: %s", status.JobsWithheld, reason)
 	}
@@ -90,6 +90,9 @@ func explain(d *status.Document, err error) error {
 	}
 	if errors.Is(err, fs.ErrPermission) {
 		return err
+	}
+	if by := supervisor.Stranger(); by != "" {
+		return fmt.Errorf("the supervisor does not answer: %s; 'sudo agent doctor' shows what to do", by)
 	}
 	return fmt.Errorf("the supervisor does not answer; 'sudo agent doctor' shows more: %w", err)
 }
@@ -103,9 +106,13 @@ func exitCode(all []Job) int {
 	return cli.ExitOK
 }
 
+func supervisorAt(dirs vcap.Dirs) *monit.Client {
+	return &monit.Client{URL: monit.DefaultURL, UserFile: dirs.MonitUser()}
+}
+
 // list asks the supervisor.
 func list(ctx context.Context, dirs vcap.Dirs) ([]Job, error) {
-	status, err := (&monit.Client{URL: monit.DefaultURL, UserFile: dirs.MonitUser()}).Status(ctx)
+	status, err := supervisorAt(dirs).Status(ctx)
 	if err != nil {
 		return nil, err
 	}

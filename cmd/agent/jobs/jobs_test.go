@@ -2,6 +2,8 @@ package jobs
 
 import (
 	"errors"
+	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +12,7 @@ import (
 
 	"cambium/internal/status"
 	"cambium/internal/vcap"
+	"cambium/jobs/monit"
 )
 
 func TestTable(t *testing.T) {
@@ -37,9 +40,21 @@ db: last lines of /var/vcap/sys/log/db/db.log
 	}
 }
 
-// TestExplain: why the supervisor does not answer is in the agent's status, and not in the error of a connection.
+// TestExplain: why the supervisor does not answer is in the agent's status or seen at its port, and not in the error of
+// a connection.
 func TestExplain(t *testing.T) {
 	refused := errors.New("connection refused")
+	stranger, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = stranger.Close() }()
+	taken := &monit.Client{URL: "http://" + stranger.Addr().String()}
+	want := fmt.Sprintf(`process %d ("jobs.test") of user %d has its port %s`, os.Getpid(), os.Getuid(), stranger.Addr())
+	if got := explain(&status.Document{}, taken, refused); !strings.Contains(got.Error(), want) {
+		t.Errorf("got %v, want %s in it", got, want)
+	}
+	free := &monit.Client{URL: "http://127.0.0.1:1"}
 	for _, c := range []struct {
 		warnings []string
 		want     string
@@ -48,7 +63,7 @@ func TestExplain(t *testing.T) {
 		{[]string{status.PortTaken + ": process 7 (web) has it"}, "monit's port is taken: process 7 (web) has it; end that process"},
 		{nil, "the supervisor does not answer; 'sudo agent doctor' shows more: connection refused"},
 	} {
-		if got := explain(&status.Document{Warnings: c.warnings}, refused); got.Error() != c.want {
+		if got := explain(&status.Document{Warnings: c.warnings}, free, refused); got.Error() != c.want {
 			t.Errorf("%q: %v, want %s", c.warnings, got, c.want)
 		}
 	}

@@ -199,9 +199,13 @@ func supervisor(ctx context.Context, dirs vcap.Dirs) (found Supervisor) {
 	found.Expected = true
 	ctx, cancel := context.WithTimeout(ctx, localTimeout)
 	defer cancel()
-	state, err := (&monit.Client{URL: monit.DefaultURL, UserFile: dirs.MonitUser()}).Status(ctx)
+	client := &monit.Client{URL: monit.DefaultURL, UserFile: dirs.MonitUser()}
+	state, err := client.Status(ctx)
 	if err != nil {
 		found.Err = err.Error()
+		if by := client.Stranger(); by != "" {
+			found.Err, found.PortTaken = by, true
+		}
 		if s, known := unitState(ctx, monit.UnitName); known {
 			found.Unit = s.Active
 		}

@@ -138,6 +138,8 @@ type Supervisor struct {
 	// Expected means that this machine is set up for one: the agent has written its account.
 	Expected bool   `json:"expected"`
 	Err      string `json:"error,omitempty"`
+	// PortTaken means that Err names another process that has monit's port.
+	PortTaken bool `json:"port_taken,omitempty"`
 	// Unit is the state of its unit if it does not answer, such as "inactive"; empty without one.
 	Unit     string    `json:"unit,omitempty"`
 	Services []Service `json:"services"`
