@@ -1,10 +1,10 @@
-// Package firewall keeps programs other than the agent away from the message bus and from the
-// process supervisor of the machine: both trust every client that can connect. It configures
-// nftables over netlink.
+// Package firewall keeps programs other than the agent away from the message bus, from the process supervisor of the
+// machine and, where that is wanted, from the metadata service: they trust every client that can connect. It
+// configures nftables over netlink.
 //
-// Table inet bosh_agent holds three chains. nats_access and monit_access are rebuilt in one
-// transaction when they differ from the desired state, so that there is no moment without
-// them. monit_access_jobs belongs to the jobs: it is made if missing and never flushed.
+// Table inet bosh_agent holds our chains. A chain is rebuilt in one transaction when it differs from the desired state,
+// so that there is no moment without its rules. monit_access_jobs belongs to the jobs: it is made if missing and never
+// flushed.
 package firewall
 
 import (
@@ -32,6 +32,10 @@ const (
 	natsChain  = "nats_access"
 	monitChain = "monit_access"
 	jobsChain  = "monit_access_jobs"
+	// metadataChain and forwardChain close metadata services, to the machine's processes and to what it forwards for
+	// containers.
+	metadataChain = "metadata_access"
+	forwardChain  = "metadata_access_forward"
 )
 
 // monitAddress is the address at which the process supervisor listens.
@@ -52,13 +56,25 @@ type Firewall struct {
 
 // Desired describes the wanted rules. What it does not name stays as it is.
 type Desired struct {
-	// Off removes our chains, whatever the other fields say. The chain of the jobs stays: without ours no chain jumps
-	// to it.
+	// Off removes the chains for monit and the bus, whatever Monit and NATS say. The chain of the jobs stays: without
+	// ours no chain jumps to it.
 	Off bool
 	// Monit closes the supervisor's port to all but root and what jobs let in.
 	Monit bool
 	// NATS closes these addresses to all but root; nil leaves the present rules.
 	NATS []netip.AddrPort
+	// Metadata says who reaches metadata services; nil leaves the present rules.
+	Metadata *Metadata
+}
+
+// Metadata says who reaches metadata services, and registries with settings.
+type Metadata struct {
+	// Open removes the rules.
+	Open bool
+	// Servers are closed, and so are those that the present rules close: the agent may not know them all at first.
+	Servers []netip.AddrPort
+	// Users reach them, besides root.
+	Users []uint32
 }
 
 // State holds the chains of our table as observed, with their rules in the kernel's own encoding.
@@ -67,8 +83,10 @@ type State struct {
 }
 
 type chainState struct {
-	base  bool // a filter chain on the output hook with our priority and policy accept
+	base  bool // a filter chain on the hook of our chain of that name, with our priority and policy accept
 	rules [][]byte
+	// servers are those that a rule of our shape refuses.
+	servers []netip.AddrPort
 }
 
 // Op is a kind of change.
@@ -123,6 +141,14 @@ func priority() *nftables.ChainPriority {
 	return nftables.ChainPriorityRef(*nftables.ChainPriorityFilter - 1)
 }
 
+// hook is the place in the kernel where a chain of ours sees packets.
+func hook(chain string) *nftables.ChainHook {
+	if chain == forwardChain {
+		return nftables.ChainHookForward
+	}
+	return nftables.ChainHookOutput
+}
+
 // Observe reads our table.
 func (f *Firewall) Observe(ctx context.Context, _ Desired) (State, error) {
 	if ctx.Err() != nil {
@@ -146,7 +172,7 @@ func observe(conn *nftables.Conn) (State, error) {
 			continue
 		}
 		var c chainState
-		c.base = chain.Type == nftables.ChainTypeFilter && chain.Hooknum != nil && *chain.Hooknum == *nftables.ChainHookOutput &&
+		c.base = chain.Type == nftables.ChainTypeFilter && chain.Hooknum != nil && *chain.Hooknum == *hook(chain.Name) &&
 			chain.Priority != nil && *chain.Priority == *priority() && (chain.Policy == nil || *chain.Policy == nftables.ChainPolicyAccept)
 		rules, err := conn.GetRules(table(), chain)
 		if err != nil {
@@ -159,6 +185,9 @@ func observe(conn *nftables.Conn) (State, error) {
 				encoded = nil
 			}
 			c.rules = append(c.rules, encoded)
+			if server, refuses := refused(r.Exprs); refuses {
+				c.servers = append(c.servers, server)
+			}
 		}
 		s.chains[chain.Name] = c
 	}
@@ -168,31 +197,49 @@ func observe(conn *nftables.Conn) (State, error) {
 // Diff decides which chains have to be made, rebuilt or removed.
 func Diff(have State, want Desired) (changes []Change, err error) {
 	if want.Off {
-		for _, name := range []string{monitChain, natsChain} {
-			if _, there := have.chains[name]; there {
-				changes = append(changes, Change{Op: OpRemoveChain, Chain: name})
-			}
-		}
-		return changes, nil
+		changes = removed(have, monitChain, natsChain)
+		want.Monit, want.NATS = false, nil
 	}
+	chains := map[string][]rule{}
 	if want.Monit {
 		if _, there := have.chains[jobsChain]; !there {
 			changes = append(changes, Change{Op: OpMakeChain, Chain: jobsChain})
 		}
-		some, err := diffChain(have, monitChain, monitRules())
-		if err != nil {
-			return nil, err
-		}
-		changes = append(changes, some...)
+		chains[monitChain] = monitRules()
 	}
 	if want.NATS != nil {
-		some, err := diffChain(have, natsChain, natsRules(sorted(want.NATS)))
+		chains[natsChain] = natsRules(sorted(want.NATS))
+	}
+	if m := want.Metadata; m != nil {
+		servers := sorted(slices.Concat(m.Servers, have.chains[forwardChain].servers))
+		switch {
+		case m.Open:
+			changes = append(changes, removed(have, metadataChain, forwardChain)...)
+		case len(servers) > 0:
+			chains[metadataChain], chains[forwardChain] = metadataRules(servers, m.Users), forwardRules(servers)
+		}
+	}
+	for _, name := range []string{monitChain, natsChain, metadataChain, forwardChain} {
+		rules, wanted := chains[name]
+		if !wanted {
+			continue
+		}
+		some, err := diffChain(have, name, rules)
 		if err != nil {
 			return nil, err
 		}
 		changes = append(changes, some...)
 	}
 	return changes, nil
+}
+
+func removed(have State, names ...string) (changes []Change) {
+	for _, name := range names {
+		if _, there := have.chains[name]; there {
+			changes = append(changes, Change{Op: OpRemoveChain, Chain: name})
+		}
+	}
+	return changes
 }
 
 func diffChain(have State, name string, rules []rule) ([]Change, error) {
@@ -257,7 +304,7 @@ func queue(conn *nftables.Conn, t *nftables.Table, c Change) {
 		return
 	}
 	accept := nftables.ChainPolicyAccept
-	chain.Type, chain.Hooknum, chain.Priority, chain.Policy = nftables.ChainTypeFilter, nftables.ChainHookOutput, priority(), &accept
+	chain.Type, chain.Hooknum, chain.Priority, chain.Policy = nftables.ChainTypeFilter, hook(c.Chain), priority(), &accept
 	chain = conn.AddChain(chain)
 	conn.FlushChain(chain)
 	for _, r := range c.rules {

@@ -65,6 +65,9 @@ func as(t *testing.T, changes []Change) State {
 				t.Fatal(err)
 			}
 			state.rules = append(state.rules, encoded)
+			if server, refuses := refused(r); refuses {
+				state.servers = append(state.servers, server)
+			}
 		}
 		s.chains[c.Chain] = state
 	}
@@ -104,6 +107,56 @@ func TestDiff(t *testing.T) {
 	full.chains[monitChain] = c
 	if got, err := Diff(full, want); err != nil || len(got) != 1 || got[0].Op != OpReplaceChain {
 		t.Errorf("got %v, %v, want the chain made anew", got, err)
+	}
+}
+
+func TestDiffOfMetadata(t *testing.T) {
+	want := func(users []uint32, servers ...string) Desired {
+		m := Metadata{Users: users}
+		for _, s := range servers {
+			m.Servers = append(m.Servers, netip.MustParseAddrPort(s))
+		}
+		return Desired{Metadata: &m}
+	}
+	changes := func(have State, want Desired) []Change {
+		t.Helper()
+		got, err := Diff(have, want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	const first, second = "192.0.2.1:80", "[2001:db8::1]:8080"
+	all := changes(State{}, want([]uint32{5}, first, second))
+	if len(all) != 2 || all[0].String() != "fill chain metadata_access with 7 rules" ||
+		all[1].String() != "fill chain metadata_access_forward with 2 rules" {
+		t.Fatalf("got %v", all)
+	}
+	closed := as(t, all)
+	for _, c := range []struct {
+		name string
+		want Desired
+		n    int
+	}{
+		{"the same again", want([]uint32{5}, second, first, first), 0},
+		{"root is always let in", want([]uint32{0, 5}, first), 0},
+		{"a server that is not known yet stays closed", want([]uint32{5}, first), 0},
+		{"no server is known yet", want([]uint32{5}), 0},
+		{"another user", want([]uint32{6}, first, second), 1},
+		{"another server", want([]uint32{5}, "192.0.2.1:81"), 2},
+		{"open", Desired{Metadata: &Metadata{Open: true}}, 2},
+		{"not named", Desired{}, 0},
+		{"the other rules are off", Desired{Off: true}, 0},
+	} {
+		if got := changes(closed, c.want); len(got) != c.n {
+			t.Errorf("%s: got %v, want %d changes", c.name, got, c.n)
+		}
+	}
+	if got := changes(State{}, want(nil)); len(got) != 0 {
+		t.Errorf("without a server: got %v, want nothing", got)
+	}
+	if got := changes(State{}, Desired{Off: true, Monit: true, Metadata: want(nil, first).Metadata}); len(got) != 2 {
+		t.Errorf("with the other rules off: got %v, want the metadata service closed", got)
 	}
 }
 

@@ -1,8 +1,10 @@
 package firewall
 
 import (
+	"bytes"
 	"encoding/binary"
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -35,6 +37,60 @@ func natsRules(servers []netip.AddrPort) []rule {
 		rules = append(rules, join(uid(0), to(s), accept()), join(to(s), drop()))
 	}
 	return rules
+}
+
+// metadataRules accept established connections, and for each server root and users, and refuse the rest at once: a job
+// that looks for a metadata service does not wait for a time-out.
+func metadataRules(servers []netip.AddrPort, users []uint32) []rule {
+	rules := []rule{join(established(), accept())}
+	for _, s := range servers {
+		for _, u := range sortedUsers(users) {
+			rules = append(rules, join(uid(u), to(s), accept()))
+		}
+		rules = append(rules, refuse(s))
+	}
+	return rules
+}
+
+// sortedUsers are root and users, so that the same users have the same rules.
+func sortedUsers(users []uint32) []uint32 {
+	all := append([]uint32{0}, users...)
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// forwardRules refuse what others send through this machine: no user is known there.
+func forwardRules(servers []netip.AddrPort) (rules []rule) {
+	for _, s := range servers {
+		rules = append(rules, refuse(s))
+	}
+	return rules
+}
+
+// refuse is "ip daddr A tcp dport P reject with tcp reset".
+func refuse(server netip.AddrPort) rule {
+	return join(to(server), rule{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}})
+}
+
+// refused returns the server of a rule that refuse has made.
+func refused(r rule) (server netip.AddrPort, is bool) {
+	var values [][]byte
+	for _, e := range r {
+		if c, compares := e.(*expr.Cmp); compares {
+			values = append(values, c.Data)
+		}
+	}
+	if len(values) != 4 || len(values[3]) != 2 {
+		return netip.AddrPort{}, false
+	}
+	address, _ := netip.AddrFromSlice(values[1])
+	server = netip.AddrPortFrom(address, binary.BigEndian.Uint16(values[3]))
+	if !server.IsValid() {
+		return netip.AddrPort{}, false
+	}
+	have, err := encode(r)
+	want, wantErr := encode(refuse(server))
+	return server, err == nil && wantErr == nil && bytes.Equal(have, want)
 }
 
 // established is "ct state established,related".
