@@ -109,10 +109,14 @@ func (m *Machine) recordHosts(context.Context, *engine.Span) error {
 	return m.Settings.SetHostsConfigured()
 }
 
-// monitRules keep jobs away from monit; the rules for the bus follow its addresses.
-func (m *Machine) monitRules(context.Context, engine.Report) ([]engine.Goal, error) {
+// firewallRules keep jobs away from monit and metadata services; the rules for the bus follow its addresses.
+func (m *Machine) firewallRules(_ context.Context, r engine.Report) ([]engine.Goal, error) {
+	metadata, unknown := m.metadataAccess()
+	for _, text := range unknown {
+		r.Warn("%s; it does not reach the metadata service", text)
+	}
 	want := firewall.Desired{Off: !m.Settings.Effective().Firewall(m.Linux.Firewall),
-		Monit: !m.Linux.UseMonitIptablesFirewall}
+		Monit: !m.Linux.UseMonitIptablesFirewall, Metadata: metadata}
 	return []engine.Goal{goal(m.Firewall, firewall.Diff, want, nil)}, nil
 }
 

@@ -2,6 +2,7 @@ package bootstrap
 
 import (
 	"context"
+	"net/netip"
 	"os"
 	"sync"
 	"time"
@@ -72,16 +73,18 @@ type Machine struct {
 
 	Settings Settings
 	// OnMedia means that a settings source is a CD or a config drive, which may be plugged in later.
-	OnMedia    bool
-	PublicKey  func(context.Context) (string, error)
-	Network    *network.Kernel
-	Resolver   platform.Kernel[resolver.State, resolver.Desired, resolver.Change]
-	Host       *host.Host
-	Tree       *tree.Kernel
-	Users      platform.Kernel[user.State, user.Desired, user.Change]
-	Firewall   *firewall.Firewall
-	Ephemeral  EphemeralDisks
-	Persistent PersistentDisks
+	OnMedia bool
+	// MetadataServers are the metadata services that agent.json names by address.
+	MetadataServers []netip.AddrPort
+	PublicKey       func(context.Context) (string, error)
+	Network         *network.Kernel
+	Resolver        platform.Kernel[resolver.State, resolver.Desired, resolver.Change]
+	Host            *host.Host
+	Tree            *tree.Kernel
+	Users           platform.Kernel[user.State, user.Desired, user.Change]
+	Firewall        *firewall.Firewall
+	Ephemeral       EphemeralDisks
+	Persistent      PersistentDisks
 	// Requests are those of operators to retry now what would be retried after a pause; nil if none can come.
 	Requests <-chan os.Signal
 	// JobNames are the names of the applied jobs.
@@ -101,10 +104,12 @@ type Machine struct {
 	Deferred *Deferred
 
 	supervising sync.Mutex // held while the supervisor is started
+	closing     sync.Mutex // held while metadata services are closed
 
 	mu       sync.Mutex // guards what follows
 	withheld string     // why no job may be started
 	resolved map[string]settings.Network
+	asked    []netip.AddrPort // metadata services and registries that the agent connects to
 }
 
 // Networks are the settings' networks with the addresses that leases turned out to have.

@@ -47,7 +47,7 @@ func Steps(m *Machine) []engine.Step {
 		{Name: "hostname", Needs: []string{"settings"}, Optional: true, Deadline: time.Minute,
 			If: has(m.Host != nil), Wants: m.names, Run: m.recordHosts},
 		{Name: "firewall", Always: true, Needs: []string{"settings"}, Optional: true, Deadline: time.Minute,
-			If: has(m.Firewall != nil), Wants: m.monitRules},
+			If: has(m.Firewall != nil), Wants: m.firewallRules},
 		// Without IPv6 the boot has failed, but the verdict may still reach the Director over IPv4.
 		{Name: "network", Always: true, Needs: []string{"settings"}, Yields: []string{"ipv6"},
 			Deadline: 5 * time.Minute,

@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -302,7 +304,7 @@ func TestRegistryThroughEveryMetadataService(t *testing.T) {
 		t.Run(fmt.Sprintf("%s by %s", c.kind, c.key), func(t *testing.T) {
 			t.Parallel()
 			var mu sync.Mutex
-			var asked []string
+			var asked, announced []string
 			registry := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -333,13 +335,23 @@ func TestRegistryThroughEveryMetadataService(t *testing.T) {
 				r.put(pointer)
 			}
 			s, err := New(agentjson.Config{Infrastructure: agentjson.Infrastructure{Settings: agentjson.Settings{
-				Sources: []agentjson.Source{r.config}, UseRegistry: true, UseServerName: c.useServerName}}}, Options{Root: r.root, Log: quiet()})
+				Sources: []agentjson.Source{r.config}, UseRegistry: true, UseServerName: c.useServerName}}}, Options{Root: r.root, Log: quiet(),
+				Connecting: func(_ context.Context, server netip.AddrPort) {
+					mu.Lock()
+					defer mu.Unlock()
+					announced = append(announced, "http://"+server.String())
+				}})
 			if err != nil {
 				t.Fatal(err)
 			}
 			answer, _, err := s.Settings(t.Context())
 			if err != nil || idOf(t, answer) != "v1" {
 				t.Fatalf("error %v", err)
+			}
+			for _, server := range []string{registry.URL, r.config.URI.Reveal()} {
+				if server != "" && !slices.Contains(announced, server) {
+					t.Errorf("announced %q, want %s among them", announced, server)
+				}
 			}
 			if want := "/instances/" + c.key + "/settings reg:pw"; len(asked) != 2 || asked[1] != want {
 				t.Errorf("asked %q, want twice %q", asked, want)

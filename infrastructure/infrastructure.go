@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -61,6 +62,8 @@ const (
 type Options struct {
 	// NetworkUp reports whether there is a usable network; nil means that there is.
 	NetworkUp func(context.Context) bool
+	// Connecting, if not nil, is called before each connection to a metadata service or a registry, from any goroutine.
+	Connecting func(ctx context.Context, server netip.AddrPort)
 	// Accept says whether a document can be used; nil only asks for an agent_id. Its errors
 	// must not show the document.
 	Accept func(raw []byte) error
@@ -116,7 +119,8 @@ func New(cfg agentjson.Config, o Options) (*Sources, error) {
 
 func newSources(list []Source, useServerName bool, o Options) *Sources {
 	o = o.withDefaults()
-	return &Sources{sources: list, o: o, registry: registry.Client{UseServerName: useServerName, NetworkUp: o.NetworkUp}}
+	return &Sources{sources: list, o: o, registry: registry.Client{UseServerName: useServerName, NetworkUp: o.NetworkUp,
+		Connecting: o.Connecting}}
 }
 
 func (o Options) withDefaults() Options {

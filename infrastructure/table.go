@@ -14,10 +14,11 @@ import (
 var table = map[string]func(agentjson.Source, agentjson.Settings, Options) Source{
 	agentjson.HTTP: func(c agentjson.Source, _ agentjson.Settings, o Options) Source {
 		return metadata.NewHTTP(metadata.Options{URI: c.URI, Headers: c.Headers, SettingsPath: c.UserDataPath, InstanceIDPath: c.InstanceIDPath,
-			SSHKeysPath: c.SSHKeysPath, TokenPath: c.TokenPath, NetworkUp: o.NetworkUp, Log: o.Log})
+			SSHKeysPath: c.SSHKeysPath, TokenPath: c.TokenPath, NetworkUp: o.NetworkUp, Connecting: o.Connecting, Log: o.Log})
 	},
 	agentjson.InstanceMetadata: func(c agentjson.Source, _ agentjson.Settings, o Options) Source {
-		return metadata.NewInstanceMetadata(metadata.Options{URI: c.URI, Headers: c.Headers, SettingsPath: c.SettingsPath, NetworkUp: o.NetworkUp, Log: o.Log})
+		return metadata.NewInstanceMetadata(metadata.Options{URI: c.URI, Headers: c.Headers, SettingsPath: c.SettingsPath,
+			NetworkUp: o.NetworkUp, Connecting: o.Connecting, Log: o.Log})
 	},
 	agentjson.ConfigDrive: func(c agentjson.Source, _ agentjson.Settings, o Options) Source {
 		return configdrive.New(configdrive.Options{DiskPaths: c.DiskPaths, MetaDataPath: c.MetaDataPath, UserDataPath: c.UserDataPath,

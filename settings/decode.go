@@ -65,6 +65,7 @@ func (s Settings) check(d *jsondoc.Document) {
 	oneOf(d, "env.persistent_disk_foreign", s.Env.PersistentDiskForeign, "refuse", "format")
 	oneOf(d, "env.persistent_disk_blank", s.Env.PersistentDiskBlank, "zeros", "noise")
 	oneOf(d, "env.bosh.agent.persistent_disk_foreign", s.Env.Bosh.Agent.PersistentDiskForeign, "refuse", "format")
+	oneOf(d, "env.bosh.agent.metadata_access", s.Env.Bosh.Agent.MetadataAccess, "all", "root")
 	checkURLs(d, "env.bosh.mbus.urls", s.Env.Bosh.Mbus.URLs)
 	checkSize(d, "env.bosh.job_dir.tmpfs_size", s.Env.Bosh.JobDir.TmpfsSize)
 	checkSize(d, "env.bosh.run_dir.tmpfs_size", s.Env.Bosh.RunDir.TmpfsSize)

@@ -185,6 +185,10 @@ type AgentEnv struct {
 	TaskAnswerHoldSeconds *uint64 `json:"task_answer_hold,omitempty"`
 	EarlyPings            *bool   `json:"early_pings,omitempty"`
 	Firewall              *bool   `json:"firewall,omitempty"`
+	// MetadataAccess is "all" or "root".
+	MetadataAccess string `json:"metadata_access,omitempty"`
+	// MetadataUsers is nil if absent.
+	MetadataUsers []string `json:"metadata_users,omitzero"`
 	// PersistentDiskForeign goes before that of the env.
 	PersistentDiskForeign string `json:"persistent_disk_foreign,omitempty"`
 }

@@ -18,6 +18,22 @@ func (e Effective) Firewall(stemcell bool) bool {
 	return decide(e.Settings.Env.Bosh.Agent.Firewall, stemcell)
 }
 
+// MetadataAccess returns who reaches metadata services: "all" or "root". Another word of the deployment decides nothing.
+func (e Effective) MetadataAccess(stemcell string) string {
+	if deployment := e.Settings.Env.Bosh.Agent.MetadataAccess; deployment == "all" || deployment == "root" {
+		return deployment
+	}
+	return stemcell
+}
+
+// MetadataUsers are the users who reach metadata services besides root, by name or number.
+func (e Effective) MetadataUsers(stemcell []string) []string {
+	if deployment := e.Settings.Env.Bosh.Agent.MetadataUsers; deployment != nil {
+		return deployment
+	}
+	return stemcell
+}
+
 // TaskAnswerHold returns the time for which the answer about a running task is held, at most limit.
 func (e Effective) TaskAnswerHold(stemcell, limit time.Duration) time.Duration {
 	if seconds := e.Settings.Env.Bosh.Agent.TaskAnswerHoldSeconds; seconds != nil {

@@ -1,6 +1,7 @@
 package settings
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -43,6 +44,24 @@ func TestSwitches(t *testing.T) {
 		e.Settings.Env.PersistentDiskForeign = c.env
 		if got := e.ForeignPersistentDisk(c.stemcell); got != c.want {
 			t.Errorf("%s, env %q, stemcell %q: got %s, want %s", c.deployment, c.env, c.stemcell, got, c.want)
+		}
+	}
+	for _, c := range []struct{ deployment, stemcell, want string }{{`{}`, "all", "all"}, {`{}`, "root", "root"},
+		{`{"metadata_access":"root"}`, "all", "root"}, {`{"metadata_access":"all"}`, "root", "all"},
+		{`{"metadata_access":"none"}`, "root", "root"}} {
+		if got := effective(c.deployment).MetadataAccess(c.stemcell); got != c.want {
+			t.Errorf("%s, stemcell %q: got %s, want %s", c.deployment, c.stemcell, got, c.want)
+		}
+	}
+	for _, c := range []struct {
+		deployment     string
+		stemcell, want []string
+	}{{`{}`, []string{"vcap"}, []string{"vcap"}}, {`{"metadata_users":["a","1001"]}`, []string{"vcap"}, []string{"a", "1001"}},
+		{`{"metadata_users":[]}`, []string{"vcap"}, []string{}}} {
+		e := effective(c.deployment)
+		clone := e.Clone()
+		if got := e.MetadataUsers(c.stemcell); !slices.Equal(got, c.want) || !slices.Equal(clone.MetadataUsers(c.stemcell), c.want) {
+			t.Errorf("%s, stemcell %q: got %q, want %q", c.deployment, c.stemcell, got, c.want)
 		}
 	}
 	for _, c := range []struct{ env, stemcell, want string }{{"", "zeros", "zeros"}, {"", "noise", "noise"}, {"zeros", "noise", "zeros"}, {"noise", "zeros", "noise"}} {

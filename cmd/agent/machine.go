@@ -1,9 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"net"
 	"net/netip"
+	"net/url"
 	osuser "os/user"
 	"slices"
 	"strconv"
@@ -313,9 +316,16 @@ func addSources(m *bootstrap.Machine, current *store.Current, o machineOptions) 
 			o.announceWait(text)
 		}
 	}
+	m.MetadataServers = metadataServers(o.config.Infrastructure.Settings.Sources)
 	up := fetch.NewNetwork(m.Network, o.readOnly, waiting, log)
 	sources, err := infrastructure.New(o.config, infrastructure.Options{
-		NetworkUp:   up.Up,
+		NetworkUp: up.Up,
+		Connecting: func(ctx context.Context, server netip.AddrPort) {
+			m.AsksMetadata(server)
+			if !o.readOnly {
+				m.CloseMetadata(ctx)
+			}
+		},
 		Accept:      current.Check,
 		Status:      waiting,
 		Asked:       showSources,
@@ -335,6 +345,22 @@ func addSources(m *bootstrap.Machine, current *store.Current, o machineOptions) 
 	})
 	m.PublicKey = fetcher.PublicKey
 	return nil
+}
+
+// metadataServers are the addresses and ports in the URIs of sources. Names are not looked up: the network may not be
+// up yet.
+func metadataServers(sources []agentjson.Source) (servers []netip.AddrPort) {
+	for _, s := range sources {
+		uri, err := url.Parse(s.URI.Reveal())
+		if err != nil {
+			continue
+		}
+		port := cmp.Or(uri.Port(), map[string]string{"http": "80", "https": "443"}[uri.Scheme])
+		if server, err := netip.ParseAddrPort(net.JoinHostPort(uri.Hostname(), port)); err == nil {
+			servers = append(servers, server)
+		}
+	}
+	return servers
 }
 
 // showSources records the result of each source in the step that asks them.

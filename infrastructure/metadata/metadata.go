@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"net/netip"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -43,7 +44,9 @@ type Options struct {
 
 	// NetworkUp reports whether there is a usable network; nil means that there is.
 	NetworkUp func(context.Context) bool
-	Log       *logrus.Entry
+	// Connecting, if not nil, is called before each connection to the service.
+	Connecting func(ctx context.Context, server netip.AddrPort)
+	Log        *logrus.Entry
 }
 
 // Source asks one metadata service.
@@ -56,11 +59,14 @@ type Source struct {
 }
 
 // NewHTTP returns the HTTP source. URLs are URI and path joined as they are.
-func NewHTTP(o Options) *Source { return &Source{o: o, kind: "HTTP"} }
+func NewHTTP(o Options) *Source {
+	return &Source{o: o, kind: "HTTP", client: fetch.Client{Connecting: o.Connecting}}
+}
 
 // NewInstanceMetadata returns the InstanceMetadata source, which knows settings only.
 func NewInstanceMetadata(o Options) *Source {
-	return &Source{o: Options{URI: o.URI, Headers: o.Headers, SettingsPath: o.SettingsPath, NetworkUp: o.NetworkUp, Log: o.Log}, kind: "InstanceMetadata"}
+	return &Source{o: Options{URI: o.URI, Headers: o.Headers, SettingsPath: o.SettingsPath, NetworkUp: o.NetworkUp, Log: o.Log},
+		kind: "InstanceMetadata", client: fetch.Client{Connecting: o.Connecting}}
 }
 
 // Name says what is asked.

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"net/url"
 	"strings"
 
@@ -93,6 +94,8 @@ type Client struct {
 	UseServerName bool
 	// NetworkUp reports whether there is a usable network; nil means that there is.
 	NetworkUp func(context.Context) bool
+	// Connecting, if not nil, is called before each connection to a registry.
+	Connecting func(ctx context.Context, server netip.AddrPort)
 }
 
 // Settings fetches the document the pointer leads to. instanceID may return "" where the
@@ -114,7 +117,7 @@ func (c Client) Settings(ctx context.Context, p Pointer, instanceID func(context
 		return nil, "", source.NotYet(err)
 	}
 	from := "registry " + secret.RedactURL(address)
-	var client fetch.Client
+	client := fetch.Client{Connecting: c.Connecting}
 	if len(p.NameServers) > 0 {
 		client.Lookup = resolver{servers: p.NameServers}.lookup
 	}

@@ -56,6 +56,10 @@ type Linux struct {
 	// VerdictPort is an addition of this agent: a virtio or serial port below /dev that gets the verdict of each boot,
 	// none by default.
 	VerdictPort string
+	// MetadataAccess is an addition of this agent: who reaches metadata services, metadataAll or MetadataRoot.
+	MetadataAccess string
+	// MetadataUsers, names or numbers, reach them besides root. An addition of this agent.
+	MetadataUsers []string
 	// Shipped stemcells still carry these although nothing has read them for years.
 	VirtioDevicePrefix, ScrubEphemeralDisk, StripVolumeRegex, DNSResolverType any
 }
@@ -63,7 +67,10 @@ type Linux struct {
 // DefaultTaskAnswerHold is also the longest hold there is.
 const DefaultTaskAnswerHold = 2 * time.Second
 
-// Values of ForeignPersistentDisk, BlankDisks and MissingEphemeralDisk.
+// MetadataRoot is the value of MetadataAccess that closes metadata services to jobs.
+const MetadataRoot = "root"
+
+// Values of ForeignPersistentDisk, BlankDisks, MissingEphemeralDisk and MetadataAccess.
 const (
 	foreignRefuse = "refuse"
 	foreignFormat = "format"
@@ -71,6 +78,7 @@ const (
 	blankNoise    = "noise"
 	missingFail   = "fail"
 	missingRoot   = "root"
+	metadataAll   = "all"
 )
 
 // Windows is "Platform.Windows"; it is accepted and has no effect here.

@@ -37,7 +37,8 @@ func Load(path string) (Config, report.Report, error) {
 func Parse(name string, data []byte) (Config, report.Report) {
 	var c Config
 	c.Platform.Linux = Linux{ForeignPersistentDisk: foreignRefuse, BlankDisks: blankZeros,
-		MissingEphemeralDisk: missingFail, TaskAnswerHold: DefaultTaskAnswerHold, EarlyPings: true, Firewall: true}
+		MissingEphemeralDisk: missingFail, TaskAnswerHold: DefaultTaskAnswerHold, EarlyPings: true, Firewall: true,
+		MetadataAccess: metadataAll}
 	d, _ := jsondoc.Decode(name, data, &c, jsondoc.Warn,
 		jsondoc.Rule{Path: "Platform.Linux.TaskAnswerHold", Rewrite: nanoseconds})
 	c.Platform.Linux.check(d)
@@ -78,6 +79,7 @@ func (l Linux) check(d *jsondoc.Document) {
 	if p := l.VerdictPort; p != "" && (p != path.Clean(p) || !strings.HasPrefix(p, "/dev/")) {
 		d.Errorf("Platform.Linux.VerdictPort", "expected the path of a device below /dev")
 	}
+	choice("MetadataAccess", l.MetadataAccess, metadataAll, MetadataRoot)
 	if _, err := regexp.Compile(l.DiskIDTransformPattern); err != nil {
 		d.Errorf("Platform.Linux.DiskIDTransformPattern", "not a valid regular expression (RE2 syntax)")
 	}

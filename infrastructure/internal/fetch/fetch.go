@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"net/url"
 	"strings"
+	"syscall"
 	"time"
 
 	"cambium/infrastructure/internal/source"
@@ -39,6 +40,8 @@ type Client struct {
 	Timeouts *Timeouts
 	// Lookup replaces the system's resolver for host names.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
+	// Connecting, if not nil, is called before each connection to the server that a URL names, but not to a proxy.
+	Connecting func(ctx context.Context, server netip.AddrPort)
 }
 
 // Request is one request without a body.
@@ -121,7 +124,7 @@ func (c Client) Do(ctx context.Context, r Request) (Response, error) {
 	if request.URL.User == nil && (r.User != "" || !r.Password.Empty()) {
 		request.SetBasicAuth(r.User, r.Password.Reveal())
 	}
-	transport := c.transport()
+	transport := c.transport(request.URL.Hostname())
 	defer transport.CloseIdleConnections()
 	response, err := (&http.Client{Transport: transport, CheckRedirect: sameHost}).Do(request)
 	if err != nil {
@@ -145,10 +148,13 @@ func (c Client) timeouts() Timeouts {
 	return DefaultTimeouts
 }
 
-func (c Client) transport() *http.Transport {
+// transport connects to host, or to a proxy that connects to host.
+func (c Client) transport(host string) *http.Transport {
 	return &http.Transport{
-		Proxy:                  proxy,
-		DialContext:            c.dial,
+		Proxy: proxy,
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			return c.dial(ctx, host, network, address)
+		},
 		TLSHandshakeTimeout:    c.timeouts().TLS,
 		ResponseHeaderTimeout:  c.timeouts().Header,
 		MaxResponseHeaderBytes: maxHeader,
@@ -157,9 +163,17 @@ func (c Client) transport() *http.Transport {
 	}
 }
 
-func (c Client) dial(ctx context.Context, network, address string) (net.Conn, error) {
+func (c Client) dial(ctx context.Context, named, network, address string) (net.Conn, error) {
 	dialer := &net.Dialer{Timeout: c.timeouts().Dial}
 	host, port, err := net.SplitHostPort(address)
+	if c.Connecting != nil && strings.EqualFold(host, named) {
+		dialer.ControlContext = func(ctx context.Context, _, address string, _ syscall.RawConn) error {
+			if server, err := netip.ParseAddrPort(address); err == nil {
+				c.Connecting(ctx, server)
+			}
+			return nil
+		}
+	}
 	if err != nil || c.Lookup == nil {
 		return dialer.DialContext(ctx, network, address)
 	}

@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -230,6 +231,10 @@ func TestProxyIsForFarAwayOnly(t *testing.T) {
 	if _, err := (Client{}).Do(t.Context(), Request{URL: "http://registry.example.test/x", Limit: 10}); err != nil {
 		t.Fatal(err)
 	}
+	client := Client{Connecting: func(_ context.Context, server netip.AddrPort) { t.Errorf("the proxy %s was announced", server) }}
+	if _, err := client.Do(t.Context(), Request{URL: "http://registry.example.test/x", Limit: 10}); err != nil {
+		t.Fatal(err)
+	}
 	if seen.Load() != "http://registry.example.test/x" {
 		t.Errorf("proxy saw %v, want the request", seen.Load())
 	}
@@ -272,6 +277,27 @@ func TestLookupReplacesTheResolver(t *testing.T) {
 	r, err := client.Do(t.Context(), Request{URL: "http://registry.example.test:" + port + "/", Limit: 100})
 	if err != nil || string(r.Body) != "registry.example.test:"+port {
 		t.Errorf("%q, %v; want the server, asked by its name, at its second address", r.Body, err)
+	}
+}
+
+// TestConnectionsAreAnnounced looks at what a firewall can follow: each address, before a connection to it is made.
+func TestConnectionsAreAnnounced(t *testing.T) {
+	var events []string
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { events = append(events, "request") }))
+	defer server.Close()
+	_, port, _ := net.SplitHostPort(strings.TrimPrefix(server.URL, "http://"))
+	client := Client{Connecting: func(_ context.Context, server netip.AddrPort) { events = append(events, server.String()) },
+		Lookup: func(context.Context, string) ([]netip.Addr, error) {
+			return []netip.Addr{netip.MustParseAddr("127.0.0.2"), netip.MustParseAddr("127.0.0.1")}, nil
+		}}
+	for _, address := range []string{server.URL, "http://Metadata.example.test:" + port + "/"} {
+		if _, err := client.Do(t.Context(), Request{URL: address, Limit: 100}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := []string{"127.0.0.1:" + port, "request", "127.0.0.2:" + port, "127.0.0.1:" + port, "request"}
+	if !slices.Equal(events, want) {
+		t.Errorf("got %q, want %q", events, want)
 	}
 }
 
