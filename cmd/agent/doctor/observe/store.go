@@ -22,7 +22,7 @@ const (
 	askWord = "ask-store"
 	// askTimeout bounds the question, and killTimeout the end of a process that could be killed.
 	askTimeout  = time.Second
-	killTimeout = 500 * time.Millisecond
+	killTimeout = time.Second
 )
 
 // AskStoreIfCalled asks the store and exits in the process that askMounted starts. In any other it returns at once.
