@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"cambium/internal/advice"
 	"cambium/internal/looptest"
 	"cambium/platform/mount"
 	"cambium/settings"
@@ -89,7 +90,11 @@ func TestRootEphemeralOnRootDisk(t *testing.T) {
 		dev, _ := fakeRoot(t, b, 2*gib, "label: dos\nstart=2048, size=262144, type=83\n")
 		b.InContainer = func() bool { return true }
 		before := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
-		b.fails(b.setupEphemeral("", nil), "No ephemeral disk found", "container")
+		err := b.setupEphemeral("", nil)
+		b.fails(err, "No ephemeral disk found", "container")
+		if got := advice.Of(err); !strings.HasPrefix(got, "give the VM an ephemeral disk") {
+			t.Errorf("advice %q, want one about the ephemeral disk", got)
+		}
 		if tool(t, dev.Path, "sfdisk", "--dump", dev.Path) != before {
 			t.Error("the host's disk was touched")
 		}

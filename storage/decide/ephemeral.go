@@ -28,11 +28,17 @@ type EphemeralConfig struct {
 	FallBack bool
 }
 
+const giveDisk = "give the VM an ephemeral disk (vm_types[].cloud_properties of the cloud config)"
+
 // errNoneNamed is the end of a boot without an ephemeral disk.
-var errNoneNamed = advice.With("give the VM an ephemeral disk (vm_types[].cloud_properties of the cloud config), or set "+
-	"CreatePartitionIfNoEphemeralDisk in agent.json",
+var errNoneNamed = advice.With(giveDisk+", or set CreatePartitionIfNoEphemeralDisk in agent.json",
 	//lint:ignore ST1005 log searches look for these words
 	errors.New(NoEphemeral+": the CPI named none, and CreatePartitionIfNoEphemeralDisk is off"))
+
+// NoRootDisk is the error of a VM whose data would go to a root disk that it does not have, as in a container.
+func NoRootDisk(cause error) error {
+	return advice.With(giveDisk, fmt.Errorf("%s: none named, and the root disk cannot be used: %w", NoEphemeral, cause))
+}
 
 // UseRootDisk reports whether the ephemeral data goes to the root disk. The absence of a named disk is not a reason for
 // that, unless the stemcell says so.

@@ -129,8 +129,7 @@ func (d *Disks) plan(ctx context.Context, w wanted, acting bool) (p decide.Plan,
 	if onRoot {
 		what = "ephemeral data on the root disk"
 		if path, root, err = d.Machine.RootDisk(); err != nil {
-			return p, release, fmt.Errorf("%s: none named, and the root disk cannot be used: %w", decide.NoEphemeral,
-				err)
+			return p, release, decide.NoRootDisk(err)
 		}
 	} else if acting {
 		if release, err = disk.Hold(ctx, path); err != nil {
