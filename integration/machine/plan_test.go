@@ -63,6 +63,12 @@ func nothingIsPlanned(t *testing.T, i *lab.Instance, when string) {
 	if p := doneAsPlanned(t, i, when+", agent restarted"); len(p.Texts()) != 0 {
 		t.Errorf("%s: the second plan is %q, want nothing", when, p.Texts())
 	}
+	asWanted(t, i, when)
+}
+
+// asWanted: the doctor, who warns of what a boot would change, finds nothing.
+func asWanted(t *testing.T, i *lab.Instance, when string) {
+	t.Helper()
 	out := run(t, i, "sh", "-c", "agent doctor -v --timeout 1s || true")
 	if !strings.Contains(out, "the machine is as the settings want it") {
 		t.Errorf("%s: the doctor sees a machine that is not as the settings want it:\n%s", when, out)

@@ -55,6 +55,7 @@ func swapThereAndBack(t *testing.T, s lookAlike) {
 		running(change.name + ", booted")
 		before = job()
 		if change.name == "there" {
+			asWanted(t, i, "swapped, and booted")
 			if log := logsOf(t, l, i, "agent")["./"+s.log]; !strings.Contains(log, "agent starting") {
 				t.Errorf("%s of the agent's logs does not hold its start: %.500q", s.log, log)
 			}

@@ -94,7 +94,9 @@ func TestVMMetadataAndTwoCards(t *testing.T) {
 	i := create(t, l, lab.VM{Name: "vm1", Source: lab.HTTP, Ephemeral: 10 * lab.GiB, NICs: 2, Edit: func(d lab.Document) {
 		d.Set("networks.default.type", "dynamic")
 		d.Set("networks.second", map[string]any{"type": "manual", "ip": "10.88.1.10", "netmask": "255.255.255.0", "mac": cardMAC(l, 1)})
+		d.Set("ntp", []string{lab.Gateway}) // where no time server is
 	}})
+	watched := faults.Watch(i)
 	if err := i.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -126,6 +128,10 @@ func TestVMMetadataAndTwoCards(t *testing.T) {
 	if text := run(t, i, "agent", "timeline"); !strings.Contains(text, "kernel") {
 		t.Errorf("the timeline of a virtual machine does not begin with its kernel:\n%s", text)
 	}
+	if out := run(t, i, "sh", "-c", "agent doctor -v --timeout 1s || true"); !strings.Contains(out, "the machine is as the settings want it") {
+		t.Errorf("the doctor sees a machine that is not as the settings want it:\n%s", out)
+	}
+	faults.Named("clock not synchronized").Check(t, watched)
 	wrongClock(t, i)
 }
 
