@@ -73,6 +73,11 @@ func ShortfallAlert(agentID, text string) Alert {
 	return alert
 }
 
+// ScriptsAlert says that scripts failed after a boot of the machine.
+func ScriptsAlert(text string) Alert {
+	return newAlert(severityCritical, "scripts of jobs failed after the boot", text)
+}
+
 // RebootAlert says that the machine was rebooted, and why.
 func RebootAlert(text string) Alert {
 	return newAlert(severityWarning, "the machine was rebooted", text)

@@ -59,6 +59,8 @@ type Dispatcher struct {
 	pings   int
 	table   action.Table
 	tasks   *task.Tasks
+	// interrupt ends what Alone runs, or is about to run; nil if there is none.
+	interrupt context.CancelCauseFunc
 }
 
 // NewDispatcher returns a dispatcher whose gate is closed; see Ready. Actions run until ctx
@@ -123,7 +125,7 @@ func (d *Dispatcher) serve(ctx context.Context, r mbus.Request, reply func(mbus.
 		d.startTask(q)
 		return
 	}
-	d.lanes[row.Lane].submit(&work{
+	d.submit(row.Lane, &work{
 		admitted: func() {},
 		run: func() {
 			if q.expired() {
@@ -189,7 +191,7 @@ var errBusy = fmt.Errorf("busy: more than %d requests are queued", queueLength)
 
 func (d *Dispatcher) startTask(q *request) {
 	begun := make(chan struct{})
-	d.lanes[q.row.Lane].submit(&work{
+	d.submit(q.row.Lane, &work{
 		admitted: func() {
 			q.task = d.tasks.Begin(q.Method, q.row.Cancelable)
 			close(begun)
@@ -237,7 +239,7 @@ func (d *Dispatcher) resume(t *task.Task, row action.Row) {
 		return
 	}
 	q.run = func(ctx context.Context) (any, error) { return row.Resume(ctx, t.Checkpoint()) }
-	d.lanes[row.Lane].submit(&work{admitted: func() {}, run: func() { d.runTask(q) },
+	d.submit(row.Lane, &work{admitted: func() {}, run: func() { d.runTask(q) },
 		refused: func() { t.Finish(nil, errBusy) }})
 }
 

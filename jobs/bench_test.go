@@ -116,7 +116,7 @@ func comparePrepare(b *testing.B, rounds int, packages []map[string]string) {
 		}
 		return exec.Command("sync", "-f", dir).Run()
 	}
-	shell := func() error { return script(dir, web.URL, spec, parallel) }
+	shell := func() error { return scriptOf(dir, web.URL, spec, parallel) }
 	contest.Run(b, rounds,
 		contest.Entrant{Name: "prepare", Ready: ready, Run: func() error { return m.Prepare(b.Context(), spec) }},
 		contest.Entrant{Name: "curl+tar", Ready: ready, Run: shell},
@@ -156,7 +156,7 @@ func putAside(used, aside string, keep bool) error {
 	return nil
 }
 
-func script(dir, url string, spec Spec, parallel int) error {
+func scriptOf(dir, url string, spec Spec, parallel int) error {
 	queue := make(chan Package, len(spec.Packages))
 	for _, p := range spec.Packages {
 		queue <- p

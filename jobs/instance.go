@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -65,10 +64,13 @@ type Instance struct {
 	Root string
 	// Pending is a start that the boot is about to make, nil if there is none.
 	Pending *PendingStart
-	Log     *logrus.Entry
+	// Boot starts the jobs that a boot holds back for their scripts; nil if there are none.
+	Boot *BootScripts
+	Log  *logrus.Entry
 
-	health  sync.Mutex
-	command command
+	health   sync.Mutex
+	requests sync.Mutex // held while the record of the start request changes
+	command  command
 	// shown is set when monit supervises all services; the file of the start request is not read from then on.
 	shown atomic.Bool
 }
@@ -164,6 +166,10 @@ func (i *Instance) Apply(ctx context.Context, spec Spec) error {
 	if err := i.install(ctx, spec); err != nil {
 		return err
 	}
+	// A boot starts what the Director has started, not what it has applied since.
+	if err := i.changeRequest(StartRequest.forget); err != nil {
+		return err
+	}
 	// From here on the new spec is in force. A failure to delete what is obsolete is only logged;
 	// the next apply retries.
 	i.forgetArchive(spec)
@@ -196,6 +202,9 @@ func (i *Instance) prune(ctx context.Context, spec Spec) {
 }
 
 func (i *Instance) install(ctx context.Context, spec Spec) error {
+	if err := i.TakeOver(); err != nil {
+		return err
+	}
 	if err := i.fetch(ctx, spec); err != nil {
 		return err
 	}
@@ -348,6 +357,8 @@ func (i *Instance) JobState(ctx context.Context) string {
 	if state != monit.StateUnknown && i.CheckStart() == nil {
 		if _, err := os.Lstat(i.Dirs.MonitStopped()); err == nil {
 			state = monit.StateStopped
+		} else if held := i.Boot.State(); held != "" {
+			state = held
 		}
 	}
 	if ctx.Err() == nil {
@@ -361,14 +372,14 @@ func (i *Instance) startRequest() StartRequest { return StartRequest{Dirs: i.Dir
 
 // noteShown records in the start request, once, that the supervisor supervises all services.
 func (i *Instance) noteShown(ctx context.Context) {
-	if i.shown.Load() {
+	if i.shown.Load() || i.CheckStart() != nil || i.Boot.State() != "" {
 		return
 	}
 	processes, err := i.Supervisor.Processes(ctx)
-	if err != nil || slices.ContainsFunc(processes, func(p Process) bool { return p.State == monit.StateUnknown }) {
+	if err != nil || unsupervised(processes) {
 		return
 	}
-	if err := i.startRequest().shown(time.Now()); err != nil {
+	if err := i.changeRequest(func(r StartRequest) error { return r.shown(time.Now()) }); err != nil {
 		i.Log.WithError(err).Warn("could not record that monit supervises all services")
 		return
 	}
@@ -399,6 +410,14 @@ func (i *Instance) Start(ctx context.Context) error {
 	if err := i.CheckStart(); err != nil {
 		return err
 	}
+	if err := i.TakeOver(); err != nil {
+		return err
+	}
+	return i.startAll(ctx, "")
+}
+
+// startAll starts everything; pending is what the start then waits for.
+func (i *Instance) startAll(ctx context.Context, pending string) error {
 	spec, err := i.Spec()
 	if err != nil {
 		return err
@@ -414,7 +433,11 @@ func (i *Instance) Start(ctx context.Context) error {
 	if err := i.Supervisor.StartAll(ctx); err != nil {
 		return err
 	}
-	if err := i.startRequest().Record(time.Now()); err != nil {
+	now := time.Now()
+	err = i.changeRequest(func(r StartRequest) error {
+		return r.Record(now, pending)
+	})
+	if err != nil {
 		return err
 	}
 	if err := atomicfile.Remove(i.Dirs.MonitStopped()); err != nil {
@@ -428,6 +451,9 @@ func (i *Instance) Start(ctx context.Context) error {
 // Stop stops everything and marks the instance as stopped. Without wait it does not wait for the
 // processes to end.
 func (i *Instance) Stop(ctx context.Context, wait bool) error {
+	if err := i.TakeOver(); err != nil {
+		return err
+	}
 	i.Pending.supersede()
 	defer i.command.begin()()
 	if err := i.Supervisor.StopAll(ctx, wait); err != nil {
@@ -439,7 +465,7 @@ func (i *Instance) Stop(ctx context.Context, wait bool) error {
 	if err := atomicfile.Write(i.Dirs.MonitStopped(), nil, 0o644); err != nil {
 		return err
 	}
-	if err := i.startRequest().forget(); err != nil {
+	if err := i.changeRequest(StartRequest.forget); err != nil {
 		return err
 	}
 	i.JobState(ctx)
@@ -448,6 +474,9 @@ func (i *Instance) Stop(ctx context.Context, wait bool) error {
 
 // Unmonitor ends the supervision of all processes; they go on running.
 func (i *Instance) Unmonitor(ctx context.Context) error {
+	if err := i.TakeOver(); err != nil {
+		return err
+	}
 	i.Pending.supersede()
 	if err := i.Supervisor.UnmonitorAll(ctx); err != nil {
 		return err

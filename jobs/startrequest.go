@@ -24,10 +24,24 @@ type startRecord struct {
 	Requested time.Time `json:"requested"`
 	// Shown is the time at which monit first supervised every service after the request; zero until then.
 	Shown time.Time `json:"shown"`
+	// Pending is the stage of a start that a boot holds back for scripts; empty if it does not.
+	Pending string `json:"pending,omitempty"`
 }
 
-// Record makes a start durable.
-func (r StartRequest) Record(now time.Time) error { return r.write(startRecord{Requested: now}) }
+// Record makes a start durable, and what it waits for.
+func (r StartRequest) Record(now time.Time, pending string) error {
+	return r.write(startRecord{Requested: now, Pending: pending})
+}
+
+// pend records a stage; the empty one ends the waiting. Without a request there is one from now on.
+func (r StartRequest) pend(stage string, now time.Time) error {
+	record, err := r.read()
+	if err != nil || record.Requested.IsZero() {
+		record = startRecord{Requested: now}
+	}
+	record.Pending = stage
+	return r.write(record)
+}
 
 // forget takes it back: a stopped instance has its own marker.
 func (r StartRequest) forget() error {
@@ -60,7 +74,7 @@ func (r StartRequest) Due(stateWritten time.Time) bool {
 
 func startDue(record startRecord, stateWritten time.Time) bool {
 	switch {
-	case record.Requested.IsZero():
+	case record.Requested.IsZero() || record.Pending != "":
 		return false
 	case record.Shown.IsZero():
 		return true

@@ -41,10 +41,10 @@ func TestStartRequestIsKept(t *testing.T) {
 		}
 	}
 	check("nothing recorded", r.shown(now), now, false)
-	check("recorded", r.Record(now), now.Add(time.Hour), true)
+	check("recorded", r.Record(now, ""), now.Add(time.Hour), true)
 	check("shown", r.shown(now.Add(time.Minute)), now, true)
 	check("shown again, which does not count", r.shown(now.Add(time.Hour)), now.Add(2*time.Minute), false)
-	check("started again", r.Record(now), now.Add(time.Hour), true)
+	check("started again", r.Record(now, ""), now.Add(time.Hour), true)
 	check("forgotten", r.forget(), now, false)
 	check("forgotten twice", r.forget(), now, false)
 	if err := os.WriteFile(r.Dirs.StartRequested(), []byte("damaged"), 0o600); err != nil {

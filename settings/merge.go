@@ -113,6 +113,7 @@ func (s Settings) Clone() Settings {
 	a := &b.Agent
 	b.SwapSizeMiB, a.TaskAnswerHoldSeconds = copied(b.SwapSizeMiB), copied(a.TaskAnswerHoldSeconds)
 	a.EarlyPings, a.Firewall = copied(a.EarlyPings), copied(a.Firewall)
+	a.ScriptsOnBoot = copied(a.ScriptsOnBoot)
 	a.MetadataUsers = slices.Clone(a.MetadataUsers)
 	return s
 }

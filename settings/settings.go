@@ -185,6 +185,7 @@ type AgentEnv struct {
 	TaskAnswerHoldSeconds *uint64 `json:"task_answer_hold,omitempty"`
 	EarlyPings            *bool   `json:"early_pings,omitempty"`
 	Firewall              *bool   `json:"firewall,omitempty"`
+	ScriptsOnBoot         *bool   `json:"scripts_on_boot,omitempty"`
 	// MetadataAccess is "all" or "root".
 	MetadataAccess string `json:"metadata_access,omitempty"`
 	// MetadataUsers is nil if absent.

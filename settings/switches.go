@@ -18,6 +18,11 @@ func (e Effective) Firewall(stemcell bool) bool {
 	return decide(e.Settings.Env.Bosh.Agent.Firewall, stemcell)
 }
 
+// ScriptsOnBoot reports whether jobs are started with their scripts after a boot of the machine.
+func (e Effective) ScriptsOnBoot(stemcell bool) bool {
+	return decide(e.Settings.Env.Bosh.Agent.ScriptsOnBoot, stemcell)
+}
+
 // MetadataAccess returns who reaches metadata services: "all" or "root". Another word of the deployment decides nothing.
 func (e Effective) MetadataAccess(stemcell string) string {
 	if deployment := e.Settings.Env.Bosh.Agent.MetadataAccess; deployment == "all" || deployment == "root" {

@@ -17,7 +17,8 @@ func TestSwitches(t *testing.T) {
 		deployment     string
 		stemcell, want bool
 	}{{`{}`, true, true}, {`{}`, false, false}, {`{"%":false}`, true, false}, {`{"%":true}`, false, true}, {`{"%":null}`, false, false}, {`null`, true, true}} {
-		for name, get := range map[string]func(Effective, bool) bool{"early_pings": Effective.EarlyPings, "firewall": Effective.Firewall} {
+		for name, get := range map[string]func(Effective, bool) bool{"early_pings": Effective.EarlyPings, "firewall": Effective.Firewall,
+			"scripts_on_boot": Effective.ScriptsOnBoot} {
 			document := strings.ReplaceAll(c.deployment, "%", name)
 			e := effective(document)
 			if got := get(e, c.stemcell); got != c.want {

@@ -19,6 +19,8 @@ type JobInstance interface {
 	Unmonitor(ctx context.Context) error
 	// CheckStart fails with the reason why no job may be started, if there is one.
 	CheckStart() error
+	// TakeOver ends the start of jobs that the boot has begun: the Director starts them.
+	TakeOver() error
 }
 
 // Networks returns the networks of the settings by name, with the addresses that DHCP gave.

@@ -14,6 +14,9 @@ func runScript(d Deps) func(context.Context, string, scriptOptions) (struct{}, e
 			if err := d.Instance.CheckStart(); err != nil {
 				return struct{}{}, err
 			}
+			if err := d.Instance.TakeOver(); err != nil {
+				return struct{}{}, err
+			}
 		}
 		spec, err := d.Instance.Spec()
 		if err != nil {

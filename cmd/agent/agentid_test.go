@@ -58,7 +58,7 @@ func TestAnotherAgentIDInheritsNothing(t *testing.T) {
 	must(disks.Update(func(r *diskrecord.Record) { r.Put("vol-1", diskrecord.Disk{FileSystem: "uuid", Bytes: 1}) }))
 	must(disks.Ask(diskrecord.Accept, "vol-2", ""))
 	must(marker.Set("a-1"))
-	must(starts.Record(time.Now()))
+	must(starts.Record(time.Now(), ""))
 	must(status.KeepBoot(dirs.Boots(), status.Document{BootID: "boot"}))
 	must((&jobs.SpecFile{Dirs: dirs}).Write(jobs.Spec{Deployment: "a deployment"}, &bundle.Switch{}))
 	must(os.MkdirAll(dirs.MonitJobs(), 0o700))

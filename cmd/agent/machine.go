@@ -411,10 +411,11 @@ func addJobs(m *bootstrap.Machine, o machineOptions, client *monit.Client, manag
 		spec, err := state.Spec()
 		return spec.JobNames(), err
 	}
+	held := holdBack{m, manager}
 	if o.monit {
 		m.Supervisor = monit.Starter{Dirs: o.dirs, Client: client, Services: manager,
-			FilesOfStopped: func() ([]string, error) { return jobs.FilesOfStopped(o.dirs) },
-			KeepStopped:    func() ([]string, error) { return jobs.KeepStopped(o.dirs) },
+			FilesOfStopped: held.files,
+			KeepStopped:    held.keep,
 			AfterStart: func(stateWritten time.Time) {
 				if (jobs.StartRequest{Dirs: o.dirs}).Due(stateWritten) {
 					o.background(func(ctx context.Context) {

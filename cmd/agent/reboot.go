@@ -156,7 +156,7 @@ func (s *serving) jobsBack(ctx context.Context) string {
 	for {
 		processes, err := s.supervisor.Processes(ctx)
 		running, others := split(processes)
-		if err == nil && len(others) == 0 {
+		if err == nil && len(others) == 0 && s.instance.Boot.State() == "" {
 			return listed("processes", "running", running, "", nil)
 		}
 		select {
@@ -166,6 +166,9 @@ func (s *serving) jobsBack(ctx context.Context) string {
 		}
 		if err != nil {
 			return "jobs: " + err.Error()
+		}
+		if s.instance.Boot.State() != "" {
+			return "jobs: they wait for their scripts"
 		}
 		return listed("processes", "running", running, "not running", others)
 	}

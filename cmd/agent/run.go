@@ -429,6 +429,7 @@ func (b *booting) ready(ctx context.Context, v engine.Verdict) error {
 	}
 	b.log.WithFields(logrus.Fields{"state": string(v.State), "took": after.Round(100 * time.Microsecond).String(),
 		"changes": changes}).Info("agent is ready")
+	b.spawn(func() { s.instance.Boot.Run(ctx) })
 	b.spawn(func() { s.explainReboot(ctx) })
 	b.display.showState()
 	b.display.announcer.Ready(v, after)
@@ -465,6 +466,8 @@ func newServing(b *booting, tasks *task.Tasks) *serving {
 	instance := &jobs.Instance{Dirs: b.dirs, Blobs: blobs, Supervisor: b.supervisor, Withheld: m.JobsWithheld,
 		CheckMonitFiles: b.o.checkMonitFiles(), Pending: m.pendingStart, Owner: owner,
 		Parallel: e.Settings.Env.Bosh.Parallel, Root: "/", Log: log}
+	scripts := script.Runner{Dirs: b.dirs, Log: log}
+	instance.Boot = newBootScripts(b, instance, scripts)
 	collector := logs.Collector{Dirs: b.dirs, Root: "/", Log: log, Journal: logs.Journal,
 		Progress: b.display.collection}
 	if err := errors.Join(instance.Sweep(), blobs.Sweep(), collector.Sweep()); err != nil {
@@ -485,7 +488,7 @@ func newServing(b *booting, tasks *task.Tasks) *serving {
 		Neighbors:      m.neighbors,
 		Power:          servedPower{m.power, b.display},
 		Instance:       instance,
-		Scripts:        script.Runner{Dirs: b.dirs, Log: log},
+		Scripts:        scripts,
 		Compiler: compile.Compiler{Dirs: b.dirs, Blobs: blobs, Owner: owner, Parallel: instance.Parallel,
 			Log: log},
 		Logs:     collector,

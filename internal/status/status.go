@@ -200,6 +200,9 @@ func (d Document) SameVerdict(earlier Document) bool {
 // JobsWithheld is the topic of the warning that says why a machine serves without its jobs.
 const JobsWithheld = "no job is started"
 
+// ScriptsOnBoot is the topic of the warning that names scripts which failed after a boot of the machine.
+const ScriptsOnBoot = "scripts after the boot"
+
 // DuplicateAddress is the topic of the warning that names an address which another machine uses, too.
 const DuplicateAddress = "duplicate address"
 

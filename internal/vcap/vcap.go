@@ -180,6 +180,9 @@ type Run string
 func (r Run) Status() string { return filepath.Join(string(r), "status.json") }
 func (r Run) Alive() string  { return filepath.Join(string(r), "alive") }
 
+// HeldBack returns the path of the mark that a supervisor's start of this boot has held back jobs, or need not.
+func (r Run) HeldBack() string { return filepath.Join(string(r), "held-back") }
+
 // StoreLock returns the path of the lock of the process that asks whether the store answers.
 func (r Run) StoreLock() string { return filepath.Join(string(r), "ask-store.lock") }
 

@@ -71,7 +71,7 @@ type Starter struct {
 	Program DropIn
 	// FilesOfStopped are the monit files of jobs that stay stopped; KeepStopped removes them before
 	// monit reads them, and returns those removed.
-	FilesOfStopped, KeepStopped func() ([]string, error)
+	FilesOfStopped, KeepStopped func(ctx context.Context) ([]string, error)
 	// AfterStart, if set, is called when monit was not running and has been started. It gets the time of the last
 	// write to monit's state file before that, and must not block.
 	AfterStart func(stateWritten time.Time)
@@ -86,7 +86,7 @@ func (s Starter) Plan(ctx context.Context) (changes []Change, err error) {
 	if !known {
 		changes = append(changes, Change{Op: OpWriteAccount, Path: s.Dirs.MonitUser()})
 	}
-	files, err := s.FilesOfStopped()
+	files, err := s.FilesOfStopped(ctx)
 	if err != nil {
 		return changes, err
 	}
@@ -122,7 +122,7 @@ func (s Starter) Start(ctx context.Context) (made []Change, err error) {
 	if written {
 		made = append(made, Change{Op: OpWriteAccount, Path: s.Dirs.MonitUser()})
 	}
-	removed, err := s.KeepStopped()
+	removed, err := s.KeepStopped(ctx)
 	for _, path := range removed {
 		made = append(made, Change{Op: OpRemoveFile, Path: path})
 	}

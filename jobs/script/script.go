@@ -83,6 +83,15 @@ func checkEnv(env map[string]string) error {
 	return nil
 }
 
+// Failed is the error of RunAll when scripts failed.
+type Failed struct {
+	// Logs are the files with the errors of the scripts that failed.
+	Logs []string
+	text string
+}
+
+func (f *Failed) Error() string { return f.text }
+
 // RunAll runs the script of that name of all jobs that have one, at the same time. It waits for
 // all of them; the error says which failed.
 func (r Runner) RunAll(ctx context.Context, jobs []string, name string, env map[string]string) error {
@@ -122,10 +131,14 @@ func (r Runner) RunAll(ctx context.Context, jobs []string, name string, env map[
 	if len(successful) > 0 {
 		summary += fmt.Sprintf(" Successful Jobs: %s.", strings.Join(successful, ", "))
 	}
-	if err := context.Cause(ctx); err != nil {
-		return fmt.Errorf("%s %w", summary, err)
+	failure := &Failed{text: summary}
+	for _, job := range failed {
+		failure.Logs = append(failure.Logs, r.logPath(job, name+".stderr.log"))
 	}
-	return errors.New(summary)
+	if err := context.Cause(ctx); err != nil {
+		return fmt.Errorf("%w %w", failure, err)
+	}
+	return failure
 }
 
 func (r Runner) run(ctx context.Context, job, name string, env map[string]string) error {
@@ -144,10 +157,12 @@ func (r Runner) run(ctx context.Context, job, name string, env map[string]string
 	return err
 }
 
+func (r Runner) logPath(job, name string) string { return filepath.Join(r.Dirs.JobLogs(), job, name) }
+
 // log opens a log of a job's script. The job owns the directory and may have put anything there: what cannot be
 // opened as a log costs the script its log, never its run.
 func (r Runner) log(job, name string) (*os.File, error) {
-	file, err := openLog(r.Dirs.Base(), filepath.Join(r.Dirs.JobLogs(), job, name))
+	file, err := openLog(r.Dirs.Base(), r.logPath(job, name))
 	if err == nil {
 		return file, nil
 	}

@@ -56,6 +56,9 @@ type Linux struct {
 	// VerdictPort is an addition of this agent: a virtio or serial port below /dev that gets the verdict of each boot,
 	// none by default.
 	VerdictPort string
+	// ScriptsOnBoot is an addition of this agent: after a boot of the machine, jobs are started as by a deploy, with
+	// pre-start and post-start scripts.
+	ScriptsOnBoot bool
 	// MetadataAccess is an addition of this agent: who reaches metadata services, metadataAll or MetadataRoot.
 	MetadataAccess string
 	// MetadataUsers, names or numbers, reach them besides root. An addition of this agent.

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+
+	"cambium/agent"
+	"cambium/bootstrap"
+	"cambium/internal/atomicfile"
+	"cambium/internal/command"
+	"cambium/internal/status"
+	"cambium/internal/vcap"
+	"cambium/jobs"
+	"cambium/jobs/monit"
+	"cambium/jobs/script"
+)
+
+// holdBack decides which jobs the supervisor does not start when it starts.
+type holdBack struct {
+	machine *bootstrap.Machine
+	manager monitServices
+}
+
+// due reports that the machine has booted, and that jobs are to wait for their scripts then.
+func (h holdBack) due(ctx context.Context) bool {
+	return h.machine.Settings.Effective().ScriptsOnBoot(h.machine.Linux.ScriptsOnBoot) &&
+		!atomicfile.Exists(vcap.RunDir.HeldBack()) && !h.manager.Running(ctx, monit.UnitName)
+}
+
+// files are those that keep removes.
+func (h holdBack) files(ctx context.Context) ([]string, error) {
+	files, err := jobs.FilesOfStopped(h.machine.Dirs)
+	if err != nil || !h.due(ctx) {
+		return files, err
+	}
+	held, err := jobs.FilesHeldBack(h.machine.Dirs)
+	return append(files, held...), err
+}
+
+// keep removes the files of jobs that stay stopped, or wait for their scripts, before the supervisor reads them.
+func (h holdBack) keep(ctx context.Context) ([]string, error) {
+	removed, err := jobs.KeepStopped(h.machine.Dirs)
+	if err == nil && h.due(ctx) {
+		var held []string
+		held, err = jobs.HoldBack(h.machine.Dirs)
+		removed = append(removed, held...)
+	}
+	if err != nil {
+		return removed, err
+	}
+	if err := mark(vcap.RunDir.HeldBack()); err != nil {
+		h.machine.Log.WithError(err).Warn("cannot record that the jobs of this boot have been held back or not")
+	}
+	return removed, nil
+}
+
+func mark(path string) error {
+	return errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o600))
+}
+
+// newBootScripts shows failures in the status, and the first one in an alert.
+func newBootScripts(b *booting, instance *jobs.Instance, scripts script.Runner) *jobs.BootScripts {
+	var told atomic.Bool
+	run := func(ctx context.Context, jobs []string, name string, env map[string]string) error {
+		if err := command.AwaitEnded(ctx, name); err != nil {
+			return err
+		}
+		return scripts.RunAll(ctx, jobs, name, env)
+	}
+	return &jobs.BootScripts{Instance: instance, RunAll: run, Alone: b.dispatcher.Alone, Show: func(why error) {
+		b.display.warn(status.ScriptsOnBoot, "scripts of jobs failed after the boot; repeating them", why)
+		if why != nil && !told.Swap(true) {
+			b.alerts.Send(agent.ScriptsAlert(why.Error()))
+		}
+	}}
+}
