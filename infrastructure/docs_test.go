@@ -23,7 +23,7 @@ func TestDocumentationNamesEverySourceAndLimit(t *testing.T) {
 			int(fetch.DefaultTimeouts.Header.Seconds()), int(fetch.DefaultTimeouts.Request.Seconds())),
 		fmt.Sprintf("for %d s at most", int(holdFor.Seconds())),
 		fmt.Sprintf("all sources together have %d s", int(DefaultCacheBudget.Seconds())),
-		fmt.Sprintf("The question takes %d s at most", int(keyBudget.Seconds())),
+		fmt.Sprintf("After %d s without an", int(keyBudget.Seconds())),
 	}
 	for _, kind := range agentjson.Types() {
 		want = append(want, "\n### "+kind+"\n", `{"Type": "`+kind+`"`)
