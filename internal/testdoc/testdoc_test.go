@@ -26,9 +26,9 @@ func TestEveryBlockIsMarked(t *testing.T) {
 		switch {
 		case b.Language == "sh" && slices.Contains([]string{Run, Machine, Example}, b.Kind):
 			kinds[b.Kind]++
-		case b.Kind == "" && slices.Contains([]string{"text", "json", "yaml", "go"}, b.Language):
+		case b.Kind == "" && slices.Contains([]string{"text", "json", "xml", "yaml", "go"}, b.Language):
 		default:
-			t.Errorf("%s: mark the block as sh run, sh machine, sh example, text, json, yaml or go", b.Place)
+			t.Errorf("%s: mark the block as sh run, sh machine, sh example, text, json, xml, yaml or go", b.Place)
 		}
 	}
 	if kinds[Run] == 0 || kinds[Machine] == 0 {
