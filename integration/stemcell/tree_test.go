@@ -57,7 +57,7 @@ var lines = map[string][]string{
 	"etc/modprobe.d/bosh-udf.conf": {"install udf /bin/false"},
 	"etc/sysctl.d/60-bosh-sysctl.conf": {`net.ipv4.conf.default.log_martians=1`, `net.ipv4.icmp_echo_ignore_broadcasts=1`, `net.ipv4.icmp_ignore_bogus_error_responses=1`,
 		`kernel.keys.root_maxkeys=1000000`, `net.ipv4.conf.all.rp_filter=1`, `kernel.randomize_va_space=2`},
-	"boot/grub/grub.cfg": {`set superusers="vcap"`, `password_pbkdf2 vcap grub\.pbkdf2\.sha512\.10000\.[0-9A-F]{128}\.[0-9A-F]{128}`, `linux /boot/vmlinuz .* audit=1 .*`},
+	"boot/grub/grub.cfg": {`set superusers="vcap"`, `password_pbkdf2 vcap grub\.pbkdf2\.sha512\.10000\.[0-9A-F]{128}\.[0-9A-F]{128}`, `linux /boot/vmlinuz .* audit=1 audit_backlog_limit=8192 .*`},
 }
 
 // modes of a hardened stemcell's files; the owner is root.

@@ -179,7 +179,8 @@ const rootUUID = "63616d62-6975-6d20-8073-74656d63656c"
 func (b builder) bootConfig() string {
 	protection, audit := "", ""
 	if b.hardened {
-		protection, audit = bootPassword(), " audit=1"
+		// Without the limit the kernel keeps 64 records for auditd, which starts when its directory is mounted.
+		protection, audit = bootPassword(), " audit=1 audit_backlog_limit=8192"
 	}
 	return protection + "linux /boot/vmlinuz root=UUID=" + rootUUID +
 		" rw net.ifnames=0 biosdevname=0 console=tty0 console=ttyS0,115200n8 cgroup_enable=memory swapaccount=1" + audit + " panic=30 quiet\n" +
