@@ -85,6 +85,7 @@ done
 systemctl is-active rsyslog cron ssh auditd >$out/services || true
 ps ax -o ucmd >$out/processes
 auditctl -l | wc --lines >$out/rules
+auditctl -s | sed -n 's/^lost //p' >$out/lost
 /var/vcap/bosh/bin/restart_networking && /var/vcap/bosh/bin/sync-time && echo ran >$out/hooks
 `
 
@@ -105,6 +106,9 @@ func inspect(t *testing.T, l *lab.Lab, i *lab.Instance) {
 	}
 	if rules, err := strconv.Atoi(said("rules")); err != nil || rules < 20 {
 		t.Errorf("auditd has %d rules (%v)", rules, err)
+	}
+	if got := said("lost"); got != "0" {
+		t.Errorf("%q audit records are lost", got)
 	}
 	if got := said("hooks"); got != "ran" {
 		t.Error("restart_networking or sync-time failed")
