@@ -89,6 +89,9 @@ func listed(text string) (all []string) {
 			forms = append(forms, expand(form)...)
 		}
 		for _, flag := range listedFlag.FindAllStringSubmatch(row[2], -1) {
+			if flag[1] == "--watch" { // which ends with a signal
+				continue
+			}
 			for _, f := range expand(flag[1]) {
 				forms = append(forms, forms[0]+" "+f)
 			}

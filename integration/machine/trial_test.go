@@ -169,114 +169,114 @@ func (x *trialed) runs(binary string) {
 // TestMachineTrial: the way of a canary, there and back, by the errands of the release.
 func TestMachineTrial(t *testing.T) {
 	t.Parallel()
-	for name, alike := range map[string]lookAlike{"noble": noble(), "jammy": jammy(t)} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			x := newTrialed(t, alike)
-			job := func() string { return run(t, x.i, "cat", "/var/vcap/sys/run/forker/forker.pid") }
-			run(t, x.i, "cp", agentPath, "/root/old")
-			before := job()
-			x.done("status", "none")
-			x.refused("back", "nothing to go back from")
-			x.refused("keep", "run try first")
-			x.runs("/root/old")
+	tryAndGoBack(t, noble())
+}
 
-			began := time.Now()
-			x.done("try", "begins 30s after")
-			x.refused("try", "under way")
-			x.refused("back", "under way")
-			x.done("status", "scheduled")
-			x.becomes("confirmed", "", began)
-			x.runs(trialDir + "agent")
-			if now := job(); now != before {
-				t.Errorf("the job's process %q became %q", before, now)
-			}
-			x.done("status", "confirmed")
-			x.refused("try", "run back first")
-			// A Director's flow, which the new agent serves: an update, with the release itself in it.
-			x.m.Groups[0].PersistentDisk = 1024
-			mustDeploy(t, x.l, x.m)
-			x.runs(trialDir + "agent")
+// tryAndGoBack tries the agent on a machine that looks like a stock stemcell's, and goes back.
+func tryAndGoBack(t *testing.T, alike lookAlike) {
+	x := newTrialed(t, alike)
+	job := func() string { return run(t, x.i, "cat", "/var/vcap/sys/run/forker/forker.pid") }
+	run(t, x.i, "cp", agentPath, "/root/old")
+	before := job()
+	x.done("status", "none")
+	x.refused("back", "nothing to go back from")
+	x.refused("keep", "run try first")
+	x.runs("/root/old")
 
-			if err := x.i.Reboot(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			x.runs("/root/old")
-			x.done("status", "a reboot has brought the stemcell's agent back")
+	began := time.Now()
+	x.done("try", "begins 30s after")
+	x.refused("try", "under way")
+	x.refused("back", "under way")
+	x.done("status", "scheduled")
+	x.becomes("confirmed", "", began)
+	x.runs(trialDir + "agent")
+	if now := job(); now != before {
+		t.Errorf("the job's process %q became %q", before, now)
+	}
+	x.done("status", "confirmed")
+	x.refused("try", "run back first")
+	// A Director's flow, which the new agent serves: an update, with the release itself in it.
+	x.m.Groups[0].PersistentDisk = 1024
+	mustDeploy(t, x.l, x.m)
+	x.runs(trialDir + "agent")
 
-			began = time.Now()
-			x.done("try", "begins 30s after")
-			x.becomes("confirmed", "", began)
-			x.done("keep", "kept")
-			x.refused("keep", "kept already")
-			x.runs(trialDir + "agent")
-			if err := x.i.Reboot(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			x.runs(trialDir + "agent")
+	if err := x.i.Reboot(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	x.runs("/root/old")
+	x.done("status", "a reboot has brought the stemcell's agent back")
 
-			before, began = job(), time.Now()
-			x.done("back", "begins 30s after")
-			x.becomes("ended", "on request", began)
-			x.runs("/root/old")
-			if now := job(); now != before {
-				t.Errorf("the job's process %q became %q", before, now)
-			}
-			if got := run(t, x.i, "sh", "-c", "ls -d /var/vcap/instance/agent_version /var/vcap/bosh/bin/*swap* 2>/dev/null; findmnt "+agentPath+" || true"); got != "" {
-				t.Errorf("left after the way back: %s", got)
-			}
-		})
+	began = time.Now()
+	x.done("try", "begins 30s after")
+	x.becomes("confirmed", "", began)
+	x.done("keep", "kept")
+	x.refused("keep", "kept already")
+	x.runs(trialDir + "agent")
+	if err := x.i.Reboot(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	x.runs(trialDir + "agent")
+
+	before, began = job(), time.Now()
+	x.done("back", "begins 30s after")
+	x.becomes("ended", "on request", began)
+	x.runs("/root/old")
+	if now := job(); now != before {
+		t.Errorf("the job's process %q became %q", before, now)
+	}
+	if got := run(t, x.i, "sh", "-c", "ls -d /var/vcap/instance/agent_version /var/vcap/bosh/bin/*swap* 2>/dev/null; findmnt "+agentPath+" || true"); got != "" {
+		t.Errorf("left after the way back: %s", got)
 	}
 }
 
 // TestMachineTrialOfABadAgent: whatever is wrong with the new agent, the old one serves again.
 func TestMachineTrialOfABadAgent(t *testing.T) {
 	t.Parallel()
-	for name, alike := range map[string]lookAlike{"noble": noble(), "jammy": jammy(t)} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			x := newTrialed(t, alike)
-			run(t, x.i, "cp", agentPath, "/root/old")
-			run(t, x.i, "cp", trialDir+"agent", "/root/agent")
-			x.badBinaries()
-			x.badMachine()
-			broken, err := os.ReadFile("/proc/self/exe")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := x.i.WriteFile(machine.File{Path: trialDir + "agent", Data: broken, Mode: 0o755}); err != nil {
-				t.Fatal(err)
-			}
-			for _, c := range []struct{ way, reason string }{{"crashes", "has ended"}, {"hangs", "it hangs"}} {
-				if err := x.i.WriteFile(machine.File{Path: brokenAgent, Data: []byte(c.way), Mode: 0o644}); err != nil {
-					t.Fatal(err)
-				}
-				began := time.Now()
-				run(t, x.i, "/root/agent", "trial", "try", "--delay", "0s", "--time", "15s")
-				x.becomes("failed", c.reason, began)
-				x.runs("/root/old")
-				if r := x.errand("status"); r.ExitCode != 1 || !strings.Contains(r.Stdout, c.reason) {
-					t.Errorf("an agent that %s: status says %+v", c.way, r)
-				}
-			}
-			run(t, x.i, "sh", "-ec", "rm "+brokenAgent+"; cp /root/agent "+trialDir+"new; mv "+trialDir+"new "+trialDir+"agent")
-			// The Director's server is away while the new agent is tried.
-			x.l.Bus.Stop()
-			began := time.Now()
-			run(t, x.i, "/root/agent", "trial", "try", "--delay", "0s", "--time", "15s")
-			eventually.Within(t, 4*time.Minute, "the end of the trial", func() error {
-				if r := x.record(); r.State != "failed" || !strings.Contains(r.Reason, "did not reach the bus") {
-					return fmt.Errorf("it is %+v", r)
-				}
-				return nil
-			})
-			if err := x.l.Bus.Restart(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			x.becomes("failed", "did not reach the bus", began)
-			x.runs("/root/old")
-		})
+	tryBadAgents(t, noble())
+}
+
+// tryBadAgents tries agents and machines that cannot do, on a machine that looks like a stock stemcell's.
+func tryBadAgents(t *testing.T, alike lookAlike) {
+	x := newTrialed(t, alike)
+	run(t, x.i, "cp", agentPath, "/root/old")
+	run(t, x.i, "cp", trialDir+"agent", "/root/agent")
+	x.badBinaries()
+	x.badMachine()
+	broken, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
 	}
+	if err := x.i.WriteFile(machine.File{Path: trialDir + "agent", Data: broken, Mode: 0o755}); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ way, reason string }{{"crashes", "has ended"}, {"hangs", "it hangs"}} {
+		if err := x.i.WriteFile(machine.File{Path: brokenAgent, Data: []byte(c.way), Mode: 0o644}); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		run(t, x.i, "/root/agent", "trial", "try", "--delay", "0s", "--time", "15s")
+		x.becomes("failed", c.reason, began)
+		x.runs("/root/old")
+		if r := x.errand("status"); r.ExitCode != 1 || !strings.Contains(r.Stdout, c.reason) {
+			t.Errorf("an agent that %s: status says %+v", c.way, r)
+		}
+	}
+	run(t, x.i, "sh", "-ec", "rm "+brokenAgent+"; cp /root/agent "+trialDir+"new; mv "+trialDir+"new "+trialDir+"agent")
+	// The Director's server is away while the new agent is tried.
+	x.l.Bus.Stop()
+	began := time.Now()
+	run(t, x.i, "/root/agent", "trial", "try", "--delay", "0s", "--time", "15s")
+	eventually.Within(t, 4*time.Minute, "the end of the trial", func() error {
+		if r := x.record(); r.State != "failed" || !strings.Contains(r.Reason, "did not reach the bus") {
+			return fmt.Errorf("it is %+v", r)
+		}
+		return nil
+	})
+	if err := x.l.Bus.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	x.becomes("failed", "did not reach the bus", began)
+	x.runs("/root/old")
 }
 
 // badBinaries: what is wrong with the file is said before anything is changed.
