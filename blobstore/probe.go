@@ -17,11 +17,11 @@ import (
 	"github.com/google/uuid"
 )
 
-// ErrCredentials means that a store refuses the user, key or password of the settings.
+// ErrCredentials is returned when a store rejects the configured user, key or password.
 var ErrCredentials = errors.New("it refuses the user or password of the settings")
 
-// Probe asks the store for a blob that it does not have. asked is false where nothing can be asked: the machine's own
-// directories, and a store for which the Director signs URLs, whose options have no credentials.
+// Probe requests a blob that does not exist. asked is false for stores without a server or credentials of their own:
+// local directories, and stores for which the Director signs URLs.
 func Probe(ctx context.Context, o Options) (asked bool, err error) {
 	// A program of the stemcell gets its options in a file, and the running agent's stays as it is.
 	tmp, err := os.MkdirTemp("", "agent-blobstore-")
@@ -75,17 +75,16 @@ func (d *dav) probe(ctx context.Context) error {
 	return statusError{answer.StatusCode}
 }
 
-// refusals are the codes by which S3 and its like say that they do not know a key or its secret. Without the right to
-// list a bucket, the answer for an absent object is a 403 without one of them.
+// refusals lists the error codes of object stores for an unknown key or a wrong secret. A 403 without one of them is
+// normal: a key that may not list the bucket gets it for each absent object.
 var refusals = []string{"InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthenticationFailed", "invalid_grant",
 	"401 Unauthorized"}
 
-// unreachables are how Go's and curl's libraries say that there is no connection.
+// unreachables lists the messages of Go and curl for a failed connection.
 var unreachables = []string{"connection refused", "no such host", "i/o timeout", "no route to host",
 	"network is unreachable", "certificate", "TLS handshake timeout", "Could not resolve host"}
 
-// probe reports only what the program says of the connection or of the credentials: every other error may be that for
-// an absent object.
+// probe reports only failed connections and rejected credentials. Any other error may be that of an absent object.
 func (e *external) probe(ctx context.Context) error {
 	content, err := e.open(ctx, uuid.NewString())
 	if err == nil {

@@ -14,8 +14,8 @@ import (
 	"cambium/settings/agentjson"
 )
 
-// AsksMetadata records a metadata service or registry that the agent is about to connect to: the step firewall closes
-// it if the settings say so, which are not known before.
+// AsksMetadata records a metadata service or registry before the agent connects to it. Only the settings fetched there
+// may ask for it to be closed, so the step firewall does that later.
 func (m *Machine) AsksMetadata(server netip.AddrPort) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -24,7 +24,7 @@ func (m *Machine) AsksMetadata(server netip.AddrPort) {
 	}
 }
 
-// CloseMetadata closes what AsksMetadata has recorded, if agent.json or the cached settings say so.
+// CloseMetadata closes the recorded services at once if agent.json or the cached settings ask for it.
 func (m *Machine) CloseMetadata(ctx context.Context) {
 	m.closing.Lock()
 	defer m.closing.Unlock()
@@ -41,7 +41,7 @@ func (m *Machine) CloseMetadata(ctx context.Context) {
 	}
 }
 
-// metadataAccess says who reaches metadata services, and what is wrong with the list of users.
+// metadataAccess returns the wanted rules, and an error text for each user that does not exist.
 func (m *Machine) metadataAccess() (want *firewall.Metadata, unknown []string) {
 	e := m.Settings.Effective()
 	if e.MetadataAccess(m.Linux.MetadataAccess) != agentjson.MetadataRoot {
@@ -61,7 +61,7 @@ func (m *Machine) metadataAccess() (want *firewall.Metadata, unknown []string) {
 	return want, unknown
 }
 
-// userID is the number of a user that is given by name or number.
+// userID returns the uid of a user, given by name or number.
 func userID(user string) (uint32, error) {
 	number := user
 	if found, err := osuser.Lookup(user); err == nil {

@@ -106,7 +106,7 @@ func TestRootPartitionSmallerThanItsDisk(t *testing.T) {
 	b.wantShort(b.Dirs.Store(), want)
 }
 
-// bootLast is what a boot does about the store.
+// bootLast mounts the store as a boot does.
 func (b *bench) bootLast() ([]Change, error) {
 	made, _, err := b.MountLast(ctx)
 	return made, err

@@ -16,21 +16,21 @@ import (
 	platform "cambium/platform/reboot"
 )
 
-// reboot is the account of the machine's reboot before this boot.
+// reboot describes the reboot that led to this boot.
 type reboot struct {
 	of    string // the agent that ran before it
 	cause string
 }
 
-// findReboot returns the account of the reboot before this boot; nil after a first boot, and where an earlier process
-// of this boot has given it.
+// findReboot describes the reboot that led to this boot. It returns nil on a first boot, and if an earlier process of this
+// boot has already reported it.
 func findReboot(ctx context.Context, d *display) *reboot {
 	now := d.rec.Snapshot()
 	last, seen, found := d.history.Previous(now)
 	if !found || now.Reboot != nil && now.Reboot.Back != "" {
 		return nil
 	}
-	if now.Reboot != nil { // the earlier process has not come to tell it
+	if now.Reboot != nil { // an earlier process ended before it reported this
 		return &reboot{last.AgentID, now.Reboot.Cause}
 	}
 	why := last.Down
@@ -40,8 +40,8 @@ func findReboot(ctx context.Context, d *display) *reboot {
 	return &reboot{last.AgentID, describeReboot(now.Began(), seen, why)}
 }
 
-// describeReboot says when a boot began, why the machine had gone down, and how long it was away. A time at which it
-// was last seen is zero if it is not known.
+// describeReboot combines when a boot began, why the machine had gone down, and how long it was away. seen is zero if
+// unknown.
 func describeReboot(began, seen time.Time, why string) string {
 	text := began.UTC().Format(time.RFC3339) + ", "
 	if why == "" {
@@ -54,10 +54,10 @@ func describeReboot(began, seen time.Time, why string) string {
 	return text
 }
 
-// downLimit bounds the questions of an agent that is told to stop.
+// downLimit bounds the queries to systemd and the journal while the agent stops.
 const downLimit = 5 * time.Second
 
-// noteGoingDown records that the machine goes down, for the account of the next boot.
+// noteGoingDown records a requested shutdown, so that the next boot can report it.
 func (b *booting) noteGoingDown(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, downLimit)
 	defer cancel()
@@ -81,7 +81,7 @@ func (b *booting) noteGoingDown(ctx context.Context) {
 	}
 }
 
-// servedPower records that it was the Director that had the machine switched off.
+// servedPower records that the Director requested the shutdown.
 type servedPower struct {
 	action.Power
 	display *display
@@ -96,13 +96,14 @@ func (p servedPower) PowerOff(ctx context.Context) error {
 	return err
 }
 
-// Jobs come up a while after the agent: the account of a reboot waits for them.
+// The alert about a reboot waits for the jobs, which start after the agent. No supervisor announces their state.
 const (
 	jobsComeUp    = 5 * time.Minute
 	jobsComeUpAsk = 5 * time.Second
 )
 
-// explainReboot puts the account of a reboot into the status, and into an alert once the jobs had their time to start.
+// explainReboot records in the status why the machine was rebooted. Once the jobs are up, or have had time to start, it
+// adds what came back, and sends an alert.
 func (s *serving) explainReboot(ctx context.Context) {
 	if s.reboot == nil || s.reboot.of != s.machine.current.Effective().Settings.AgentID {
 		return
@@ -119,7 +120,7 @@ func (s *serving) explainReboot(ctx context.Context) {
 	s.alerts.Send(agent.RebootAlert(told.Account()))
 }
 
-// disksBack says which persistent disks are mounted again.
+// disksBack lists the persistent disks that are mounted, and those that are not.
 func (s *serving) disksBack(ctx context.Context) string {
 	mounted, err := s.deps.Disks.List(ctx)
 	if err != nil {
@@ -138,7 +139,7 @@ func (s *serving) disksBack(ctx context.Context) string {
 	return listed("disks", "mounted", mounted, "not mounted", missing)
 }
 
-// jobsBack waits until all processes of the jobs run, and says which do.
+// jobsBack waits for all processes of the jobs to run, for jobsComeUp at most, and lists those that do and do not.
 func (s *serving) jobsBack(ctx context.Context) string {
 	if s.machine.JobsWithheld() != "" {
 		return "jobs: withheld" // an alert of its own says why
@@ -185,7 +186,7 @@ func split(processes []jobs.Process) (running, others []string) {
 	return running, others
 }
 
-// listed names what is back, and what is not.
+// listed formats two lists of names, such as the mounted disks and the missing ones.
 func listed(what, isBack string, back []string, isMissing string, missing []string) string {
 	slices.Sort(back)
 	slices.Sort(missing)

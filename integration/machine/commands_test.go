@@ -76,8 +76,8 @@ var (
 	listedFlag    = regexp.MustCompile("`(-[^`]+)`")
 )
 
-// listed returns the commands of the table in docs/operating.md: each without and with what is in brackets, and with
-// each flag after it. An ellipsis at the beginning stands for the first command of the row.
+// listed expands the command table of docs/operating.md: each command with and without its optional words, and with each
+// of its flags. A leading ellipsis repeats the command of the row.
 func listed(text string) (all []string) {
 	for _, row := range listedCommand.FindAllStringSubmatch(text, -1) {
 		var forms []string

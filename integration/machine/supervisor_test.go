@@ -25,7 +25,7 @@ func supervisedLab(t *testing.T, supervisor string, files ...machine.File) *lab.
 	return newLab(t, func(o *lab.Options) { o.VM = supervised(supervisor, files...) })
 }
 
-// supervised is what supervisedLab changes in the description of a machine.
+// supervised edits the description of a machine for supervisedLab.
 func supervised(supervisor string, files ...machine.File) func(vm *lab.VM) {
 	if supervisor != "systemd" {
 		files = append(files, machine.File{Path: "/etc/systemd/system/bosh-agent.service.d/choice.conf", Mode: 0o644,

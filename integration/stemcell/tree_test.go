@@ -31,7 +31,7 @@ func mounted(t *testing.T, disk string) string {
 	return dir
 }
 
-// lines are what files of a hardened stemcell must have, as regular expressions of whole lines.
+// lines lists the lines that files of a hardened stemcell must contain, as regular expressions.
 var lines = map[string][]string{
 	"etc/ssh/sshd_config.d/bosh.conf":         {"Banner /etc/issue.net", "PermitRootLogin no", "AllowGroups bosh_sshers"},
 	"etc/ssh/sshd_config.d/bosh-ciphers.conf": {"Ciphers aes256-gcm@.*", "MACs hmac-sha2-512-etm@.*"},

@@ -223,8 +223,8 @@ func (h History) Alive() error {
 	return os.Chtimes(h.Path, now, now)
 }
 
-// Previous returns the last boot before the one of d, and when its machine was last seen up; zero if that is not known.
-// It reports whether there is one. Boots of other agents do not count.
+// Previous returns the boot before d's, and when the machine was last seen up then (zero if unknown). found is false if no
+// earlier boot is on record.
 func (h History) Previous(d Document) (last Document, seen time.Time, found bool) {
 	all, err := Boots(h.Path)
 	if err != nil {
@@ -241,14 +241,14 @@ func (h History) Previous(d Document) (last Document, seen time.Time, found bool
 	if last.Down != "" && last.Stopped != nil {
 		return last, *last.Stopped, true
 	}
-	// What was written in this boot says nothing about the one before.
+	// A write during this boot says nothing about the previous one.
 	if info, err := os.Stat(h.Path); err == nil && info.ModTime().Before(d.Began()) {
 		seen = info.ModTime()
 	}
 	return last, seen, true
 }
 
-// Began returns the time at which the machine began this boot.
+// Began returns when the kernel started this boot.
 func (d Document) Began() time.Time {
 	if d.Origin == nil {
 		return d.Started

@@ -14,7 +14,7 @@ import (
 	"cambium/lab/machine"
 )
 
-// DeletedVM is what is kept of a VM that is gone.
+// DeletedVM records the last verdict of a deleted VM.
 type DeletedVM struct {
 	Common
 	AgentID string    `json:"agent_id"`

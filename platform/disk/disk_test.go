@@ -87,8 +87,8 @@ func TestCreateMBR(t *testing.T) {
 	contains(t, "parted", tool(t, "", "parted", "-ms", path, "unit", "s", "print"), ":msdos:", "2:22528s:202751s:180224s")
 }
 
-// Every layout that some agent has ever made is read as what it is. The single partition of a DOS table has a name
-// until it is taken away. Others see a partition of raw data, and what they write has no name.
+// TestNameInMBR names the single partition of a DOS table and removes the name again. Other tools see a partition of raw
+// data, and a table that they write has no name.
 func TestNameInMBR(t *testing.T) {
 	path := looptest.Image(t, 100*layout.MiB)
 	part := layout.Partition{Number: 1, Start: layout.MiB, Size: 98 * layout.MiB, Name: "in the making"}

@@ -1,6 +1,5 @@
-// Package firewall keeps programs other than the agent away from the message bus, from the process supervisor of the
-// machine and, where that is wanted, from the metadata service: they trust every client that can connect. It
-// configures nftables over netlink.
+// Package firewall restricts access to the message bus, the process supervisor and, on request, the metadata service.
+// These trust any local process that can connect. The package configures nftables over netlink.
 //
 // Table inet bosh_agent holds our chains. A chain is rebuilt in one transaction when it differs from the desired state,
 // so that there is no moment without its rules. monit_access_jobs belongs to the jobs: it is made if missing and never

@@ -69,7 +69,7 @@ type Plan struct {
 	Begin string
 	// Finish ends that record when everything is made, before the disk is used. Without it nothing is put on record.
 	Finish bool
-	// Fills is what should be as large as its disk afterwards.
+	// Fills names the partition that should fill its disk afterwards.
 	Fills Fills
 	// RepairAll also repairs the errors about which e2fsck would ask an operator: a VM does not start without its
 	// ephemeral disk, and a Director would replace both.

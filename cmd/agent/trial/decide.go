@@ -35,7 +35,7 @@ type Record struct {
 	Agent  string    `json:"agent,omitempty"`
 	Before string    `json:"before,omitempty"`
 	Time   time.Time `json:"time,omitzero"`
-	// After is the process whose end the background process waits for.
+	// After is the pid of the errand. The trial begins after that process has ended.
 	After int `json:"after,omitempty"`
 }
 
@@ -88,23 +88,23 @@ func settle(r Record, busy, mounted bool) Record {
 	return r
 }
 
-// facts are what is known about the machine before an operation.
+// facts describes the machine before an operation.
 type facts struct {
 	record        Record
 	busy, mounted bool
-	// swapped: the stemcell's agent is kept beside this one.
+	// swapped is set after `keep`: the stemcell's agent lies beside this one.
 	swapped bool
-	// served: this agent runs, and serves.
+	// served is set while this agent runs and answers.
 	served bool
-	// binary is what is wrong with the binary to try, nil for nothing.
+	// binary is the reason why the binary cannot be tried, or nil.
 	binary error
-	// systemd is its version, 0 without it.
+	// systemd is systemd's version, or 0 if another init runs.
 	systemd int
 	missing []string // features of the kernel without which a boot fails
 	tasks   []string // methods of tasks that run
-	// migrating: the Director moves data to another persistent disk.
+	// migrating is set while a store is copied to another persistent disk.
 	migrating bool
-	// free has what is free of a file system, need the least, both in bytes.
+	// free compares the free bytes of file systems with those that an operation needs.
 	free []space
 }
 
@@ -116,7 +116,7 @@ type space struct {
 // minSystemd is the version of the oldest line of stemcells.
 const minSystemd = 249
 
-// refusal says why an operation cannot begin.
+// refusal returns the reason why an operation must not begin, or nil.
 func refusal(operation string, f facts) error {
 	switch {
 	case f.busy:
@@ -146,7 +146,7 @@ func refusal(operation string, f facts) error {
 	return nil
 }
 
-// unfit says why this agent would not work on a machine.
+// unfit returns the reason why this agent cannot work on the machine, or nil.
 func unfit(f facts) error {
 	if f.binary != nil {
 		return f.binary
@@ -165,20 +165,20 @@ func unfit(f facts) error {
 	return nil
 }
 
-// sight is what is seen of the new agent.
+// sight describes the new agent as observed.
 type sight struct {
 	since time.Duration // since the restart
 	pid   int
-	ends  int  // how often it has ended
+	ends  int  // exits so far
 	ours  bool // the process runs this agent
-	// doc is the status of this process, nil if it has written none.
+	// doc is the status document of this process; nil until it has written one.
 	doc *status.Document
 }
 
-// maxEnds is how often the new agent may end.
+// maxEnds bounds the exits of the new agent during a trial.
 const maxEnds = 3
 
-// judge says whether the trial is over, and why it has failed if it has.
+// judge decides whether the trial is over. reason is empty if the agent has passed.
 func judge(s sight, limit time.Duration) (over bool, reason string) {
 	switch {
 	case s.ends > maxEnds:

@@ -26,13 +26,13 @@ import (
 	"cambium/platform/unit"
 )
 
-// service is what the command asks of systemd or runit.
+// service restarts and inspects the agent's service, in systemd or runit.
 type service interface {
 	Restart(ctx context.Context, name string) error
 	State(ctx context.Context, name string) (unit.State, error)
 }
 
-// machine is the VM.
+// machine observes the VM, and changes it for a trial.
 type machine struct {
 	o       options
 	version string
@@ -60,13 +60,13 @@ func (m *machine) close() {
 	}
 }
 
-// mounted reports whether a binary is mounted over the stemcell's agent.
+// mounted reports whether the stemcell's agent is covered by a bind mount.
 func (m *machine) mounted() bool {
 	_, there, err := mount.At(m.o.dirs.Agent())
 	return err == nil && there
 }
 
-// lock takes the lock of an operation in the background.
+// lock locks out other operations until the file is closed.
 func (m *machine) lock() (*os.File, error) {
 	file, err := os.OpenFile(m.o.dirs.TrialLock(), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

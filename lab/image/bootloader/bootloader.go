@@ -28,10 +28,10 @@ type Disk struct {
 
 const sectorSize = 512
 
-// Where Debian's grub-pc-bin has the parts of the boot loader.
+// loaderDir is the directory of Debian's grub-pc-bin with the parts of the boot loader.
 const loaderDir = "/usr/lib/grub/i386-pc"
 
-// config is what both boot loaders read first: where their configuration is.
+// config points both boot loaders to the configuration on partition 2.
 func (d Disk) config() []byte {
 	return []byte("search.fs_uuid " + d.RootUUID + " root\nsource /boot/grub/grub.cfg\n")
 }
@@ -39,8 +39,7 @@ func (d Disk) config() []byte {
 // loaderModules are GRUB's modules in the boot loader for BIOS; the signed one has them all.
 var loaderModules = []string{"biosdisk", "part_msdos", "ext2", "linux", "configfile", "normal", "search_fs_uuid", "password_pbkdf2"}
 
-// Where GRUB's first sector says which sector is next, and which drive that is on; and where
-// its second one says the same of the rest.
+// Offsets in GRUB's first sector (nextSector, bootDrive, bootDriveCheck) and in its second one (restSector).
 const (
 	nextSector     = 0x5c
 	bootDrive      = 0x64
@@ -54,15 +53,15 @@ func (d Disk) Install(ctx context.Context, work string) error {
 	return errors.Join(d.installBIOS(ctx, work), d.installEFI(ctx, work))
 }
 
-// SignedParts are the files of the EFI system partition that installEFI takes from Disk.Signed, by their path there. The
-// firmware starts the first from a disk for which it has no boot entry: Microsoft has signed it. It starts the second if Debian
-// has signed it, which starts no kernel that Debian has not signed. Without Secure Boot they start whatever is there.
+// SignedParts maps files of the EFI system partition to their paths below Disk.Signed. The firmware starts shim, which
+// Microsoft signs, from a disk without a boot entry. With Secure Boot, shim and then GRUB start only what Debian has
+// signed.
 var SignedParts = map[string]string{
 	"EFI/BOOT/BOOTX64.EFI": "usr/lib/shim/shimx64.efi.signed",
 	"EFI/BOOT/grubx64.efi": "usr/lib/grub/x86_64-efi-signed/grubx64.efi.signed",
 }
 
-// efiConfig is where the signed GRUB looks for its configuration, whatever directory it is in itself.
+// efiConfig is the path compiled into Debian's signed GRUB; it does not depend on GRUB's own directory.
 const efiConfig = "EFI/debian/grub.cfg"
 
 // installEFI makes the EFI system partition. mtools write into it without a mount; a fixed date and a fixed

@@ -176,7 +176,7 @@ func askNameServers(ctx context.Context, servers []OfNetwork, timeout time.Durat
 	return found
 }
 
-// queries is how often a question is sent: a packet may be lost.
+// queries is the number of packets sent for one question, since one may be lost.
 const queries = 3
 
 func answersDNS(ctx context.Context, server string, timeout time.Duration) bool {
