@@ -138,14 +138,7 @@ func (f finder) readNow(ctx context.Context, path string, names []string) (body 
 	}
 	defer d.Close()
 	all, err := medium.Volumes(ctx, d, d.size)
-	switch {
-	case errors.Is(err, medium.ErrUnknown):
-		body, name, mountErr := readMounted(ctx, device, names)
-		if mountErr != nil {
-			return nil, "", fmt.Errorf("%s: %w; %w", path, err, mountErr)
-		}
-		return body, describePath(path, name), nil
-	case err != nil:
+	if err != nil {
 		return nil, "", fmt.Errorf("%s: %w", path, damaged(err))
 	}
 	body, name, err := readVolumes(preferred(all, label), names)
@@ -160,7 +153,7 @@ func describePath(path, name string) string { return path + ":" + strings.TrimPr
 // damaged marks errors of the medium itself as final; what a device cannot read now it may
 // read the next time.
 func damaged(err error) error {
-	if errors.Is(err, medium.ErrDamaged) {
+	if errors.Is(err, medium.ErrDamaged) || errors.Is(err, medium.ErrUnknown) {
 		return source.Final(err)
 	}
 	return err

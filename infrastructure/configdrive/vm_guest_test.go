@@ -6,11 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
-	"path/filepath"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -110,46 +106,6 @@ var guestChecks = []testvm.Check{
 		}
 		return nil
 	}},
-	{Name: "ext4 and udf media are mounted, and read", Run: func(ctx context.Context) error {
-		for _, kind := range []string{"ext4", "udf"} {
-			device, err := bySerial(kind)
-			if err != nil {
-				return err
-			}
-			answer, err := New(Options{DiskPaths: []string{device}, UserDataPath: "env", Log: quiet()}).Settings(ctx)
-			if err != nil || string(answer.Raw.Reveal()) != files["env"] {
-				return fmt.Errorf("%s: %w", kind, err)
-			}
-			if err := openExclusively(device); err != nil {
-				return fmt.Errorf("%s is still mounted: %w", kind, err)
-			}
-		}
-		return nil
-	}},
-	{Name: "the mount is in no namespace, read-only, without devices and programs, and ends with its descriptor", Run: detachedMount},
-	{Name: "xfs, btrfs and squashfs media are not mounted", Run: func(ctx context.Context) error {
-		for kind, options := range map[string]string{"xfs": "norecovery", "btrfs": "", "squashfs": ""} {
-			device, err := bySerial(kind)
-			if err != nil {
-				return err
-			}
-			_, err = New(Options{DiskPaths: []string{device}, UserDataPath: "env", Log: quiet()}).Settings(ctx)
-			if source.KindOf(err) != source.Definite || !errors.Is(err, errNotMountable) {
-				return fmt.Errorf("%s: error %w, want a final one that names the file systems", kind, err)
-			}
-			// The kernel could have: it has the driver, and the medium has the file.
-			if err := os.MkdirAll("/tmp/"+kind, 0o700); err != nil {
-				return err
-			}
-			if err := unix.Mount(device, "/tmp/"+kind, kind, unix.MS_RDONLY, options); err != nil {
-				return fmt.Errorf("%s: mount by hand: %w", kind, err)
-			}
-			if _, err := os.Stat("/tmp/" + kind + "/env"); err != nil {
-				return err
-			}
-		}
-		return nil
-	}},
 	{Name: "a drive that comes while it is waited for is used", Run: func(ctx context.Context) error {
 		s := New(Options{DiskPaths: []string{byLabel + "late"}, UserDataPath: "ec2/latest/user-data", Log: quiet()})
 		// A udev that is busy keeps the source waiting, however slow the host is.
@@ -163,88 +119,4 @@ var guestChecks = []testvm.Check{
 		_, err := s.Settings(ctx)
 		return err
 	}},
-}
-
-func detachedMount(ctx context.Context) error {
-	device, err := bySerial("ext4")
-	if err != nil {
-		return err
-	}
-	before, err := mountTables()
-	if err != nil {
-		return err
-	}
-	root, err := mountDetached(ctx, device)
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	if during, err := mountTables(); err != nil || during != before {
-		return fmt.Errorf("the mount is visible: %v\n%s", err, during)
-	}
-	if err := openExclusively(device); !errors.Is(err, unix.EBUSY) {
-		return fmt.Errorf("exclusive open of a mounted device: %v, want EBUSY", err)
-	}
-	var fs unix.Statfs_t
-	if err := unix.Fstatfs(int(root.Fd()), &fs); err != nil {
-		return err
-	}
-	const wanted = unix.ST_RDONLY | unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC
-	if fs.Flags&wanted != wanted {
-		return fmt.Errorf("flags %#x, want %#x among them", fs.Flags, wanted)
-	}
-	base := fmt.Sprintf("/proc/self/fd/%d/", root.Fd())
-	if err := os.WriteFile(base+"env", nil, 0o600); !errors.Is(err, unix.EROFS) {
-		return fmt.Errorf("writing: %v, want EROFS", err)
-	}
-	if _, err := os.ReadFile(base + "zero"); !errors.Is(err, unix.EACCES) {
-		return fmt.Errorf("a device node: %v, want EACCES", err)
-	}
-	if info, err := os.Stat(base + "program"); err != nil || info.Mode()&os.ModeSetuid == 0 {
-		return fmt.Errorf("no setuid program on the medium: %v", err)
-	}
-	if err := unix.Exec(base+"program", []string{"program"}, nil); !errors.Is(err, unix.EACCES) {
-		return fmt.Errorf("a setuid program: %v, want EACCES", err)
-	}
-	if err := root.Close(); err != nil {
-		return err
-	}
-	return openExclusively(device)
-}
-
-// mountTables are the mounts that any thread of the process sees.
-func mountTables() (string, error) {
-	threads, err := filepath.Glob("/proc/self/task/*/mountinfo")
-	if err != nil || len(threads) == 0 {
-		return "", fmt.Errorf("no threads: %w", err)
-	}
-	seen := map[string]bool{}
-	for _, path := range threads {
-		if table, err := os.ReadFile(path); err == nil { // threads end
-			seen[string(table)] = true
-		}
-	}
-	return strings.Join(slices.Sorted(maps.Keys(seen)), "\n"), nil
-}
-
-// openExclusively fails with EBUSY as long as something is mounted from the device.
-func openExclusively(device string) error {
-	f, err := os.OpenFile(device, os.O_RDONLY|unix.O_EXCL, 0)
-	if err != nil {
-		return err
-	}
-	return f.Close()
-}
-
-func bySerial(serial string) (string, error) {
-	disks, err := filepath.Glob("/sys/block/*/serial")
-	if err != nil {
-		return "", err
-	}
-	for _, path := range disks {
-		if have, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(have)) == serial {
-			return "/dev/" + filepath.Base(filepath.Dir(path)), nil
-		}
-	}
-	return "", fmt.Errorf("no disk %s", serial)
 }

@@ -6,7 +6,6 @@ import (
 	"os"
 	"strconv"
 
-	"cambium/internal/detached"
 	"cambium/internal/managedfs"
 	"cambium/platform/filesystem/probe"
 )
@@ -28,7 +27,7 @@ func lookAt(device string, kind probe.Kind, options []string, look func(top *os.
 	if !kind.Managed() {
 		return fmt.Errorf("inspect %s: %q is not supported", device, kind)
 	}
-	mounted, err := detached.Mount(device, string(kind), options...)
+	mounted, err := mountDetached(device, string(kind), options...)
 	if err != nil {
 		return fmt.Errorf("inspect %s on %s: %w", kind, device, err)
 	}

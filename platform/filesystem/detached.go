@@ -1,7 +1,4 @@
-// Package detached mounts a file system without attaching it to a path, in order to inspect its content: fsmount(2)
-// puts it into an anonymous mount namespace, and it is gone when its descriptor is closed, at the latest when the
-// process ends. It needs Linux 5.6.
-package detached
+package filesystem
 
 import (
 	"os"
@@ -9,9 +6,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mount has the kernel's driver read a device and returns the root directory. The mount is read-only; flags are further options of
-// the driver, such as noload for ext4, whose journal is replayed otherwise.
-func Mount(device, driver string, flags ...string) (*os.File, error) {
+// mountDetached mounts a device read-only without attaching it to a path, and returns its root directory: fsmount(2) puts
+// the mount into an anonymous namespace, and closing the descriptor ends it. flags are further options of the driver, such
+// as noload for ext4, whose journal is replayed otherwise.
+func mountDetached(device, driver string, flags ...string) (*os.File, error) {
 	config, err := unix.Fsopen(driver, unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return nil, err
