@@ -124,14 +124,14 @@ func (r *reads) do(ctx context.Context, key, path string, run func(context.Conte
 }
 
 func (f finder) readNow(ctx context.Context, path string, names []string) (body []byte, from string, err error) {
-	device, label := f.system(path), ""
+	label := ""
 	if filepath.Base(filepath.Dir(path)) == "by-label" {
 		label = unescape(filepath.Base(path))
 	}
-	d, err := openDevice(device)
+	d, err := openDevice(f.system(path))
 	if errors.Is(err, errAbsent) && label != "" {
 		// No udev, or it did not make the link.
-		d, device, err = f.scan(ctx, label)
+		d, err = f.scan(ctx, label)
 	}
 	if err != nil {
 		return nil, "", fmt.Errorf("%s: %w", path, err)
@@ -241,14 +241,14 @@ func (d *device) prepare(path string) error {
 }
 
 // scan looks at all block devices for a volume with the label.
-func (f finder) scan(ctx context.Context, label string) (*device, string, error) {
+func (f finder) scan(ctx context.Context, label string) (*device, error) {
 	entries, err := os.ReadDir(filepath.Join(f.root, "sys/class/block"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, "", err
+		return nil, err
 	}
 	for _, e := range entries {
 		if ctx.Err() != nil {
-			return nil, "", context.Cause(ctx)
+			return nil, context.Cause(ctx)
 		}
 		name := e.Name()
 		if skipped(name) || f.empty(name) {
@@ -264,13 +264,13 @@ func (f finder) scan(ctx context.Context, label string) (*device, string, error)
 			for _, v := range all {
 				if v.HasLabel(label) {
 					f.log.WithFields(logrus.Fields{"device": path, "label": label}).Info("found a medium by its label")
-					return d, path, nil
+					return d, nil
 				}
 			}
 		}
 		d.Close()
 	}
-	return nil, "", source.Final(errAbsent)
+	return nil, source.Final(errAbsent)
 }
 
 // skipped names devices that hold no config drive and are slow or pointless to open.
