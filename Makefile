@@ -121,9 +121,9 @@ fuzz: ## Run every fuzz target for FUZZTIME (default 60s) each
 	@scripts/fuzz $(FUZZTIME)
 
 .PHONY: test-chromium
-test-chromium: ## The pictures of agent timeline in chromium, which it installs
+test-chromium: ## The pictures of lab timeline in chromium, which it installs
 	@command -v chromium >/dev/null || apt-get install -y -qq --no-install-recommends chromium
-	$(GO) test -run Picture -count=1 ./cmd/agent/timeline -args -chromium
+	$(GO) test -run Picture -count=1 ./cmd/lab/picture -args -chromium
 
 .PHONY: bench
 bench: setup build ## Benchmarks, into docs/results; BENCH=pattern for some, BASELINE and PREVIOUS=path name other agents

@@ -57,7 +57,7 @@ var mayImport = map[string][]string{
 	"integration":               {"integration", "lab", "mbus", "settings", "stemcell-assets"},
 	"cmd/agent":                 {"agent", "blobstore", "bootstrap", "infrastructure", "jobs", "desired", "mbus", "platform", "settings", "storage", "supervisor", "cmd/agent"},
 	"cmd/cpi":                   {"lab/cpi", "lab/iaas"},
-	"cmd/lab":                   {"lab", "mbus", "settings", "stemcell-assets", "cmd/lab", "cmd/agent/cli", "cmd/agent/completion"},
+	"cmd/lab":                   {"lab", "mbus", "settings", "stemcell-assets", "cmd/lab", "cmd/agent/cli", "cmd/agent/completion", "cmd/agent/timeline"},
 }
 
 type pkg struct {

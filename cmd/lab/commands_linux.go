@@ -32,6 +32,8 @@ func commands() []command {
 		{"stemcell", "[flags]", "make a stemcell with the agent in it", []string{"lab stemcell --version 1.2.3 --output bin/"}, stemcell, false},
 		{"runtime-config", "", "print a Director's runtime config that puts bosh-dns, bpm and syslog on VMs of the stemcell",
 			[]string{"lab runtime-config >addons.yml"}, runtimeConfig, false},
+		{"timeline", "[FILE]", "draw what agent timeline --json printed as an SVG picture",
+			[]string{"lab timeline boot.json >boot.svg", "lab shell -- agent timeline --json | lab timeline >boot.svg"}, drawTimeline, false},
 		{"enter", "[flags] -- COMMAND…", "run a command in the network of the CPI's IaaS", []string{"lab enter -- bosh create-env manifest.yml", "lab enter -- curl 10.245.0.6:8080"}, enter, false},
 		{"cpi-release", "[flags]", "make the release of the CPI, and one with a small web server", []string{"lab cpi-release --output bin"}, cpiRelease, false},
 		{"agent-release", "[flags] DIR", "make the release of the agent from its directory", []string{"lab agent-release --output bin/cambium-agent.tgz bin/agent-release"}, agentRelease, false},

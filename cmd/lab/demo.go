@@ -187,7 +187,7 @@ func (s *show) perform(ctx context.Context, begin time.Time) error {
 	}
 	return s.c.result(map[string]any{"steps": lines, "seconds": time.Since(begin).Seconds(), "boot": s.boot}, func(w io.Writer) {
 		_, _ = fmt.Fprintf(w, "%-64s%7.2f s\n", "total", time.Since(begin).Seconds())
-		timeline(w, s.boot)
+		printFirstBoot(w, s.boot)
 	})
 }
 
@@ -444,8 +444,8 @@ func (s *show) reboot(ctx context.Context) (string, error) {
 	return fmt.Sprintf("boot %d, running", boots), err
 }
 
-// timeline draws where the time of the first boot went.
-func timeline(w io.Writer, d status.Document) {
+// printFirstBoot draws where the time of the first boot went.
+func printFirstBoot(w io.Writer, d status.Document) {
 	if len(d.Steps) == 0 {
 		return
 	}

@@ -193,7 +193,7 @@ func TestBoard(t *testing.T) {
 
 func TestTimeline(t *testing.T) {
 	var out bytes.Buffer
-	timeline(&out, status.Document{ReadyNS: 100e6, Steps: []status.Step{
+	printFirstBoot(&out, status.Document{ReadyNS: 100e6, Steps: []status.Step{
 		{Name: "disk", Outcome: status.Done, Start: 50e6, End: 100e6},
 		{Name: "settings", Outcome: status.Done, Start: 0, End: 50e6},
 		{Name: "short", Outcome: status.Done, Start: 0, End: 1000},

@@ -70,7 +70,7 @@ func TestMachineDoctor(t *testing.T) {
 func supportWithoutAgent(t *testing.T, i *lab.Instance) {
 	t.Helper()
 	run(t, i, "sh", "-ec", `systemctl stop bosh-agent; cd /root; agent support s.tgz; tar -tzf s.tgz >s.txt
-grep -q journal/this-boot.txt s.txt; grep -q timeline.svg s.txt
+grep -q journal/this-boot.txt s.txt; grep -q timeline.json s.txt
 if tar -xzOf s.tgz | grep 'BEGIN PRIVATE KEY'; then exit 1; fi
 agent metrics | grep -q '^cambium_certificate_expiry'; systemctl start bosh-agent`)
 }

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"cambium/cmd/agent/timeline"
+	"cambium/cmd/lab/picture"
 	"cambium/internal/eventually"
 	"cambium/internal/status"
 	"cambium/lab"
@@ -298,7 +299,7 @@ func drawFirstBoots(path string, ours, theirs *booted) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(timeline.SVG(f, c), f.Close())
+	return errors.Join(picture.Draw(f, c), f.Close())
 }
 
 // report prints the table and how the targets are met.

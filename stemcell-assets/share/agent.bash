@@ -10,7 +10,7 @@ _agent() {
 		run) flags="-C -M -P -b --no-alerts -r -v --help" words="" ;;
 		status) flags="--file --json -v --wait --help" words="" ;;
 		retry) flags="--file --help" words="" ;;
-		timeline) flags="-b --blame --boot --file --json --svg --width --help" words="" ;;
+		timeline) flags="-b --blame --boot --file --json --width --help" words="" ;;
 		doctor) flags="-C -b --file --json --timeout -v --help" words="" ;;
 		support) flags="-C -b --file --timeout --help" words="" ;;
 		metrics) flags="-b --file --textfile --help" words="" ;;

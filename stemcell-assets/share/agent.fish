@@ -35,7 +35,6 @@ complete -c agent -n '__fish_seen_subcommand_from timeline' -l blame -d 'list wh
 complete -c agent -n '__fish_seen_subcommand_from timeline' -l boot -r -d 'compare with an earlier boot: -1 is the last one'
 complete -c agent -n '__fish_seen_subcommand_from timeline' -l file -r -d 'status FILE to read'
 complete -c agent -n '__fish_seen_subcommand_from timeline' -l json -d 'print a JSON document'
-complete -c agent -n '__fish_seen_subcommand_from timeline' -l svg -r -d 'write a picture to FILE'
 complete -c agent -n '__fish_seen_subcommand_from timeline' -l width -r -d 'width in characters; the terminal'\''s if not given'
 complete -c agent -n '__fish_seen_subcommand_from doctor' -s C -r -d 'AGENT_JSON that names the sources; bosh/agent.json below BASE if not given'
 complete -c agent -n '__fish_seen_subcommand_from doctor' -s b -r -d 'BASE directory'

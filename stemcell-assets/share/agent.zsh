@@ -60,7 +60,6 @@ timeline)
 		'--boot[compare with an earlier boot; -1 is the last one]:int:_default' \
 		'--file[status FILE to read]:FILE:_default' \
 		'--json[print a JSON document]' \
-		'--svg[write a picture to FILE]:FILE:_default' \
 		'--width[width in characters; the terminal'\''s if not given]:int:_default' \
 		'--help[show the help of the command]' '*:file:_files'
 	;;

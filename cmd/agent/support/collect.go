@@ -85,7 +85,7 @@ func collect(ctx context.Context, o options) []file {
 func own(ctx context.Context, o options) []file {
 	machine := observe.All(ctx, observe.Options{Dirs: o.dirs, Config: o.config, Status: o.status, Timeout: o.timeout})
 	findings := doctor.Diagnose(machine)
-	var doctorText, doctorJSON, timelineText, picture, statusJSON bytes.Buffer
+	var doctorText, doctorJSON, timelineText, timelineJSON, statusJSON bytes.Buffer
 	doctor.Print(&doctorText, findings, true)
 	say := func(w *bytes.Buffer, err error) {
 		if err != nil {
@@ -100,11 +100,11 @@ func own(ctx context.Context, o options) []file {
 		chart := timeline.From(d, d.Age())
 		timeline.Text(&timelineText, chart, 120)
 		timeline.Blame(&timelineText, chart, 120)
-		say(&picture, timeline.SVG(&picture, chart))
+		say(&timelineJSON, cli.WriteJSON(&timelineJSON, chart))
 	}
 	return []file{{name: "doctor.txt", data: doctorText.Bytes()}, {name: "doctor.json", data: doctorJSON.Bytes()},
 		{name: "status.json", data: statusJSON.Bytes()}, {name: "timeline.txt", data: timelineText.Bytes()},
-		{name: "timeline.svg", data: picture.Bytes()}, {name: "versions/agent.txt", data: []byte(o.version + "\n")},
+		{name: "timeline.json", data: timelineJSON.Bytes()}, {name: "versions/agent.txt", data: []byte(o.version + "\n")},
 		content("settings.json", func() ([]byte, error) { return redactedSettings(o.dirs) }),
 		content("agent.json", func() ([]byte, error) { return redactedConfig(o.config) })}
 }

@@ -1,6 +1,6 @@
 // Package timeline is `agent timeline`: the boot as a waterfall, from the start of the kernel to the
-// first heartbeat, on a terminal, as JSON or SVG. Chart turns the status document into rows;
-// the renderers draw rows and know nothing of boots.
+// first heartbeat, on a terminal or as JSON. Chart turns the status document into rows;
+// the renderers, here and in cmd/lab/picture, draw rows and know nothing of boots.
 package timeline
 
 import (
@@ -64,8 +64,8 @@ type Wait struct {
 	End   int64  `json:"end_ns"`
 }
 
-// took is the length of a row.
-func (r Row) took() time.Duration { return time.Duration(r.End - r.Start) }
+// Took returns the length of a row.
+func (r Row) Took() time.Duration { return time.Duration(r.End - r.Start) }
 
 // waited returns the part of a row's length that was spent waiting.
 func (r Row) waited() (sum time.Duration) {
@@ -120,7 +120,7 @@ func From(d status.Document, now int64) Chart {
 	case d.Verdict != "":
 		c.Text = d.Verdict
 	case d.ReadyNS > 0:
-		c.Text = "ready after " + rounded(time.Duration(d.ReadyNS))
+		c.Text = "ready after " + Rounded(time.Duration(d.ReadyNS))
 	}
 	return c
 }
@@ -201,13 +201,13 @@ func sourceRow(p status.Part, step Row) Row {
 
 // blame returns the rows that took time, the longest first.
 func (c Chart) blame() []Row {
-	rows := slices.DeleteFunc(slices.Clone(c.Rows), func(r Row) bool { return r.took() <= 0 })
-	slices.SortStableFunc(rows, func(a, b Row) int { return cmp.Compare(b.took(), a.took()) })
+	rows := slices.DeleteFunc(slices.Clone(c.Rows), func(r Row) bool { return r.Took() <= 0 })
+	slices.SortStableFunc(rows, func(a, b Row) int { return cmp.Compare(b.Took(), a.Took()) })
 	return rows
 }
 
-// rounded keeps about three digits.
-func rounded(d time.Duration) string {
+// Rounded keeps about three digits.
+func Rounded(d time.Duration) string {
 	switch {
 	case d >= 100*time.Second:
 		return d.Round(time.Second).String()
@@ -223,8 +223,8 @@ func rounded(d time.Duration) string {
 // needs milliseconds.
 const machineShare = 0.2
 
-// at maps a time to a place on the axis, from 0 to 1.
-func (c Chart) at(t int64) float64 {
+// Place maps a time to a place on the axis, from 0 to 1.
+func (c Chart) Place(t int64) float64 {
 	before := 0.0
 	if c.Begin < c.Agent {
 		before = machineShare
@@ -243,8 +243,8 @@ type Tick struct {
 	Label string
 }
 
-// ticks are at most n round times, at least gap (a part of the axis) apart, after the start of the agent.
-func (c Chart) ticks(n int, gap float64) (ticks []Tick) {
+// Ticks returns at most n round times after the start of the agent, at least gap (a part of the axis) apart.
+func (c Chart) Ticks(n int, gap float64) (ticks []Tick) {
 	span := c.End - c.Agent
 	step := int64(1)
 	for _, factors := 0, []int64{1, 2, 5}; ; {
@@ -261,13 +261,18 @@ func (c Chart) ticks(n int, gap float64) (ticks []Tick) {
 		step *= 10
 	}
 	if c.Begin < c.Agent {
-		ticks = append(ticks, Tick{At: c.Begin, Label: rounded(time.Duration(c.Begin))})
+		ticks = append(ticks, Tick{At: c.Begin, Label: Rounded(time.Duration(c.Begin))})
 	}
-	for t := (c.Agent + step - 1) / step * step; t <= c.End; t += step {
-		if len(ticks) > 0 && c.at(t)-c.at(ticks[len(ticks)-1].At) < gap || c.at(t) > 1-gap/2 {
+	first := (c.Agent + step - 1) / step * step
+	for i := range int64(n) + 1 {
+		t := first + i*step
+		if t > c.End {
+			break
+		}
+		if len(ticks) > 0 && c.Place(t)-c.Place(ticks[len(ticks)-1].At) < gap || c.Place(t) > 1-gap/2 {
 			continue
 		}
-		ticks = append(ticks, Tick{At: t, Label: rounded(time.Duration(t))})
+		ticks = append(ticks, Tick{At: t, Label: Rounded(time.Duration(t))})
 	}
 	return ticks
 }

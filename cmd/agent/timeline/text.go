@@ -26,25 +26,25 @@ const legend = "= done  . waiting  ? warned  x failed  > running  - unused  | mo
 func Text(w io.Writer, c Chart, width int) {
 	p := cli.PaletteFor(w)
 	const indent, took = 2, 9
-	labels := min(c.longestLabel(), max((width-took-indent)/3, 12))
+	labels := min(c.LongestLabel(), max((width-took-indent)/3, 12))
 	axis := max(width-indent-labels-3-took, minAxis)
 	fmt.Fprintf(w, "%s  %s", c.Title, p.Paint(stateColor(c.State), string(c.State)))
 	if c.Text != "" {
-		fmt.Fprintf(w, "\n%s", clip(c.Text, width))
+		fmt.Fprintf(w, "\n%s", Clip(c.Text, width))
 	}
 	fmt.Fprintln(w)
 	for _, r := range c.Rows {
 		if r.Kind == KindTry {
-			fmt.Fprintln(w, p.Paint(cli.Bold, clip(strings.TrimSuffix(fmt.Sprintf("%s, %s: %s", r.Label, rounded(time.Duration(r.Start)), r.Note), ": "), width)))
+			fmt.Fprintln(w, p.Paint(cli.Bold, Clip(strings.TrimSuffix(fmt.Sprintf("%s, %s: %s", r.Label, Rounded(time.Duration(r.Start)), r.Note), ": "), width)))
 			continue
 		}
-		length := rounded(r.took())
+		length := Rounded(r.Took())
 		if r.Kind == KindMark {
-			length = rounded(time.Duration(r.Start))
+			length = Rounded(time.Duration(r.Start))
 		}
 		fmt.Fprintf(w, "%*s%s |%s| %s\n", indent, "", pad(label(r), labels), p.Paint(outcomeColors[r.Outcome], bar(c, r, axis)), length)
 	}
-	fmt.Fprintf(w, "%*s%s  %s\n%s\n", indent, "", pad("", labels), axisLine(c, axis), p.Paint(cli.Grey, clip(legend, width)))
+	fmt.Fprintf(w, "%*s%s  %s\n%s\n", indent, "", pad("", labels), axisLine(c, axis), p.Paint(cli.Grey, Clip(legend, width)))
 }
 
 func stateColor(s status.State) cli.Color {
@@ -64,7 +64,8 @@ func label(r Row) string {
 	return r.Label
 }
 
-func (c Chart) longestLabel() (n int) {
+// LongestLabel returns the number of characters of the longest label.
+func (c Chart) LongestLabel() (n int) {
 	for _, r := range c.Rows {
 		n = max(n, len([]rune(label(r))))
 	}
@@ -73,7 +74,7 @@ func (c Chart) longestLabel() (n int) {
 
 // bar draws a row; the ready line goes through all of them.
 func bar(c Chart, r Row, axis int) string {
-	column := func(t int64) int { return min(int(c.at(t)*float64(axis)), axis-1) }
+	column := func(t int64) int { return min(int(c.Place(t)*float64(axis)), axis-1) }
 	line := []rune(strings.Repeat(" ", axis))
 	if c.Ready > 0 {
 		line[column(c.Ready)] = ':'
@@ -103,14 +104,14 @@ func bar(c Chart, r Row, axis int) string {
 // axisLine puts the labels of the axis at their places.
 func axisLine(c Chart, axis int) string {
 	line := []rune(strings.Repeat(" ", axis+9))
-	for _, t := range c.ticks(axis/12, 12/float64(axis)) {
-		copy(line[int(c.at(t.At)*float64(axis)):], []rune(t.Label))
+	for _, t := range c.Ticks(axis/12, 12/float64(axis)) {
+		copy(line[int(c.Place(t.At)*float64(axis)):], []rune(t.Label))
 	}
 	return strings.TrimRight(string(line), " ")
 }
 
-// clip shortens a text to n characters.
-func clip(text string, n int) string {
+// Clip shortens a text to n characters.
+func Clip(text string, n int) string {
 	runes := []rune(text)
 	if len(runes) <= n {
 		return text
@@ -120,7 +121,7 @@ func clip(text string, n int) string {
 
 // pad makes a text exactly n characters long.
 func pad(text string, n int) string {
-	text = clip(text, n)
+	text = Clip(text, n)
 	return text + strings.Repeat(" ", n-len([]rune(text)))
 }
 
@@ -128,12 +129,12 @@ func pad(text string, n int) string {
 func Blame(w io.Writer, c Chart, width int) {
 	p := cli.PaletteFor(w)
 	if c.Restarted {
-		fmt.Fprintln(w, clip(c.Title, width))
+		fmt.Fprintln(w, Clip(c.Title, width))
 	}
 	for _, r := range c.blame() {
 		waited := ""
 		if r.waited() > 0 {
-			waited = rounded(r.waited())
+			waited = Rounded(r.waited())
 		}
 		text := r.Label
 		if r.Background {
@@ -144,7 +145,7 @@ func Blame(w io.Writer, c Chart, width int) {
 		} else if len(r.Waits) > 0 {
 			text += ": waited for " + longest(r.Waits).For
 		}
-		fmt.Fprintf(w, "%9s %9s  %s\n", rounded(r.took()), waited, p.Paint(outcomeColors[r.Outcome], clip(text, width-21)))
+		fmt.Fprintf(w, "%9s %9s  %s\n", Rounded(r.Took()), waited, p.Paint(outcomeColors[r.Outcome], Clip(text, width-21)))
 	}
 }
 
@@ -167,7 +168,7 @@ func compare(w io.Writer, before, after Chart, width int) {
 			if was >= 0 && is >= 0 {
 				change = fmt.Sprintf("%+.1f ms", float64(is-was)/1e6)
 			}
-			fmt.Fprintf(w, "%9s %9s %10s  %s\n", orDash(was), orDash(is), change, clip(r.Label, width-32))
+			fmt.Fprintf(w, "%9s %9s %10s  %s\n", orDash(was), orDash(is), change, Clip(r.Label, width-32))
 		}
 	}
 }
@@ -179,7 +180,7 @@ func (c Chart) length(label string) time.Duration {
 			if r.Kind == KindMark {
 				return time.Duration(r.Start)
 			}
-			return r.took()
+			return r.Took()
 		}
 	}
 	return -1
@@ -189,5 +190,5 @@ func orDash(d time.Duration) string {
 	if d < 0 {
 		return "-"
 	}
-	return rounded(d)
+	return Rounded(d)
 }

@@ -1,7 +1,6 @@
 package timeline
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +10,6 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"cambium/cmd/agent/cli"
-	"cambium/internal/atomicfile"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/platform/unit"
@@ -19,19 +17,18 @@ import (
 
 // Run is `agent timeline`.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	flags := cli.NewFlags("timeline", cli.Help{Arguments: "[--blame] [--boot N] [--json | --svg FILE]",
+	flags := cli.NewFlags("timeline", cli.Help{Arguments: "[--blame] [--boot N] [--json]",
 		Purpose: `Draws the boot as a waterfall: kernel, init, each source, step and wait, the connection to the bus
 and the first heartbeat. A boot that is stuck, failed or was retried is drawn as far as it is.
 The time before the agent's start is not to scale. Exit codes: 0 drawn, 1 no such boot, 2 usage.`,
 		Examples: []string{"agent timeline", "agent timeline --blame", "agent timeline --boot -1",
-			"agent timeline --svg boot.svg"}}, stdout, stderr)
+			"agent timeline --json | lab timeline >boot.svg"}}, stdout, stderr)
 	path := flags.String("file", vcap.RunDir.Status(), "status `FILE` to read")
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory with the record of earlier boots")
 	width := flags.Int("width", 0, "width in characters; the terminal's if not given")
 	blame := flags.Bool("blame", false, "list what took longest")
 	boot := flags.Int("boot", 0, "compare with an earlier boot: -1 is the last one")
 	asJSON := flags.Bool("json", false, "print a JSON document")
-	svgFile := flags.String("svg", "", "write a picture to `FILE`")
 	if code, ok := flags.Parse(args, 0, 0); !ok {
 		return code
 	}
@@ -56,8 +53,6 @@ The time before the agent's start is not to scale. Exit codes: 0 drawn, 1 no suc
 	switch {
 	case *asJSON:
 		err = cli.WriteJSON(stdout, shown)
-	case *svgFile != "":
-		err = write(*svgFile, shown)
 	case *blame:
 		Blame(stdout, shown, *width)
 	default:
@@ -120,12 +115,4 @@ func addUnit(ctx context.Context, d status.Document) {
 	if s, err := systemd.State(ctx, "bosh-agent"); err == nil && s.MainPID == d.PID {
 		d.Origin.SetUnit(s.Began)
 	}
-}
-
-func write(path string, c Chart) error {
-	var b bytes.Buffer
-	if err := SVG(&b, c); err != nil {
-		return err
-	}
-	return atomicfile.Write(path, b.Bytes(), 0o644)
 }

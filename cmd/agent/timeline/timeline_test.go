@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/cmd/agent/cli"
 	"cambium/internal/golden"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
@@ -67,8 +68,8 @@ func TestChart(t *testing.T) {
 	if c.Begin != -4200*ms || c.Agent != -15*ms || c.End != 150*ms || c.Ready != 120*ms {
 		t.Errorf("axis from %d over %d to %d, ready %d", c.Begin, c.Agent, c.End, c.Ready)
 	}
-	if r := row(t, c, "init until the unit's start"); r.took() != 3085*time.Millisecond {
-		t.Errorf("init took %s", r.took())
+	if r := row(t, c, "init until the unit's start"); r.Took() != 3085*time.Millisecond {
+		t.Errorf("init took %s", r.Took())
 	}
 	if r := row(t, c, "CDROM"); r.Kind != KindSource || r.Note != "failed: no medium" {
 		t.Errorf("source: %+v", r)
@@ -84,7 +85,7 @@ func TestChart(t *testing.T) {
 	if first := c.blame()[0]; first.Label != "init until the unit's start" {
 		t.Errorf("the longest row is %q", first.Label)
 	}
-	if a, b := c.at(c.Agent), c.at(c.End); a != machineShare || b != 1 || c.at(c.Begin) != 0 {
+	if a, b := c.Place(c.Agent), c.Place(c.End); a != machineShare || b != 1 || c.Place(c.Begin) != 0 {
 		t.Errorf("the agent begins at %v of the axis and ends at %v", a, b)
 	}
 }
@@ -94,8 +95,8 @@ func TestChartOfTheUnit(t *testing.T) {
 	d := booted()
 	d.Origin.Unit = -1015 * ms
 	c := From(d, 500*ms)
-	if init, unit := row(t, c, "init until the unit's start"), row(t, c, "unit until the program's start"); init.took() != 2085*time.Millisecond || unit.took() != time.Second {
-		t.Errorf("init took %s, the unit %s", init.took(), unit.took())
+	if init, unit := row(t, c, "init until the unit's start"), row(t, c, "unit until the program's start"); init.Took() != 2085*time.Millisecond || unit.Took() != time.Second {
+		t.Errorf("init took %s, the unit %s", init.Took(), unit.Took())
 	}
 }
 
@@ -176,41 +177,6 @@ func TestTextFitsTheTerminal(t *testing.T) {
 	}
 }
 
-func TestPictureIsSelfContainedAndEscaped(t *testing.T) {
-	d := booted()
-	d.AgentID = `<script>"&`
-	var out bytes.Buffer
-	if err := SVG(&out, From(d, 0)); err != nil {
-		t.Fatal(err)
-	}
-	for _, forbidden := range []string{"<script", "src=", "href=", "@import", "url(", "var(", "@media", "<style",
-		"class="} {
-		if strings.Contains(out.String(), forbidden) {
-			t.Errorf("the picture contains %s", forbidden)
-		}
-	}
-}
-
-// TestPicturesInTheDocumentation compares them with what would be drawn; UPDATE=1 draws them.
-func TestPicturesInTheDocumentation(t *testing.T) {
-	for name, chart := range map[string]Chart{"timeline": From(booted(), 0), "timeline-failed": From(stuck(),
-		100_000*ms)} {
-		path := "../../../docs/" + name + ".svg"
-		var drawn bytes.Buffer
-		if err := SVG(&drawn, chart); err != nil {
-			t.Fatal(err)
-		}
-		if os.Getenv("UPDATE") != "" {
-			if err := os.WriteFile(path, drawn.Bytes(), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if kept, err := os.ReadFile(path); err != nil || !bytes.Equal(kept, drawn.Bytes()) {
-			t.Errorf("docs/%s.svg is not what is drawn now (%v): UPDATE=1 go test ./cmd/agent/timeline", name, err)
-		}
-	}
-}
-
 func TestRun(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "status.json")
@@ -254,10 +220,6 @@ func TestRun(t *testing.T) {
 	}
 	run(1, "--boot", "-6") // five are kept
 	run(2, "--html", filepath.Join(dir, "a.html"))
-	run(0, "--svg", filepath.Join(dir, "a.svg"))
-	if data, err := os.ReadFile(filepath.Join(dir, "a.svg")); err != nil || !bytes.HasPrefix(data, []byte("<svg ")) {
-		t.Errorf("got %q, %v", data[:min(len(data), 50)], err)
-	}
 }
 
 // TestScreens keeps what is drawn at 80 columns as files; -update writes them.
@@ -280,5 +242,16 @@ func TestScreens(t *testing.T) {
 			}
 		}
 		golden.Check(t, "timeline-"+name+".txt", out.String())
+	}
+}
+
+// TestJSON keeps the documents from which cmd/lab/picture draws; -update writes them.
+func TestJSON(t *testing.T) {
+	for name, d := range map[string]status.Document{"ready": booted(), "stuck": stuck(), "sixty": longDocument()} {
+		var out bytes.Buffer
+		if err := cli.WriteJSON(&out, From(d, 100_000*ms)); err != nil {
+			t.Fatal(err)
+		}
+		golden.Check(t, "timeline-"+name+".json", out.String())
 	}
 }

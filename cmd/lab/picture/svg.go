@@ -1,4 +1,5 @@
-package timeline
+// Package picture draws the waterfall of `agent timeline --json` as an SVG that needs nothing else.
+package picture
 
 import (
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"cambium/cmd/agent/timeline"
 	"cambium/internal/status"
 )
 
@@ -66,12 +68,12 @@ const (
 	atEnd = ` text-anchor="end"`
 )
 
-// SVG draws the chart as a picture that needs nothing else.
-func SVG(w io.Writer, c Chart) error {
-	labels := min(c.longestLabel(), maxLabel)
+// Draw writes the chart as SVG.
+func Draw(w io.Writer, c timeline.Chart) error {
+	labels := min(c.LongestLabel(), maxLabel)
 	left := margin + float64(labels)*glyph + 8
 	right := float64(pictureWidth - margin - lengthColumn)
-	x := func(t int64) float64 { return left + c.at(t)*(right-left) }
+	x := func(t int64) float64 { return left + c.Place(t)*(right-left) }
 	top := float64(margin + 3*rowHeight)
 	bottom := top + float64(len(c.Rows)*rowHeight)
 	height := bottom + 2*rowHeight + margin
@@ -83,9 +85,9 @@ func SVG(w io.Writer, c Chart) error {
 	fmt.Fprintf(p, "<title>%s</title>\n", html.EscapeString(strings.TrimSuffix("timeline of "+ended+", "+c.Text, ", ")))
 	fmt.Fprintf(p, `<rect width="%d" height="%.0f" fill="%s"/>`+"\n", pictureWidth, height, paper)
 	wide := int(math.Floor((pictureWidth - 2*margin) / glyph))
-	p.text(margin, margin+fontSize, ink, bold, clip(ended, wide))
-	p.text(margin, margin+fontSize+rowHeight, dim, "", clip(c.Text, wide))
-	for _, t := range c.ticks(int((right-left)/tickWidth), tickWidth/(right-left)) {
+	p.text(margin, margin+fontSize, ink, bold, timeline.Clip(ended, wide))
+	p.text(margin, margin+fontSize+rowHeight, dim, "", timeline.Clip(c.Text, wide))
+	for _, t := range c.Ticks(int((right-left)/tickWidth), tickWidth/(right-left)) {
 		p.line(x(t.At), top-4, bottom, grid, "")
 		p.text(x(t.At), top-8, dim, "", t.Label)
 	}
@@ -94,8 +96,8 @@ func SVG(w io.Writer, c Chart) error {
 	}
 	for i, r := range c.Rows {
 		y := top + float64(i*rowHeight)
-		if r.Kind == KindTry {
-			p.text(margin, y+14, ink, bold, clip(headline(r), wide))
+		if r.Kind == timeline.KindTry {
+			p.text(margin, y+14, ink, bold, timeline.Clip(headline(r), wide))
 			continue
 		}
 		p.row(r, x, y, labels)
@@ -107,16 +109,16 @@ func SVG(w io.Writer, c Chart) error {
 }
 
 // row draws label, bar and length of a row, and its waits over the bar.
-func (p *picture) row(r Row, x func(int64) float64, y float64, labels int) {
+func (p *picture) row(r timeline.Row, x func(int64) float64, y float64, labels int) {
 	indent := 0
-	if r.Kind == KindSource {
+	if r.Kind == timeline.KindSource {
 		indent = 2
 	}
-	p.text(margin+float64(indent)*glyph, y+14, ink, "", clip(r.Label, labels-indent))
+	p.text(margin+float64(indent)*glyph, y+14, ink, "", timeline.Clip(r.Label, labels-indent))
 	bar := func(from, to int64, color, title string) { p.rect(x(from), y, max(x(to)-x(from), 2), color, title) }
 	bar(r.Start, r.End, colorOf(r), title(r))
 	for _, wait := range r.Waits {
-		bar(wait.Start, wait.End, waitColor, "waited "+rounded(time.Duration(wait.End-wait.Start))+" for "+wait.For)
+		bar(wait.Start, wait.End, waitColor, "waited "+timeline.Rounded(time.Duration(wait.End-wait.Start))+" for "+wait.For)
 	}
 	switch r.Outcome {
 	case status.Done:
@@ -141,23 +143,23 @@ func (p *picture) legend(y float64) {
 }
 
 // headline is the text of a try.
-func headline(r Row) string {
-	return strings.TrimSuffix(fmt.Sprintf("%s after %s: %s", r.Label, rounded(time.Duration(r.Start)), r.Note), ": ")
+func headline(r timeline.Row) string {
+	return strings.TrimSuffix(fmt.Sprintf("%s after %s: %s", r.Label, timeline.Rounded(time.Duration(r.Start)), r.Note), ": ")
 }
 
 // lengthOf returns the length of a row or, for a moment, its time.
-func lengthOf(r Row) string {
-	if r.Kind == KindMark {
-		return rounded(time.Duration(r.Start))
+func lengthOf(r timeline.Row) string {
+	if r.Kind == timeline.KindMark {
+		return timeline.Rounded(time.Duration(r.Start))
 	}
-	return rounded(r.took())
+	return timeline.Rounded(r.Took())
 }
 
-func colorOf(r Row) string {
+func colorOf(r timeline.Row) string {
 	switch {
-	case r.Kind == KindMachine:
+	case r.Kind == timeline.KindMachine:
 		return machineColor
-	case r.Kind == KindMark:
+	case r.Kind == timeline.KindMark:
 		return mark
 	}
 	switch r.Outcome {
@@ -173,7 +175,7 @@ func colorOf(r Row) string {
 	return doneColor
 }
 
-func title(r Row) string {
+func title(r timeline.Row) string {
 	text := r.Label + ": " + lengthOf(r)
 	if r.Outcome != "" {
 		text += ", " + string(r.Outcome)

@@ -1,20 +1,24 @@
-package timeline
+package picture
 
 import (
 	"bytes"
+	"encoding/json"
 	"encoding/xml"
+	"errors"
 	"flag"
 	"image"
 	"image/color"
 	"image/png"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"cambium/cmd/agent/timeline"
+	"cambium/internal/golden"
 	"cambium/internal/skiptest"
-	"cambium/internal/status"
 )
 
 // inChromium is set by make test-chromium: most people look at pictures in a browser, but a browser is too large for
@@ -67,25 +71,37 @@ func count(drawn image.Image, want color.RGBA) (n int) {
 	return n
 }
 
+// read returns a chart as `agent timeline --json` prints it.
+func read(t testing.TB, name string) (c timeline.Chart) {
+	t.Helper()
+	data, err := os.ReadFile("../../agent/timeline/testdata/timeline-" + name + ".json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(data, &c); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
 func TestPictureInAViewer(t *testing.T) {
 	paper := color.RGBA{255, 255, 255, 255}
 	red, green := color.RGBA{0xcf, 0x22, 0x2e, 255}, color.RGBA{0x2d, 0xa4, 0x4e, 255}
 	const bar = 8 * (rowHeight - 8) // pixels, at least
 	for name, c := range map[string]struct {
-		document   status.Document
 		red, green bool
 		texts      []string
 	}{
-		"ready": {document: booted(), green: true,
+		"ready": {green: true,
 			texts: []string{"agent a-1: ready", "ready after 120ms", "warned 39ms"}},
-		"failed": {document: stuck(), red: true,
+		"stuck": {red: true,
 			texts: []string{"agent a-1: starting", "ephemeral-disk: no disk", "failed 30s"}},
-		"sixty": {document: longDocument(), green: true},
+		"sixty": {green: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var picture bytes.Buffer
-			chart := From(c.document, 100_000*ms)
-			if err := SVG(&picture, chart); err != nil {
+			chart := read(t, name)
+			if err := Draw(&picture, chart); err != nil {
 				t.Fatal(err)
 			}
 			var size struct {
@@ -124,4 +140,58 @@ func TestPictureInAViewer(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestPictureIsSelfContainedAndEscaped(t *testing.T) {
+	c := read(t, "ready")
+	c.Title = `agent <script>"&`
+	var out bytes.Buffer
+	if err := Draw(&out, c); err != nil {
+		t.Fatal(err)
+	}
+	for _, forbidden := range []string{"<script", "src=", "href=", "@import", "url(", "var(", "@media", "<style", "class="} {
+		if strings.Contains(out.String(), forbidden) {
+			t.Errorf("the picture contains %s", forbidden)
+		}
+	}
+}
+
+// TestPicturesInTheDocumentation compares them with what would be drawn; -update draws them.
+func TestPicturesInTheDocumentation(t *testing.T) {
+	for name, chart := range map[string]string{"timeline": "ready", "timeline-failed": "stuck"} {
+		var drawn bytes.Buffer
+		if err := Draw(&drawn, read(t, chart)); err != nil {
+			t.Fatal(err)
+		}
+		golden.Check(t, "../../../../docs/"+name+".svg", drawn.String())
+	}
+}
+
+// FuzzDraw draws any chart, also of another version or damaged: a picture is XML.
+func FuzzDraw(f *testing.F) {
+	for _, name := range []string{"ready", "stuck"} {
+		data, err := json.Marshal(read(f, name))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Add([]byte(`{"begin_ns":-9223372036854775808,"end_ns":9223372036854775807,"rows":[{}]}`)) // once drew ticks without end
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var c timeline.Chart
+		if json.Unmarshal(data, &c) != nil {
+			return
+		}
+		var picture strings.Builder
+		if err := Draw(&picture, c); err != nil {
+			t.Fatal(err)
+		}
+		for decoder := xml.NewDecoder(strings.NewReader(picture.String())); ; {
+			if _, err := decoder.Token(); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				t.Fatalf("%v in %s", err, picture.String())
+			}
+		}
+	})
 }
