@@ -54,7 +54,6 @@ func Steps(m *Machine) []engine.Step {
 			If:       has(m.Network != nil), Plan: m.planNetwork, Run: m.setUpNetwork,
 			Advice: "compare 'agent plan' with 'ip address' and 'ip route'; the kernel log ('journalctl -k') has errors of cards"},
 		{Name: "bus", Always: true, Needs: []string{"network"}, Deadline: time.Minute, Run: m.startBus,
-
 			Advice: "correct " + settings.WrittenBy("env.bosh.mbus.urls") + ", or " + settings.WrittenBy("mbus")},
 		{Name: "authorized-keys", Always: true, Needs: []string{"env-keys", "network"}, Yields: []string{"bus"},
 			Background: true, Deadline: 5 * time.Minute, If: has(m.Users != nil), Wants: m.allKeys},

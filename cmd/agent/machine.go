@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"os"
 	osuser "os/user"
 	"slices"
 	"strconv"
@@ -95,6 +96,8 @@ type machineOptions struct {
 	workProgress func(text string)
 	// shortfall is called with the reason why a file system is smaller than its disk, and with "" when it is not.
 	shortfall func(dir, text string)
+	// retries are the operators' requests to retry at once; nil if none can come.
+	retries <-chan os.Signal
 }
 
 // logFor returns the log of a component.
@@ -102,8 +105,8 @@ func (o machineOptions) logFor(component string) *logrus.Entry {
 	return o.log.WithField("component", component)
 }
 
-// machine combines the boot's machine, real or dummy, with the parts that the serving agent uses. Its constructors
-// fill it without field names, so that the compiler refuses one that leaves out a part.
+// machine combines the boot's machine, real or dummy, with the parts that the serving agent uses. A test refuses a
+// constructor that leaves out a part.
 type machine struct {
 	*bootstrap.Machine
 	current      *store.Current
@@ -130,13 +133,15 @@ type machine struct {
 // newMachine puts the machine together that agent run boots and agent plan looks at. It reads the
 // state files and changes nothing but, unless it is read-only, what a crash left of them.
 func newMachine(o machineOptions) (*machine, error) {
-	b, linux := newBoot(o), o.config.Platform.Linux
+	linux := o.config.Platform.Linux
 	manager := serviceManager(linux, o.logFor("unit"))
 	monitManager := manager
 	if monitUnderRunit("/", linux) {
 		monitManager = &unit.Runit{Root: "/", Log: o.logFor("unit")}
 	}
+	client := monitClient(o.dirs, monitManager)
 	accounts := &user.Accounts{Root: "/", Log: o.logFor("user")}
+	b := newBoot(o)
 	b.Network = &network.Kernel{Root: "/", Log: o.logFor("network")}
 	b.Resolver = &resolver.Kernel{Root: "/", PreferResolved: linux.ServiceManager == "systemd", Units: manager,
 		Log: o.logFor("dns")}
@@ -152,38 +157,46 @@ func newMachine(o machineOptions) (*machine, error) {
 		return nil, err
 	}
 	b.Ephemeral, b.Persistent = disks.Ephemeral, disks.Persistent
-	client := monitClient(o.dirs, monitManager)
-	pendingStart := addJobs(b, o, client, monitManager)
-	if err := chooseSupervisor(b, o, monitManager); err != nil {
-		return nil, err
+	pendingStart := &jobs.PendingStart{}
+	if o.monit {
+		program, err := supervisorProgram(o, monitManager)
+		if err != nil {
+			return nil, err
+		}
+		held := holdBack{b, monitManager}
+		b.Supervisor = monit.Starter{Dirs: o.dirs, Client: client, Services: monitManager, Program: program,
+			FilesOfStopped: held.files, KeepStopped: held.keep, AfterStart: o.repeatStart(client, pendingStart)}
 	}
-	return &machine{b, current,
-		bootstrap.ServedDisks{Persistent: disks.Persistent, Migration: disks.Migration, Machine: b},
-		user.Sessions{Accounts: accounts, HomeBase: o.dirs.SSHHomes()},
-		hostsFile{b.Host, current},
-		certificates{b.Host},
-		neighbors{},
-		manager,
-		func(ctx context.Context) (string, error) { return action.HostKeyBelow(ctx, "/") },
-		b.Networks,
-		monitSupervisor(b, client, monitManager),
-		client,
-		pendingStart,
-		follower{b.Firewall, linux, current, o.logFor("bus")}.follow,
-		func(ctx context.Context) string {
+	return &machine{
+		Machine:       b,
+		current:       current,
+		disks:         bootstrap.ServedDisks{Persistent: disks.Persistent, Migration: disks.Migration, Machine: b},
+		users:         user.Sessions{Accounts: accounts, HomeBase: o.dirs.SSHHomes()},
+		hosts:         hostsFile{b.Host, current},
+		certificates:  certificates{b.Host},
+		neighbors:     neighbors{},
+		power:         manager,
+		hostKey:       func(ctx context.Context) (string, error) { return action.HostKeyBelow(ctx, "/") },
+		networks:      b.Networks,
+		monit:         monitSupervisor(b, client, monitManager),
+		monitClient:   client,
+		pendingStart:  pendingStart,
+		beforeConnect: follower{b.Firewall, linux, current, o.logFor("bus")}.follow,
+		goingDown: func(ctx context.Context) string {
 			how, err := manager.GoingDown(ctx)
 			if err != nil {
 				o.logFor("unit").WithError(err).Debug("cannot determine whether the machine goes down")
 			}
 			return how
 		},
-		func(ctx context.Context) {
+		runBackground: func(ctx context.Context) {
 			monitManager.Warm(ctx, monit.UnitName)
 			if err := disks.Persistent.WatchSizes(ctx); err != nil {
 				o.logFor("disk").WithError(err).
 					Warn("cannot receive the kernel's disk events; a grown disk is noticed only at the next start")
 			}
-		}}, nil
+		},
+	}, nil
 }
 
 // newDummyMachine is a machine without parts: settings and jobs only. What is asked of the parts that it lacks
@@ -202,26 +215,30 @@ func newDummyMachine(o machineOptions) (*machine, error) {
 	disks := &dummydisks.Disks{Dirs: o.dirs, Records: current, Reload: current.Refresh}
 	b.Persistent, b.Users = dummydisks.Boot{Disks: disks}, dummy.Users{Dirs: o.dirs}
 	none := dummy.NoEffect{}
-	return &machine{b, current, disks,
-		none,
-		dummy.Hosts{Dirs: o.dirs},
-		none,
-		none,
-		none,
-		func(context.Context) (string, error) { return dummy.HostKey, nil },
-		func() map[string]settings.Network {
+	return &machine{
+		Machine:      b,
+		current:      current,
+		disks:        disks,
+		users:        none,
+		hosts:        dummy.Hosts{Dirs: o.dirs},
+		certificates: none,
+		neighbors:    none,
+		power:        none,
+		hostKey:      func(context.Context) (string, error) { return dummy.HostKey, nil },
+		networks: func() map[string]settings.Network {
 			found, err := dummy.Networks(o.dirs, b.Networks())
 			if err != nil {
 				o.log.WithError(err).Warn("cannot read the dummy's DHCP lease; its network has no address")
 			}
 			return found
 		},
-		monitSupervisor(b, client, none),
-		client,
-		&jobs.PendingStart{},
-		func(context.Context, []netip.AddrPort) {},
-		func(context.Context) string { return "" },
-		func(context.Context) {}}, nil
+		monit:         monitSupervisor(b, client, none),
+		monitClient:   client,
+		pendingStart:  &jobs.PendingStart{},
+		beforeConnect: func(context.Context, []netip.AddrPort) {},
+		goingDown:     func(context.Context) string { return "" },
+		runBackground: func(context.Context) {},
+	}, nil
 }
 
 // sendAlert passes an alert of monit on to the Health Monitor.
@@ -249,10 +266,29 @@ func (m *machine) addresses() []string {
 	return ips
 }
 
-// newBoot is the boot's machine without its parts.
+// newBoot returns the boot's machine with what agent.json and the command line say, and without parts.
 func newBoot(o machineOptions) *bootstrap.Machine {
-	return &bootstrap.Machine{Dirs: o.dirs, Linux: o.config.Platform.Linux, Log: o.logFor("boot"), Status: o.status,
-		WithheldChanged: o.withheld, Deferred: &bootstrap.Deferred{Go: o.background}}
+	sources := o.config.Infrastructure.Settings.Sources
+	return &bootstrap.Machine{
+		Dirs:            o.dirs,
+		Linux:           o.config.Platform.Linux,
+		Log:             o.logFor("boot"),
+		Status:          o.status,
+		OnMedia:         slices.ContainsFunc(sources, onMedium),
+		MetadataServers: metadataServers(sources),
+		Requests:        o.retries,
+		JobNames: func() ([]string, error) {
+			spec, err := (&jobs.SpecFile{Dirs: o.dirs}).Spec()
+			return spec.JobNames(), err
+		},
+		WithheldChanged: o.withheld,
+		Deferred:        &bootstrap.Deferred{Go: o.background},
+	}
+}
+
+// onMedium reports whether a source is a CD or a config drive.
+func onMedium(s agentjson.Source) bool {
+	return s.Type == agentjson.CDROM || s.Type == agentjson.ConfigDrive
 }
 
 // openSettings lets the settings of a machine come from the sources that agent.json names.
@@ -316,7 +352,6 @@ func addSources(m *bootstrap.Machine, current *store.Current, o machineOptions) 
 			o.announceWait(text)
 		}
 	}
-	m.MetadataServers = metadataServers(o.config.Infrastructure.Settings.Sources)
 	up := fetch.NewNetwork(m.Network, o.readOnly, waiting, log)
 	sources, err := infrastructure.New(o.config, infrastructure.Options{
 		NetworkUp: up.Up,
@@ -340,9 +375,6 @@ func addSources(m *bootstrap.Machine, current *store.Current, o machineOptions) 
 	}
 	fetcher := &fetch.Fetcher{Sources: sources, Network: up, HasCache: current.Present}
 	current.FetchFrom(fetcher.Fetch)
-	m.OnMedia = slices.ContainsFunc(o.config.Infrastructure.Settings.Sources, func(s agentjson.Source) bool {
-		return s.Type == agentjson.CDROM || s.Type == agentjson.ConfigDrive
-	})
 	m.PublicKey = fetcher.PublicKey
 	return nil
 }
@@ -392,66 +424,44 @@ func storageOptions(l agentjson.Linux) storage.Options {
 		MissingEphemeralDisk: l.MissingEphemeralDisk, ManagedVolumes: l.InstanceStorageManagedVolumePattern != ""}
 }
 
-// repeatStart repeats the Director's last start, for a monit whose state file is older than it.
-func repeatStart(ctx context.Context, supervisor monit.Supervisor, log *logrus.Entry) {
-	started, err := supervisor.StartUnmonitored(ctx)
-	switch {
-	case err != nil && ctx.Err() == nil:
-		log.WithError(err).Warn("cannot repeat the Director's last start")
-	case len(started) > 0:
-		log.WithField("services", strings.Join(started, ",")).Info("monit had not recorded the Director's last start; starting services")
+// repeatStart returns what repeats the Director's last start for a monit whose state file is older than that start.
+func (o machineOptions) repeatStart(client *monit.Client, pending *jobs.PendingStart) func(stateWritten time.Time) {
+	repeat := func(ctx context.Context) {
+		started, err := monit.Supervisor{Client: client}.StartUnmonitored(ctx)
+		switch {
+		case err != nil && ctx.Err() == nil:
+			o.log.WithError(err).Warn("cannot repeat the Director's last start")
+		case len(started) > 0:
+			o.log.WithField("services", strings.Join(started, ",")).
+				Info("monit had not recorded the Director's last start; starting services")
+		}
+	}
+	return func(stateWritten time.Time) {
+		if (jobs.StartRequest{Dirs: o.dirs}).Due(stateWritten) {
+			o.background(func(ctx context.Context) { pending.Run(ctx, repeat) })
+		}
 	}
 }
 
-// addJobs adds what concerns jobs and their supervisor. It returns the start that is pending until monit answers.
-func addJobs(m *bootstrap.Machine, o machineOptions, client *monit.Client, manager services) *jobs.PendingStart {
-	state := &jobs.SpecFile{Dirs: o.dirs}
-	pending := &jobs.PendingStart{}
-	m.JobNames = func() ([]string, error) {
-		spec, err := state.Spec()
-		return spec.JobNames(), err
-	}
-	held := holdBack{m, manager}
-	if o.monit {
-		m.Supervisor = monit.Starter{Dirs: o.dirs, Client: client, Services: manager,
-			FilesOfStopped: held.files,
-			KeepStopped:    held.keep,
-			AfterStart: func(stateWritten time.Time) {
-				if (jobs.StartRequest{Dirs: o.dirs}).Due(stateWritten) {
-					o.background(func(ctx context.Context) {
-						pending.Run(ctx, func(ctx context.Context) {
-							repeatStart(ctx, monit.Supervisor{Client: client}, o.log)
-						})
-					})
-				}
-			}}
-	}
-	return pending
-}
-
-// chooseSupervisor decides what runs inside monit's unit.
-func chooseSupervisor(m *bootstrap.Machine, o machineOptions, manager services) error {
-	starter, known := m.Supervisor.(monit.Starter)
-	if !known {
-		return nil
-	}
+// supervisorProgram decides what runs inside monit's unit: monit, or the agent's own supervisor, which needs systemd.
+func supervisorProgram(o machineOptions, manager services) (monit.DropIn, error) {
 	systemd, runs := manager.(*unit.Systemd)
 	if !runs {
 		if o.ownSupervisor {
-			return errors.New("-M systemd needs systemd's monit.service, but runit runs monit here: use -M monit")
+			return monit.DropIn{}, errors.New(
+				"-M systemd needs systemd's monit.service, but runit runs monit here: use -M monit")
 		}
-		return nil
+		return monit.DropIn{}, nil
 	}
-	starter.Program = monit.DropIn{Path: vcap.RunDir.MonitDropIn(), Link: vcap.RunDir.MonitProgram(),
+	program := monit.DropIn{Path: vcap.RunDir.MonitDropIn(), Link: vcap.RunDir.MonitProgram(),
 		Agent: o.dirs.Agent(), Reload: systemd.ReloadUnits}
 	if o.ownSupervisor {
-		starter.Program.Content = monit.SupervisorUnit(vcap.RunDir.MonitProgram())
-		starter.Program.Before = func(monitored map[string]bool) error {
+		program.Content = monit.SupervisorUnit(vcap.RunDir.MonitProgram())
+		program.Before = func(monitored map[string]bool) error {
 			return supervisor.WriteState(o.dirs.SupervisorState(), monitored)
 		}
 	}
-	m.Supervisor = starter
-	return nil
+	return program, nil
 }
 
 // jobOwner is root and the group vcap, or root alone where that group does not exist.

@@ -71,7 +71,7 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	b, err := newBooting(ctx, o, log, notifier, kept)
+	b, err := newBooting(ctx, o, log, notifier, kept, retries)
 	if err != nil {
 		cannotStart(ctx, o, log, notifier, retries, err)
 		if ctx.Err() != nil {
@@ -79,13 +79,11 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 		}
 		return cli.ExitFailed
 	}
-	b.machine.Requests = retries
 	b.spawn(func() { loglevel.Toggle(ctx, toggles, log, b.display.rec) })
 	return b.run(ctx, cancel, b.boot)
 }
 
-// booting is the agent from its start on. Its constructor fills it without names of fields, so that the compiler
-// refuses a part that is left out.
+// booting is the agent from its start on. A test refuses a constructor that leaves out a part.
 type booting struct {
 	o          runOptions
 	dirs       vcap.Dirs
@@ -106,7 +104,7 @@ type booting struct {
 // newBooting makes the agent out of its parts. It reads agent.json and the state files; it changes nothing on the
 // machine.
 func newBooting(ctx context.Context, o runOptions, log *logrus.Entry, notifier unit.Notifier,
-	kept net.Listener) (*booting, error) {
+	kept net.Listener, retries <-chan os.Signal) (*booting, error) {
 	config, err := loadConfig(o.config, log)
 	if err != nil {
 		return nil, err
@@ -127,7 +125,7 @@ func newBooting(ctx context.Context, o runOptions, log *logrus.Entry, notifier u
 		announceWait:  show.announcer.Waiting, withheld: show.showWithheld,
 		background: func(f func(context.Context)) { background.Go(func() { f(ctx) }) },
 		progress:   show.showMigration, workProgress: show.showWork,
-		shortfall: show.shortfall(alerts)})
+		shortfall: show.shortfall(alerts), retries: retries})
 	if err != nil {
 		return nil, errors.Join(err, rec.Close())
 	}
@@ -161,8 +159,21 @@ func newBooting(ctx context.Context, o runOptions, log *logrus.Entry, notifier u
 	if o.receivesAlerts() {
 		alertPort = self.openPort(ctx, kept)
 	}
-	return &booting{o, dirs, log, background, show, self, m, supervisor, dispatcher, bus, alerts,
-		vitals.New("/", dirs.Data(), dirs.Store()), alertPort, nil}, nil
+	return &booting{
+		o:          o,
+		dirs:       dirs,
+		log:        log,
+		background: background,
+		display:    show,
+		program:    self,
+		machine:    m,
+		supervisor: supervisor,
+		dispatcher: dispatcher,
+		bus:        bus,
+		alerts:     alerts,
+		gauge:      vitals.New("/", dirs.Data(), dirs.Store()),
+		alertPort:  alertPort,
+	}, nil
 }
 
 func newDispatcher(ctx context.Context, o runOptions, m *machine, log *logrus.Entry) *agent.Dispatcher {

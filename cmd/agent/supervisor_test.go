@@ -4,15 +4,13 @@ import (
 	"strings"
 	"testing"
 
-	"cambium/bootstrap"
 	"cambium/internal/vcap"
-	"cambium/jobs/monit"
 	"cambium/platform/unit"
 )
 
-// TestChooseSupervisor: the agent's own supervisor needs systemd, and its absence is a reason of its own. With monit the
+// TestSupervisorProgram: the agent's own supervisor needs systemd, and its absence is a reason of its own. With monit the
 // drop-in is to be gone, regardless of who wrote it.
-func TestChooseSupervisor(t *testing.T) {
+func TestSupervisorProgram(t *testing.T) {
 	for name, c := range map[string]struct {
 		manager services
 		own     bool
@@ -26,8 +24,7 @@ func TestChooseSupervisor(t *testing.T) {
 			content: "ExecStart=\nExecStart=/run/cambium/bin/monit supervise\n"},
 		"own under runit": {manager: &unit.Runit{}, own: true, err: "runit runs monit here: use -M monit"},
 	} {
-		m := &bootstrap.Machine{Supervisor: monit.Starter{}}
-		err := chooseSupervisor(m, machineOptions{dirs: vcap.New("/base"), ownSupervisor: c.own}, c.manager)
+		program, err := supervisorProgram(machineOptions{dirs: vcap.New("/base"), ownSupervisor: c.own}, c.manager)
 		if c.err != "" {
 			if err == nil || !strings.Contains(err.Error(), c.err) {
 				t.Errorf("%s: got %v", name, err)
@@ -38,7 +35,6 @@ func TestChooseSupervisor(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		program := m.Supervisor.(monit.Starter).Program
 		if (program.Path != "") != c.path || !strings.Contains(string(program.Content), c.content) ||
 			(len(program.Content) > 0) != c.own {
 			t.Errorf("%s: got a drop-in %q with %q", name, program.Path, program.Content)

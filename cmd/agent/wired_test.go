@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/sirupsen/logrus"
@@ -14,8 +15,8 @@ import (
 	"cambium/platform/unit"
 )
 
-// TestEveryActionIsWired: an action whose part is nil would panic when a Director calls it.
-func TestEveryActionIsWired(t *testing.T) {
+// TestEveryPartIsWired: an action whose part is nil would panic when a Director calls it, and so would the rest.
+func TestEveryPartIsWired(t *testing.T) {
 	base := t.TempDir()
 	config := filepath.Join(base, "agent.json")
 	if err := os.MkdirAll(filepath.Join(base, "bosh"), 0o700); err != nil {
@@ -28,9 +29,27 @@ func TestEveryActionIsWired(t *testing.T) {
 	logger := logrus.New()
 	logger.SetOutput(io.Discard)
 	o := runOptions{platform: "dummy", supervisor: "dummy", base: base, config: config}
-	b, err := newBooting(t.Context(), o, logrus.NewEntry(logger), unit.Notifier{}, nil)
+	b, err := newBooting(t.Context(), o, logrus.NewEntry(logger), unit.Notifier{}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
+	}
+	// A booting agent has no alertPort where none is received, and no reboot before it has looked for one.
+	for _, missing := range unset(b, "alertPort", "reboot") {
+		t.Errorf("%s is nil: fill it in newBooting", missing)
+	}
+	for _, missing := range unset(b.machine) {
+		t.Errorf("%s is nil: fill it in newDummyMachine", missing)
+	}
+	look, err := lookOnly(config, b.dirs, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	opened, err := newMachine(look)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, missing := range unset(opened) {
+		t.Errorf("%s is nil: fill it in newMachine", missing)
 	}
 	for _, missing := range unwired(reflect.ValueOf(newServing(b, &task.Tasks{}).deps), "Deps") {
 		t.Errorf("%s is nil: fill it in newServing", missing)
@@ -39,9 +58,23 @@ func TestEveryActionIsWired(t *testing.T) {
 		t.Error(err)
 	}
 	// The check itself, on a table without parts.
+	if missing := unset(&machine{}); len(missing) < 16 {
+		t.Errorf("found only %q", missing)
+	}
 	if missing := unwired(reflect.ValueOf(action.Deps{SSH: &action.SSH{}}), "Deps"); len(missing) < 20 {
 		t.Errorf("found only %q", missing)
 	}
+}
+
+// unset names the fields of the struct at p that have no value, but for those that may have none.
+func unset(p any, may ...string) (missing []string) {
+	v := reflect.ValueOf(p).Elem()
+	for i := range v.NumField() {
+		if name := v.Type().Field(i).Name; v.Field(i).IsZero() && !slices.Contains(may, name) {
+			missing = append(missing, name)
+		}
+	}
+	return missing
 }
 
 // unwired names the exported parts below v that are nil.
