@@ -43,7 +43,7 @@ func (a *attempt) run(ctx context.Context, total decide.Usage) error {
 	if err := a.Disks.Commit(a.disks.To.CID); err != nil {
 		return err
 	}
-	return a.Disks.MountCopy(context.WithoutCancel(ctx), a.disks.To.CID)
+	return a.Disks.Remount(context.WithoutCancel(ctx), a.disks.To.CID, persistent.Migrated)
 }
 
 func (a *attempt) copyApart(ctx context.Context, total decide.Usage) (err error) {
@@ -107,9 +107,9 @@ func (a *attempt) giveUp(ctx context.Context) error {
 	if !a.unmounted {
 		return a.Disks.MakeWritable(ctx)
 	}
-	err := a.Disks.PutBack(ctx, a.disks.From.CID)
+	err := a.Disks.Remount(ctx, a.disks.From.CID, persistent.Asked)
 	if err == nil {
-		if err := a.Disks.PutBack(ctx, a.disks.To.CID); err != nil {
+		if err := a.Disks.Remount(ctx, a.disks.To.CID, persistent.Asked); err != nil {
 			a.Machine.Log.WithError(err).Warn("the new disk is not on the migration target")
 		}
 	}

@@ -32,27 +32,21 @@ func (d *Disks) Mount(ctx context.Context, cid string) error {
 	if err := d.applyReleases(); err != nil {
 		return err
 	}
-	return d.PutBack(ctx, cid)
+	return d.Remount(ctx, cid, Asked)
 }
 
-// occasion is the reason for mounting a disk.
-type occasion int
+// Occasion is the reason for mounting a disk.
+type Occasion int
 
+// The occasions.
 const (
-	asked    occasion = iota // mount_disk, or a migration puts a disk back
-	atBoot                   // it was the store
-	migrated                 // it was just copied, and the old disk is unmounted: this chooses it
+	Asked    Occasion = iota // mount_disk, or a migration puts a disk back
+	AtBoot                   // it was the store
+	Migrated                 // it was just copied, and the old disk is unmounted: this chooses it
 )
 
-// PutBack mounts a disk that a migration has unmounted. The caller has the lock.
-func (d *Disks) PutBack(ctx context.Context, cid string) error { return d.mountFor(ctx, cid, asked) }
-
-// MountCopy mounts a complete copy of the disk that was the store in its place. The caller has the lock.
-func (d *Disks) MountCopy(ctx context.Context, cid string) error {
-	return d.mountFor(ctx, cid, migrated)
-}
-
-func (d *Disks) mountFor(ctx context.Context, cid string, why occasion) error {
+// Remount is Mount with the settings in force, for a migration. The caller has the lock.
+func (d *Disks) Remount(ctx context.Context, cid string, why Occasion) error {
 	p, err := d.findKnown(cid)
 	if err != nil {
 		return err
@@ -88,7 +82,7 @@ func (d *Disks) MountLast(ctx context.Context) (made []decide.Change, warning st
 		return nil, warning, err
 	}
 	for range 2 {
-		made, err = d.mount(ctx, d.Records.Disks()[cid], atBoot)
+		made, err = d.mount(ctx, d.Records.Disks()[cid], AtBoot)
 		outranked, ok := errors.AsType[*decide.Outranked](err)
 		if !ok {
 			break
@@ -114,7 +108,7 @@ func (d *Disks) storeDisk(ctx context.Context, replay bool) (cid, warning string
 }
 
 // mount waits for a disk, decides about it and does what was decided.
-func (d *Disks) mount(ctx context.Context, p settings.PersistentDisk, why occasion) ([]decide.Change, error) {
+func (d *Disks) mount(ctx context.Context, p settings.PersistentDisk, why Occasion) ([]decide.Change, error) {
 	dev, err := d.Resolver.Resolve(ctx, d.hint(p))
 	if err != nil {
 		return nil, err
@@ -142,13 +136,13 @@ func (d *Disks) mount(ctx context.Context, p settings.PersistentDisk, why occasi
 	if err != nil {
 		return nil, err
 	}
-	o.Boot = why == atBoot
+	o.Boot = why == AtBoot
 	plan, err := decide.MountDisk(o)
 	if err != nil {
 		return nil, err
 	}
 	at := &placing{Disks: d, o: o, plan: plan, identified: dev.Identified}
-	if plan.Records.Store && why != migrated {
+	if plan.Records.Store && why != Migrated {
 		at.others = d.candidates(ctx, v, p.CID, true)
 	}
 	if plan.Records.Store && (plan.Formats() || plan.Leave != "") { // what is lost, or left, is not brought back by a refusal

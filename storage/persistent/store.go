@@ -64,7 +64,7 @@ func (d *Disks) RenewTarget(ctx context.Context, cid string) error {
 	if err := d.awaitReleased(ctx, e); err != nil {
 		return err
 	}
-	return d.PutBack(ctx, cid)
+	return d.Remount(ctx, cid, Asked)
 }
 
 // Commit records the disk on the migration target, which is complete, as the store. It is mounted nowhere then. A
