@@ -77,7 +77,11 @@ func (d *Disks) MountLast(ctx context.Context) (made []decide.Change, warning st
 	if err := d.applyReleases(); err != nil {
 		return nil, "", err
 	}
-	cid, warning, err := d.storeDisk(ctx, true)
+	v, err := d.observeForDecision()
+	if err != nil {
+		return nil, "", err
+	}
+	cid, warning, err := d.storeDisk(ctx, v, true)
 	if cid == "" || err != nil {
 		return nil, warning, err
 	}
@@ -95,11 +99,7 @@ func (d *Disks) MountLast(ctx context.Context) (made []decide.Change, warning st
 }
 
 // storeDisk is the disk that a boot mounts; empty if there is none.
-func (d *Disks) storeDisk(ctx context.Context, replay bool) (cid, warning string, err error) {
-	v, err := d.observeForDecision()
-	if err != nil {
-		return "", "", err
-	}
+func (d *Disks) storeDisk(ctx context.Context, v surroundings, replay bool) (cid, warning string, err error) {
 	cid, warning, err = decide.StoreDisk(v.Surroundings)
 	if cid == decide.Pick {
 		cid, err = d.pick(ctx, v, replay)

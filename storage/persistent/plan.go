@@ -23,7 +23,7 @@ func (d *Disks) PlanMountLast(ctx context.Context) (changes []decide.Change, war
 	if err != nil {
 		return nil, "", err
 	}
-	cid, warning, err := d.storeDisk(ctx, false)
+	cid, warning, err := d.storeDisk(ctx, v, false)
 	if cid == "" || err != nil {
 		return nil, warning, err
 	}
