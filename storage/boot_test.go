@@ -22,9 +22,9 @@ func (r *records) PutHint(cid string, h settings.DiskHint) error {
 	return nil
 }
 func (r *records) RemoveHint(cid string) error    { delete(r.disks, cid); return nil }
-func (r *records) MountedCID() (string, error)    { return r.mounted, nil }
-func (r *records) SetMountedCID(cid string) error { r.mounted = cid; return nil }
-func (r *records) ClearMountedCID() error         { r.mounted = ""; return nil }
+func (r *records) ManagedCID() (string, error)    { return r.mounted, nil }
+func (r *records) SetManagedCID(cid string) error { r.mounted = cid; return nil }
+func (r *records) ClearManagedCID() error         { r.mounted = ""; return nil }
 
 // boot is MountLast where nothing is to be warned of.
 func boot(d Disks) error {

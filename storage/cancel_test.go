@@ -16,17 +16,17 @@ import (
 	"cambium/storage/persistent"
 )
 
-// noRecords are the records of a machine without disks.
-type noRecords struct{ persistent.Records }
+// noDisks is a machine without persistent disks.
+type noDisks struct{ persistent.KnownDisks }
 
-func (noRecords) Disks() map[string]settings.PersistentDisk { return nil }
+func (noDisks) Disks() map[string]settings.PersistentDisk { return nil }
 
 // cancel_task ends what waits for another disk operation, such as a check of hours.
 func TestCancellationEndsTheWaitForAnotherOperation(t *testing.T) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	m := machine.New(vcap.New(t.TempDir()), logrus.NewEntry(log))
-	d := &persistent.Disks{Machine: m, Reload: func(context.Context) error { return nil }, Records: noRecords{}}
+	d := &persistent.Disks{Machine: m, Reload: func(context.Context) error { return nil }, Known: noDisks{}}
 	if err := m.Lock(t.Context()); err != nil {
 		t.Fatal(err)
 	}

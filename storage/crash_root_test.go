@@ -65,14 +65,14 @@ type fileRecords struct {
 	path string
 }
 
-func (r *fileRecords) MountedCID() (string, error) {
+func (r *fileRecords) ManagedCID() (string, error) {
 	data, err := os.ReadFile(r.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}
 	return string(data), err
 }
-func (r *fileRecords) SetMountedCID(cid string) error {
+func (r *fileRecords) SetManagedCID(cid string) error {
 	return os.WriteFile(r.path, []byte(cid), 0o600)
 }
 
@@ -106,7 +106,7 @@ func child(text string) error {
 		}
 		r.disks[cid] = settings.PersistentDisk{CID: cid, Hint: settings.DiskHint{Path: path}}
 	}
-	d := New(Config{Dirs: vcap.New(j.Base), Resolver: resolver, Records: r, Program: "/proc/self/exe", Log: logger.WithField("part", "disks")})
+	d := New(Config{Dirs: vcap.New(j.Base), Resolver: resolver, Known: r, Program: "/proc/self/exe", Log: logger.WithField("part", "disks")})
 	m := d.Persistent.Machine
 	m.Memory = func() (int64, error) { return 16 << 20, nil }
 	steps := 0

@@ -61,7 +61,7 @@ func newBench(t testing.TB, o Options) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := New(Config{Dirs: vcap.New(base), Options: o, Resolver: resolver, Records: b.records, Program: "/proc/self/exe",
+	d := New(Config{Dirs: vcap.New(base), Options: o, Resolver: resolver, Known: b.records, Program: "/proc/self/exe",
 		Shortfall: func(dir, text string) { b.short[dir] = text }, Log: logger.WithField("part", "disks")})
 	b.Machine, b.Ephemeral, b.Persistent, b.Migration = d.Persistent.Machine, d.Ephemeral, d.Persistent, d.Migration
 	b.Memory = func() (int64, error) { return 64 << 20, nil }

@@ -220,7 +220,7 @@ func TestRootHistoryNoRecord(t *testing.T) {
 	b, old, fresh := migrating(t, 64<<20)
 	b.put("one")
 	full := &forgetful{records: b.records, full: true}
-	b.Persistent.Records = full
+	b.Persistent.Known = full
 	if err := b.Migrate(ctx, "old", "new"); !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("Migrate = %v, want no space left", err)
 	}

@@ -159,16 +159,16 @@ type withoutRecord struct {
 	damaged bool
 }
 
-func (r *withoutRecord) MountedCID() (string, error) {
+func (r *withoutRecord) ManagedCID() (string, error) {
 	if r.damaged {
 		return "", errors.New("the record is damaged")
 	}
-	return r.records.MountedCID()
+	return r.records.ManagedCID()
 }
 
-func (r *withoutRecord) SetMountedCID(cid string) error {
+func (r *withoutRecord) SetManagedCID(cid string) error {
 	r.damaged = false
-	return r.records.SetMountedCID(cid)
+	return r.records.SetManagedCID(cid)
 }
 
 // A damaged record of the disk on the store is neither none nor the only disk there is: mount_disk or an operator names the disk.
@@ -185,7 +185,7 @@ func TestRootDamagedRecordOfTheStore(t *testing.T) {
 			b.ok(b.Mount(ctx, "vol-1"))
 			b.put("one")
 			damaged := &withoutRecord{records: b.records, damaged: true}
-			b.Persistent.Records = damaged
+			b.Persistent.Known = damaged
 			b.lists("vol-1")
 			b.unmounted("vol-1", "Unmounted partition of vol-1")
 			b.fails(boot(b.disks()), "the record is damaged")

@@ -63,7 +63,7 @@ func TestRootListWaitsForNothing(t *testing.T) {
 // restart is a new agent with the same directories.
 func (b *bench) restart() {
 	former := b.Persistent
-	d := New(Config{Dirs: b.Dirs, Resolver: former.Resolver.(Resolver), Records: b.records, Program: "/proc/self/exe",
+	d := New(Config{Dirs: b.Dirs, Resolver: former.Resolver.(Resolver), Known: b.records, Program: "/proc/self/exe",
 		Log: b.Machine.Log, Options: Options{BindMountPersistentDisk: former.BindMounted,
 			UsePreformattedPersistentDisk: former.Preformatted}})
 	d.Persistent.Machine.Memory, d.Persistent.Machine.InContainer = b.Memory, b.InContainer

@@ -29,7 +29,7 @@ func init() {
 			return err
 		}
 		// The Director asks which disk is there before it goes on.
-		if on, err := d.Persistent.Records.MountedCID(); err != nil || on != "new" {
+		if on, err := d.Persistent.Known.ManagedCID(); err != nil || on != "new" {
 			if err := errors.Join(d.Persistent.Mount(ctx, "old"), d.Persistent.Mount(ctx, "new")); err != nil {
 				return err
 			}

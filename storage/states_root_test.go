@@ -89,11 +89,11 @@ type forgetful struct {
 	full bool
 }
 
-func (f *forgetful) SetMountedCID(cid string) error {
+func (f *forgetful) SetManagedCID(cid string) error {
 	if f.full {
 		return unix.ENOSPC
 	}
-	return f.records.SetMountedCID(cid)
+	return f.records.SetManagedCID(cid)
 }
 
 // When the new disk cannot be recorded, the old one goes back to the store.
@@ -107,7 +107,7 @@ func TestRootMigrateWithoutRoomForTheRecord(t *testing.T) {
 				b, _ = binding(t)
 			}
 			full := &forgetful{records: b.records, full: true}
-			b.Persistent.Records = full
+			b.Persistent.Known = full
 			err := b.Migrate(ctx, "old", "new")
 			if !errors.Is(err, unix.ENOSPC) {
 				t.Errorf("Migrate = %v, want no space left", err)

@@ -42,7 +42,7 @@ type (
 	Persistent        = persistent.Disks
 	Migration         = migration.Migration
 	MigrationProgress = migration.Progress
-	Records           = persistent.Records
+	KnownDisks        = persistent.KnownDisks
 	Resolver          = ephemeral.Resolver // *device.Resolver is one
 )
 
@@ -63,7 +63,7 @@ type Config struct {
 	Dirs     vcap.Dirs
 	Options  Options
 	Resolver Resolver
-	Records  Records
+	Known    KnownDisks
 	// Settings, if set, are those in force.
 	Settings Settings
 	// Progress, if set, is called with the progress of a migration, and with the zero value at its
@@ -101,7 +101,7 @@ func New(c Config) Disks {
 	m := machine.New(c.Dirs, c.Log)
 	m.WorkProgress, m.Shortfall = c.WorkProgress, c.Shortfall
 	label := persistent.LabelOf(c.Options.PartitionerType)
-	disks := &Persistent{Machine: m, Resolver: c.Resolver, Records: c.Records, Label: label, Reload: c.Settings.Refresh,
+	disks := &Persistent{Machine: m, Resolver: c.Resolver, Known: c.Known, Label: label, Reload: c.Settings.Refresh,
 		Associated: func() (cids []string) {
 			for _, a := range c.Settings.Effective().Associations {
 				cids = append(cids, a.CID)
@@ -112,7 +112,7 @@ func New(c Config) Disks {
 		Blank:       func() string { return c.Settings.Effective().BlankDisks(c.Options.BlankDisks) },
 		BindMounted: c.Options.BindMountPersistentDisk, Preformatted: c.Options.UsePreformattedPersistentDisk}
 	return Disks{
-		Ephemeral: &Ephemeral{Machine: m, Resolver: c.Resolver, PersistentDisks: c.Records.Disks, Label: label,
+		Ephemeral: &Ephemeral{Machine: m, Resolver: c.Resolver, PersistentDisks: c.Known.Disks, Label: label,
 			AfterBoot: c.AfterBoot, AgentID: func() string { return c.Settings.Effective().Settings.AgentID },
 			SkipSetup: c.Options.SkipDiskSetup, CreateOnRoot: c.Options.CreatePartitionIfNoEphemeralDisk,
 			FallBackToRoot: c.Options.MissingEphemeralDisk == "root", ManagedVolumes: c.Options.ManagedVolumes},

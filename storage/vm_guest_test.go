@@ -76,7 +76,7 @@ var guestDisks = func(cids ...string) Disks {
 	for _, cid := range cids {
 		known.disks[cid] = settings.PersistentDisk{CID: cid, Hint: settings.DiskHint{Path: "/dev/sdq"}}
 	}
-	return New(Config{Dirs: vcap.New(""), Resolver: r, Records: known, Program: "/proc/self/exe", Log: guestLog()})
+	return New(Config{Dirs: vcap.New(""), Resolver: r, Known: known, Program: "/proc/self/exe", Log: guestLog()})
 }
 
 var guestChecks = []testvm.Check{

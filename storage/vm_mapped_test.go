@@ -76,7 +76,7 @@ func mapperDisk(ctx context.Context) error {
 	}
 
 	d := guestDisks()
-	d.Persistent.Records.(*records).disks["vol-above"] = settings.PersistentDisk{CID: "vol-above",
+	d.Persistent.Known.(*records).disks["vol-above"] = settings.PersistentDisk{CID: "vol-above",
 		Hint: settings.DiskHint{Path: mapperLink}}
 	made := make(chan error, 1)
 	watching, stop := context.WithCancel(ctx)

@@ -212,7 +212,7 @@ func newDummyMachine(o machineOptions) (*machine, error) {
 		return nil, err
 	}
 	client := monitClient(o.dirs, dummy.NoEffect{})
-	disks := &dummydisks.Disks{Dirs: o.dirs, Records: current, Reload: current.Refresh}
+	disks := &dummydisks.Disks{Dirs: o.dirs, Known: current, Reload: current.Refresh}
 	b.Persistent, b.Users = dummydisks.Boot{Disks: disks}, dummy.Users{Dirs: o.dirs}
 	none := dummy.NoEffect{}
 	return &machine{
@@ -310,7 +310,7 @@ func openDisks(b *bootstrap.Machine, current *store.Current, o machineOptions) (
 	if err != nil {
 		return storage.Disks{}, err
 	}
-	return storage.New(storage.Config{Dirs: o.dirs, Resolver: resolve, Records: current, Settings: current,
+	return storage.New(storage.Config{Dirs: o.dirs, Resolver: resolve, Known: current, Settings: current,
 		Log: o.logFor("disk"), Program: ownProgram, Options: storageOptions(b.Linux),
 		AfterBoot: func(f func()) { b.Deferred.UntilVerdict(func(context.Context) { f() }) },
 		Progress:  o.progress, WorkProgress: o.workProgress, Shortfall: o.shortfall}), nil

@@ -135,7 +135,7 @@ func (m *machine) boot(version string) error {
 	if err != nil {
 		return err
 	}
-	m.disks = storage.New(storage.Config{Dirs: m.dirs, Resolver: resolver, Records: m.current, Settings: m.current,
+	m.disks = storage.New(storage.Config{Dirs: m.dirs, Resolver: resolver, Known: m.current, Settings: m.current,
 		Program: "/proc/self/exe", Log: log})
 	m.disks.Persistent.Machine.InContainer = func() bool { return false }
 	e := m.current.Effective()

@@ -109,7 +109,7 @@ var migrateDisk = &operation{
 	},
 	do: func(m *machine) error {
 		// The Director asks which disk is there before it goes on.
-		if on, err := m.current.MountedCID(); err != nil || on != "new" {
+		if on, err := m.current.ManagedCID(); err != nil || on != "new" {
 			for _, cid := range []string{"old", "new"} {
 				if err := m.disks.Persistent.Mount(m.t.Context(), cid); err != nil {
 					return err

@@ -65,7 +65,7 @@ func TestACrashBetweenAnyTwoChangesConverges(t *testing.T) {
 			answer:  doc("a-1"),
 			work: func(t *testing.T, _ *machine, c *Current) {
 				_, err := c.Update(t.Context(), update(t, longer))
-				if err := errors.Join(err, c.PutHint("d-1", settings.DiskHint{Path: "/dev/x"}), c.SetMountedCID("d-1")); err != nil {
+				if err := errors.Join(err, c.PutHint("d-1", settings.DiskHint{Path: "/dev/x"}), c.SetManagedCID("d-1")); err != nil {
 					t.Fatal(err)
 				}
 			},
@@ -76,13 +76,13 @@ func TestACrashBetweenAnyTwoChangesConverges(t *testing.T) {
 				m.answer = doc("a-1")
 				c := m.open(t)
 				m.load(t, c)
-				if err := errors.Join(c.SetMountedCID("d-0"), c.SetMountedCID("d-1")); err != nil {
+				if err := errors.Join(c.SetManagedCID("d-0"), c.SetManagedCID("d-1")); err != nil {
 					t.Fatal(err)
 				}
 			},
 			answer: doc("a-1"),
 			work: func(t *testing.T, _ *machine, c *Current) {
-				if err := c.ClearMountedCID(); err != nil {
+				if err := c.ClearManagedCID(); err != nil {
 					t.Fatal(err)
 				}
 			},
@@ -180,7 +180,7 @@ func withEverything(more string) func(*testing.T, *machine) {
 		c := m.open(t)
 		m.load(t, c)
 		_, err := c.Update(t.Context(), update(t, `{"trusted_certs":"new"}`))
-		if err := errors.Join(err, c.PutHint("d-1", settings.DiskHint{Path: "/dev/x"}), c.SetMountedCID("d-1")); err != nil {
+		if err := errors.Join(err, c.PutHint("d-1", settings.DiskHint{Path: "/dev/x"}), c.SetManagedCID("d-1")); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -245,7 +245,7 @@ func TestConcurrentUseIsConsistent(t *testing.T) {
 				if _, err := c.Update(t.Context(), update(t, `{"trusted_certs":"`+cid+`"}`)); err != nil {
 					t.Error(err)
 				}
-				if err := c.SetMountedCID(cid); err != nil {
+				if err := c.SetManagedCID(cid); err != nil {
 					t.Error(err)
 				}
 				if e := c.Effective(); e.Settings.AgentID != "a-1" || len(e.Settings.Networks) != 1 {

@@ -102,7 +102,7 @@ func changeUntilKilled(t *testing.T, base string) {
 		if err := c.PutHint("d", settings.DiskHint{Path: filepath.Join("/dev", round)}); err != nil {
 			t.Fatal(err)
 		}
-		if err := c.SetMountedCID(round); err != nil {
+		if err := c.SetManagedCID(round); err != nil {
 			t.Fatal(err)
 		}
 	}

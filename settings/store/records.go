@@ -134,15 +134,15 @@ func (c *Current) writeHints(place vcap.Place, hints map[string]settings.Persist
 	return c.disk.write(path, settings.EncodeHints(hints).Reveal())
 }
 
-// MountedCID is the disk that was last mounted on the store directory; empty when there is none. A record that is damaged
+// ManagedCID is the disk that was last mounted on the store directory; empty when there is none. A record that is damaged
 // is an error: the generation before it names another disk.
-func (c *Current) MountedCID() (string, error) {
+func (c *Current) ManagedCID() (string, error) {
 	s := c.state.Load()
 	return s.mounted, s.mountedDamaged
 }
 
-// readMountedCID reads what cloudfoundry/bosh-agent writes, too: the bare CID, and after a power cut an empty file or zeros.
-func (c *Current) readMountedCID() (string, error) {
+// readManagedCID reads what cloudfoundry/bosh-agent writes, too: the bare CID, and after a power cut an empty file or zeros.
+func (c *Current) readManagedCID() (string, error) {
 	path := c.dirs.ManagedDiskSettings()
 	data, err := readLimited(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -161,10 +161,10 @@ func (c *Current) readMountedCID() (string, error) {
 	return cid, nil
 }
 
-// SetMountedCID records the disk that is mounted on the store directory.
-func (c *Current) SetMountedCID(cid string) error {
+// SetManagedCID records the disk that is mounted on the store directory.
+func (c *Current) SetManagedCID(cid string) error {
 	if cid == "" {
-		return c.ClearMountedCID()
+		return c.ClearManagedCID()
 	}
 	c.writing.Lock()
 	defer c.writing.Unlock()
@@ -175,8 +175,8 @@ func (c *Current) SetMountedCID(cid string) error {
 	return nil
 }
 
-// ClearMountedCID records that no persistent disk is in use.
-func (c *Current) ClearMountedCID() error {
+// ClearManagedCID records that no persistent disk is in use.
+func (c *Current) ClearManagedCID() error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	if err := c.disk.remove(c.dirs.ManagedDiskSettings()); err != nil {

@@ -159,7 +159,7 @@ func (c *Current) restore(s *state) {
 	if !s.present && from != "" {
 		s.place = from
 	}
-	s.mounted, s.mountedDamaged = c.readMountedCID()
+	s.mounted, s.mountedDamaged = c.readManagedCID()
 	s.hosts = c.hostsConfigured()
 	s.effective = settings.Merge(s.settings, s.update)
 	if s.present && !c.disk.readOnly {

@@ -288,7 +288,7 @@ func TestDamagedFilesGiveWayToTheirPreviousGeneration(t *testing.T) {
 				}
 			}
 			for _, cid := range []string{"d-1", "d-2"} {
-				if err := errors.Join(c.PutHint(cid, settings.DiskHint{Path: "/dev/x"}), c.SetMountedCID(cid)); err != nil {
+				if err := errors.Join(c.PutHint(cid, settings.DiskHint{Path: "/dev/x"}), c.SetManagedCID(cid)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -326,7 +326,7 @@ func TestDamagedFilesGiveWayToTheirPreviousGeneration(t *testing.T) {
 
 // mountedCID is the disk on record, or "damaged".
 func mountedCID(c *Current) string {
-	cid, err := c.MountedCID()
+	cid, err := c.ManagedCID()
 	if err != nil {
 		return "damaged"
 	}
@@ -339,17 +339,17 @@ func TestDamagedRecordOfTheStore(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t)
 			c := m.open(t)
-			if err := errors.Join(c.SetMountedCID("vol-1"), c.SetMountedCID("vol-2")); err != nil {
+			if err := errors.Join(c.SetManagedCID("vol-1"), c.SetManagedCID("vol-2")); err != nil {
 				t.Fatal(err)
 			}
 			m.put(t, m.dirs.ManagedDiskSettings(), content)
 			for range 2 {
 				c = m.open(t)
-				if cid, err := c.MountedCID(); err == nil || cid != "" || !strings.Contains(err.Error(), "managed_disk_settings.json is damaged") {
-					t.Fatalf("MountedCID = %q, %v; want an error", cid, err)
+				if cid, err := c.ManagedCID(); err == nil || cid != "" || !strings.Contains(err.Error(), "managed_disk_settings.json is damaged") {
+					t.Fatalf("ManagedCID = %q, %v; want an error", cid, err)
 				}
 			}
-			if err := c.SetMountedCID("vol-3"); err != nil {
+			if err := c.SetManagedCID("vol-3"); err != nil {
 				t.Fatal(err)
 			}
 			if got := mountedCID(c) + mountedCID(m.open(t)); got != "vol-3vol-3" {

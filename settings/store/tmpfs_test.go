@@ -32,7 +32,7 @@ func TestTmpfsHoldsAllGenerationsAndThePlainCopiesGo(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(c.PutHint("d-1", settings.DiskHint{Path: "/dev/x"}), c.SetMountedCID("d-1")); err != nil {
+	if err := errors.Join(c.PutHint("d-1", settings.DiskHint{Path: "/dev/x"}), c.SetManagedCID("d-1")); err != nil {
 		t.Fatal(err)
 	}
 
@@ -193,7 +193,7 @@ func TestAnotherAgentsStateIsSetAside(t *testing.T) {
 	m.put(t, m.dirs.AgentState(), `{"of":"a-1"}`)
 	_, err := c.Update(t.Context(), update(t, `{"trusted_certs":"a-1","mbus":{"urls":["nats://old:4222"]}}`))
 	hint := settings.DiskHint{Path: "/dev/x"}
-	if err := errors.Join(err, c.PutHint("a-1", hint), c.SetMountedCID("a-1"), c.SetHostsConfigured()); err != nil {
+	if err := errors.Join(err, c.PutHint("a-1", hint), c.SetManagedCID("a-1"), c.SetHostsConfigured()); err != nil {
 		t.Fatal(err)
 	}
 	m.leave(t, atomicfile.PreviousSuffix, corruptSuffix, ".damaged")

@@ -84,13 +84,13 @@ type Plan struct {
 	Leave, Directory string
 	// MakeWritable ends the read-only phase of an interrupted migration.
 	MakeWritable bool
-	Records      Records
+	Placed       Placed
 	// Stale are the other disks whose hint leads to the device, which is not theirs.
 	Stale []string
 }
 
-// Records says what to put on record once a persistent disk is mounted at its destination.
-type Records struct {
+// Placed says what to put on record once a persistent disk is mounted at its destination.
+type Placed struct {
 	CID string
 	// Store is set when the disk is the store now. One that is only the target of a migration must never come back as
 	// the store after a reboot.

@@ -154,7 +154,7 @@ func MountDisk(o Observed) (Plan, error) {
 		return Plan{}, err
 	}
 	p.Directory, p.Leave, p.Stale = at.Directory, at.Leaves, o.Leftover
-	p.Records = Records{CID: o.CID, Store: onStore}
+	p.Placed = Placed{CID: o.CID, Store: onStore}
 	return p, nil
 }
 

@@ -39,39 +39,39 @@ func TestMountDisk(t *testing.T) {
 		name  string
 		o     Observed
 		ops   string
-		wants Records
+		wants Placed
 		fails string
 	}{
-		{"blank", observedDisk(blank, none, ""), "create-table make-file-system name-partition mount", Records{Store: true}, ""},
+		{"blank", observedDisk(blank, none, ""), "create-table make-file-system name-partition mount", Placed{Store: true}, ""},
 		{"blank, beside the store", with(observedDisk(blank, none, ""), func(o *Observed) { o.OnStore, o.StoreTaken = "old", true }),
-			"create-table make-file-system name-partition mount", Records{}, ""},
-		{"blank, at boot", with(observedDisk(blank, none, "vol-1"), boot), "", Records{},
+			"create-table make-file-system name-partition mount", Placed{}, ""},
+		{"blank, at boot", with(observedDisk(blank, none, "vol-1"), boot), "", Placed{},
 			"would have to be formatted, which is not done at boot (persistent disk vol-1, blank, 100.0 MiB). " +
 				"Attach the right disk: vol-1 holds the store. DESTRUCTIVE: to lose its content and use it empty, run 'agent disk format vol-1 --yes'"},
-		{"blank, on record", observedDisk(blank, ours, "vol-1"), "", Records{}, "on record"},
-		{"blank, accepted", observedDisk(blank, asking(none, record.Accept, "vol-1"), ""), "create-table make-file-system name-partition mount", Records{Store: true}, ""},
-		{"blank, on record, an operator formats it", observedDisk(blank, format, "vol-1"), "create-table make-file-system name-partition mount", Records{Store: true}, ""},
-		{"the same, at boot", with(observedDisk(blank, format, "vol-1"), boot), "create-table make-file-system name-partition mount", Records{Store: true}, ""},
-		{"foreign", observedDisk(lvm, none, ""), "", Records{}, "run 'agent disk format vol-1 --yes'"},
-		{"foreign with a superblock, an operator formats it", observedDisk(lvm, asking(none, record.Format, "vol-1"), ""), "create-table make-file-system name-partition mount", Records{Store: true}, ""},
+		{"blank, on record", observedDisk(blank, ours, "vol-1"), "", Placed{}, "on record"},
+		{"blank, accepted", observedDisk(blank, asking(none, record.Accept, "vol-1"), ""), "create-table make-file-system name-partition mount", Placed{Store: true}, ""},
+		{"blank, on record, an operator formats it", observedDisk(blank, format, "vol-1"), "create-table make-file-system name-partition mount", Placed{Store: true}, ""},
+		{"the same, at boot", with(observedDisk(blank, format, "vol-1"), boot), "create-table make-file-system name-partition mount", Placed{Store: true}, ""},
+		{"foreign", observedDisk(lvm, none, ""), "", Placed{}, "run 'agent disk format vol-1 --yes'"},
+		{"foreign with a superblock, an operator formats it", observedDisk(lvm, asking(none, record.Format, "vol-1"), ""), "create-table make-file-system name-partition mount", Placed{Store: true}, ""},
 		{"the same, where a setting formats foreign disks", with(observedDisk(lvm, asking(none, record.Format, "vol-1"), ""), func(o *Observed) { o.AllowForeign = true }),
-			"create-table make-file-system name-partition mount", Records{Store: true}, ""},
-		{"a store", observedDisk(store, ours, "vol-1"), "mount", Records{Store: true}, ""},
-		{"a store, at boot", with(observedDisk(store, ours, "vol-1"), boot), "mount", Records{Store: true}, ""},
-		{"a store, an operator formats it", observedDisk(store, format, "vol-1"), "create-table make-file-system name-partition mount", Records{Store: true}, ""},
-		{"a store in use, an operator formats it", with(observedDisk(mountedStore, format, "vol-1"), mounted), "", Records{}, "run unmount_disk vol-1 first"},
-		{"another store", observedDisk(other, ours, "vol-1"), "", Records{}, "agent disk accept vol-1"},
-		{"another store, accepted", observedDisk(other, accept, "vol-1"), "mount", Records{Store: true}, ""},
-		{"mounted", with(observedDisk(mountedStore, ours, "vol-1"), mounted), "", Records{Store: true}, ""},
-		{"mounted as another", with(observedDisk(mountedStore, none, ""), asAnother), "", Records{},
+			"create-table make-file-system name-partition mount", Placed{Store: true}, ""},
+		{"a store", observedDisk(store, ours, "vol-1"), "mount", Placed{Store: true}, ""},
+		{"a store, at boot", with(observedDisk(store, ours, "vol-1"), boot), "mount", Placed{Store: true}, ""},
+		{"a store, an operator formats it", observedDisk(store, format, "vol-1"), "create-table make-file-system name-partition mount", Placed{Store: true}, ""},
+		{"a store in use, an operator formats it", with(observedDisk(mountedStore, format, "vol-1"), mounted), "", Placed{}, "run unmount_disk vol-1 first"},
+		{"another store", observedDisk(other, ours, "vol-1"), "", Placed{}, "agent disk accept vol-1"},
+		{"another store, accepted", observedDisk(other, accept, "vol-1"), "mount", Placed{Store: true}, ""},
+		{"mounted", with(observedDisk(mountedStore, ours, "vol-1"), mounted), "", Placed{Store: true}, ""},
+		{"mounted as another", with(observedDisk(mountedStore, none, ""), asAnother), "", Placed{},
 			"is persistent disk vol-0, which is mounted. Attach the right disk, or run unmount_disk vol-0"},
-		{"absent", Observed{Persistent: Persistent{CID: "vol-1"}, Absent: errors.New("not there")}, "await", Records{CID: "-"}, ""},
-		{"a directory", with(observedDisk(Persistent{}, none, ""), func(o *Observed) { o.Directory = true }), "", Records{}, "is not a block device"},
-		{"not a directory, where disks are", with(observedDisk(Persistent{}, none, ""), func(o *Observed) { o.Directories = true }), "", Records{}, "is not a directory"},
+		{"absent", Observed{Persistent: Persistent{CID: "vol-1"}, Absent: errors.New("not there")}, "await", Placed{CID: "-"}, ""},
+		{"a directory", with(observedDisk(Persistent{}, none, ""), func(o *Observed) { o.Directory = true }), "", Placed{}, "is not a block device"},
+		{"not a directory, where disks are", with(observedDisk(Persistent{}, none, ""), func(o *Observed) { o.Directories = true }), "", Placed{}, "is not a directory"},
 		{"preformatted and blank, at boot", with(observedDisk(Persistent{Volume: volumeOf(probe.Blank),
-			Preformatted: true}, none, "vol-1"), boot), "", Records{},
+			Preformatted: true}, none, "vol-1"), boot), "", Placed{},
 			"nothing to mount: attach a disk with a file system"},
-		{"a directory that is bound", with(observedDisk(Persistent{}, none, ""), func(o *Observed) { o.Directory, o.Directories = true, true }), "bind-mount", Records{Store: true}, ""},
+		{"a directory that is bound", with(observedDisk(Persistent{}, none, ""), func(o *Observed) { o.Directory, o.Directories = true, true }), "bind-mount", Placed{Store: true}, ""},
 	} {
 		p, err := MountDisk(c.o)
 		wantError(t, err, c.fails)
@@ -86,8 +86,8 @@ func TestMountDisk(t *testing.T) {
 		if c.wants.CID == "" && err == nil {
 			c.wants.CID = "vol-1"
 		}
-		if c.wants.CID != "-" && p.Records != c.wants {
-			t.Errorf("%s: puts on record %+v, want %+v", c.name, p.Records, c.wants)
+		if c.wants.CID != "-" && p.Placed != c.wants {
+			t.Errorf("%s: puts on record %+v, want %+v", c.name, p.Placed, c.wants)
 		}
 	}
 }

@@ -28,7 +28,7 @@ func (Boot) PlanMount(context.Context) ([]decide.Change, error) { return nil, ni
 // CheckKnown refuses associations of unknown disks, and disks that nothing accounts for.
 func (b Boot) CheckKnown(associations []settings.DiskAssociation) error {
 	known := map[string]bool{}
-	for cid := range b.Records.Disks() {
+	for cid := range b.Known.Disks() {
 		known[cid] = true
 	}
 	var named []decide.Association

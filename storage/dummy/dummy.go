@@ -18,21 +18,21 @@ import (
 	"cambium/settings"
 )
 
-// Records are the disks that settings and hints name.
-type Records interface {
+// KnownDisks are the disks that settings and hints name.
+type KnownDisks interface {
 	Disks() map[string]settings.PersistentDisk
 	PutHint(cid string, hint settings.DiskHint) error
 	RemoveHint(cid string) error
-	MountedCID() (cid string, err error)
-	SetMountedCID(cid string) error
-	ClearMountedCID() error
+	ManagedCID() (cid string, err error)
+	SetManagedCID(cid string) error
+	ClearManagedCID() error
 }
 
 // Disks has the methods of storage.Disks that actions use.
 type Disks struct {
-	Dirs    vcap.Dirs
-	Records Records
-	Reload  func(context.Context) error
+	Dirs   vcap.Dirs
+	Known  KnownDisks
+	Reload func(context.Context) error
 
 	mu sync.Mutex // serializes changes of the files
 }
@@ -81,7 +81,7 @@ func (d *Disks) Add(ctx context.Context, cid string, hint settings.DiskHint) err
 	if err := d.Reload(ctx); err != nil {
 		return err
 	}
-	return d.Records.PutHint(cid, hint)
+	return d.Known.PutHint(cid, hint)
 }
 
 // Remove forgets the hint of a disk.
@@ -89,7 +89,7 @@ func (d *Disks) Remove(ctx context.Context, cid string) error {
 	if err := d.Reload(ctx); err != nil {
 		return err
 	}
-	return d.Records.RemoveHint(cid)
+	return d.Known.RemoveHint(cid)
 }
 
 // Mount records a disk as mounted on the store, or on the migration target when another is.
@@ -133,13 +133,13 @@ func (d *Disks) mount(cid string) error {
 		return err
 	}
 	if where == d.Dirs.Store() {
-		return d.Records.SetMountedCID(cid)
+		return d.Known.SetManagedCID(cid)
 	}
 	return nil
 }
 
 func (d *Disks) findKnown(cid string) (settings.PersistentDisk, error) {
-	disk, known := d.Records.Disks()[cid]
+	disk, known := d.Known.Disks()[cid]
 	if !known {
 		return disk, fmt.Errorf("persistent disk %q is not known", cid)
 	}
@@ -200,7 +200,7 @@ func (d *Disks) List(ctx context.Context) ([]string, error) {
 
 // MountLast mounts the disk again that was mounted last, as boot does on a machine, if it has been formatted.
 func (d *Disks) MountLast() error {
-	cid, err := d.Records.MountedCID()
+	cid, err := d.Known.ManagedCID()
 	if err != nil || cid == "" {
 		return err
 	}
@@ -250,7 +250,7 @@ func (d *Disks) Migrate(context.Context, string, string) error {
 	if err := write(d.Dirs.DummyMounts(), append(mounts[:from], mounts[from+1:]...)); err != nil {
 		return err
 	}
-	return d.Records.SetMountedCID(cid)
+	return d.Known.SetManagedCID(cid)
 }
 
 // AddDynamic records nothing: such a disk is only a link to a device, and there is none.

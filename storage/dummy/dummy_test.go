@@ -21,9 +21,9 @@ func (r *records) PutHint(cid string, h settings.DiskHint) error {
 	return nil
 }
 func (r *records) RemoveHint(cid string) error    { delete(r.disks, cid); return nil }
-func (r *records) MountedCID() (string, error)    { return r.mounted, nil }
-func (r *records) SetMountedCID(cid string) error { r.mounted = cid; return nil }
-func (r *records) ClearMountedCID() error         { r.mounted = ""; return nil }
+func (r *records) ManagedCID() (string, error)    { return r.mounted, nil }
+func (r *records) SetManagedCID(cid string) error { r.mounted = cid; return nil }
+func (r *records) ClearManagedCID() error         { r.mounted = ""; return nil }
 
 func TestDiskChangeAsADirectorDoesIt(t *testing.T) {
 	dirs := vcap.New(t.TempDir())
@@ -31,7 +31,7 @@ func TestDiskChangeAsADirectorDoesIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	rec := &records{disks: map[string]settings.PersistentDisk{}}
-	d := &Disks{Dirs: dirs, Records: rec, Reload: func(context.Context) error { return nil }}
+	d := &Disks{Dirs: dirs, Known: rec, Reload: func(context.Context) error { return nil }}
 	ctx := t.Context()
 	must := func(err error) {
 		t.Helper()

@@ -216,7 +216,7 @@ func (p *placing) admit(top *os.File) error {
 	if disk.Said, err = said(top, disk.FileSystem); err != nil {
 		return err
 	}
-	if !p.plan.Records.Store {
+	if !p.plan.Placed.Store {
 		return p.admitToTarget(top, disk)
 	}
 	if err := p.choose(disk); err != nil {
@@ -292,15 +292,15 @@ func (p *placing) try(top *os.File, s identity.Store) identity.Store {
 // stay decides about a disk that is mounted already, and has the one on the store say so.
 func (p *placing) stay() (err error) {
 	on := p.o.OnStoreIs
-	if !p.plan.Records.Store {
+	if !p.plan.Placed.Store {
 		on = decide.Disk{Path: p.o.Disk.Path, FileSystem: p.o.Found.FileSystem, Said: p.o.Said}
 	}
 	on.CID = p.o.CID
 	incomplete := decide.CheckCopy(on.CID, on.Path, on.Said) != nil
-	if !p.plan.Records.Store && !(incomplete && p.o.Request() == record.Accept) {
+	if !p.plan.Placed.Store && !(incomplete && p.o.Request() == record.Accept) {
 		return nil
 	}
-	if p.plan.Records.Store {
+	if p.plan.Placed.Store {
 		if err := decide.CheckMounted(on, p.o.Surroundings, p.others); err != nil {
 			return err
 		}
@@ -314,7 +314,7 @@ func (p *placing) stay() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, top.Close()) }()
-	if p.plan.Records.Store {
+	if p.plan.Placed.Store {
 		return p.become(top, on)
 	}
 	return p.admitToTarget(top, on)

@@ -26,7 +26,7 @@ import (
 // hint returns the hint by which the device of a persistent disk is found.
 func (d *Disks) hint(p settings.PersistentDisk) device.Hint {
 	h := machine.HintOf(p.CID, p.Hint)
-	for cid := range d.Records.Disks() {
+	for cid := range d.Known.Disks() {
 		if cid != p.CID {
 			h.Others = append(h.Others, cid)
 		}
@@ -45,9 +45,9 @@ func (d *Disks) applyReleases() error {
 		if asked != record.Release {
 			continue
 		}
-		_, named := d.Records.Disks()[cid]
-		if told, err := d.Records.MountedCID(); err == nil && told == cid && !named {
-			if err := d.Records.ClearMountedCID(); err != nil {
+		_, named := d.Known.Disks()[cid]
+		if told, err := d.Known.ManagedCID(); err == nil && told == cid && !named {
+			if err := d.Known.ClearManagedCID(); err != nil {
 				return err
 			}
 		}

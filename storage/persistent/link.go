@@ -55,7 +55,7 @@ func (d *Disks) RemoveDynamic(ctx context.Context, cid string) error {
 // attached than one would expect. A known disk that was detached without remove_persistent_disk does not count.
 func (d *Disks) CheckKnown(associations []settings.DiskAssociation) error {
 	known, devices := map[string]bool{}, map[string]bool{}
-	for cid, p := range d.Records.Disks() {
+	for cid, p := range d.Known.Disks() {
 		known[cid] = true
 		switch dev, err := d.Resolver.Look(d.hint(p)); {
 		case err == nil:

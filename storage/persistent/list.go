@@ -85,7 +85,7 @@ func (d *Disks) List(context.Context) ([]string, error) {
 // it is mounted there.
 func (d *Disks) fromRecord() *[]decide.Noted {
 	r, _ := d.Machine.Record.Read() // without a record, managed_disk_settings.json names it
-	told, _ := d.Records.MountedCID()
+	told, _ := d.Known.ManagedCID()
 	cid, _ := r.StoreDisk(told)
 	e, there, err := mount.At(d.Machine.Dirs.Store())
 	if cid == "" || err != nil || !there || !d.BindMounted && !onDevice(e) {

@@ -86,7 +86,7 @@ func (d *Disks) MountLast(ctx context.Context) (made []decide.Change, warning st
 		return nil, warning, err
 	}
 	for range 2 {
-		made, err = d.mount(ctx, d.Records.Disks()[cid], AtBoot)
+		made, err = d.mount(ctx, d.Known.Disks()[cid], AtBoot)
 		outranked, ok := errors.AsType[*decide.Outranked](err)
 		if !ok {
 			break
@@ -142,10 +142,10 @@ func (d *Disks) mount(ctx context.Context, p settings.PersistentDisk, why Occasi
 		return nil, err
 	}
 	at := &placing{Disks: d, o: o, plan: plan, identified: dev.Identified}
-	if plan.Records.Store && why != Migrated {
+	if plan.Placed.Store && why != Migrated {
 		at.others = d.candidates(ctx, v, p.CID, true)
 	}
-	if plan.Records.Store && (plan.Formats() || plan.Leave != "") { // what is lost, or left, is not brought back by a refusal
+	if plan.Placed.Store && (plan.Formats() || plan.Leave != "") { // what is lost, or left, is not brought back by a refusal
 		if err := at.choose(decide.Disk{CID: p.CID, Path: dev.Path, FileSystem: o.Found.FileSystem, Said: o.Said}); err != nil {
 			return nil, err
 		}
@@ -155,7 +155,7 @@ func (d *Disks) mount(ctx context.Context, p settings.PersistentDisk, why Occasi
 
 // apply does what was decided about the disk at path.
 func (p *placing) apply(ctx context.Context, path string) (made []decide.Change, err error) {
-	d, plan, cid := p.Disks, p.plan, p.plan.Records.CID
+	d, plan, cid := p.Disks, p.plan, p.plan.Placed.CID
 	if plan.Leave != "" {
 		if err := mount.UnmountReporting(ctx, plan.Leave, d.Busy(plan.Leave)); err != nil {
 			return nil, err
@@ -181,7 +181,7 @@ func (p *placing) apply(ctx context.Context, path string) (made []decide.Change,
 		}
 	}
 	if e, there, err := mount.At(plan.Directory); err == nil && there {
-		d.note(cid, e, plan.Records.Store)
+		d.note(cid, e, plan.Placed.Store)
 	}
 	mounts := func(c decide.Change) bool { return c.Op == decide.Mount || c.Op == decide.BindMount }
 	if slices.ContainsFunc(made, mounts) {
@@ -190,19 +190,19 @@ func (p *placing) apply(ctx context.Context, path string) (made []decide.Change,
 	} else if err := p.stay(); err != nil {
 		return made, err
 	}
-	return made, d.record(plan.Records, path, p.says.Generation)
+	return made, d.record(plan.Placed, path, p.says.Generation)
 }
 
 // record puts a disk on record that is mounted: as the store, or only as what it is. Its identity protects it from
 // later mistakes; that it cannot be written is not a reason to keep the store away that is on record already.
-func (d *Disks) record(what decide.Records, path string, generation uint64) error {
+func (d *Disks) record(what decide.Placed, path string, generation uint64) error {
 	d.Machine.CrashPoint("record disk")
 	found := record.Disk{Generation: generation}
 	if !d.BindMounted {
 		found, _ = d.identify(path) // what cannot be read stays as it is on record
 		found.Generation = generation
 	}
-	told, _ := d.Records.MountedCID()
+	told, _ := d.Known.ManagedCID()
 	before, err := d.Machine.ReadRecord()
 	if err != nil {
 		return err
@@ -237,7 +237,7 @@ func (d *Disks) record(what decide.Records, path string, generation uint64) erro
 func (d *Disks) publish(cid, told string) error {
 	if told != cid {
 		d.Machine.CrashPoint("publish store")
-		if err := d.Records.SetMountedCID(cid); err != nil {
+		if err := d.Known.SetManagedCID(cid); err != nil {
 			return err
 		}
 	}

@@ -47,7 +47,7 @@ type resolved struct {
 func (d *Disks) observeSurroundings() (v surroundings, err error) {
 	v = surroundings{Surroundings: decide.Surroundings{Store: d.Machine.Dirs.Store(),
 		MigrationTarget: d.Machine.Dirs.StoreMigrationTarget(), Directories: d.BindMounted},
-		known: d.Records.Disks(), resolved: map[string]resolved{}, owners: map[int]string{}}
+		known: d.Known.Disks(), resolved: map[string]resolved{}, owners: map[int]string{}}
 	v.Known = slices.Sorted(maps.Keys(v.known))
 	for _, cid := range v.Known {
 		dev, err := d.Resolver.Look(d.hint(v.known[cid]))
@@ -56,7 +56,7 @@ func (d *Disks) observeSurroundings() (v surroundings, err error) {
 	if v.Record, v.unread = d.Machine.ReadRecord(); v.unread != nil {
 		v.Record = record.New()
 	}
-	v.ManagedCID, v.Unreadable = d.Records.MountedCID()
+	v.ManagedCID, v.Unreadable = d.Known.ManagedCID()
 	for cid, asked := range maps.Clone(v.Record.Asked) {
 		if asked != record.Release {
 			continue

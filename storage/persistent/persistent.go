@@ -24,21 +24,21 @@ type Resolver interface {
 	Look(h device.Hint) (device.Device, error)
 }
 
-// Records are the disks that settings and hints name, and which one is on the store.
-type Records interface {
+// KnownDisks are the disks that settings and hints name, and which one is on the store.
+type KnownDisks interface {
 	Disks() map[string]settings.PersistentDisk
 	PutHint(cid string, hint settings.DiskHint) error
 	RemoveHint(cid string) error
-	MountedCID() (cid string, err error)
-	SetMountedCID(cid string) error
-	ClearMountedCID() error
+	ManagedCID() (cid string, err error)
+	SetManagedCID(cid string) error
+	ClearManagedCID() error
 }
 
 // Disks are the persistent disks of a machine.
 type Disks struct {
 	Machine  *machine.Machine
 	Resolver Resolver
-	Records  Records
+	Known    KnownDisks
 	// Reload reads the settings from their source again; hints of some CPIs come that way.
 	Reload func(context.Context) error
 	// Foreign says what to do with a disk that carries something which is not ours: "refuse" (or empty) or "format".
@@ -73,7 +73,7 @@ func (d *Disks) Add(ctx context.Context, cid string, hint settings.DiskHint) err
 		return err
 	}
 	defer d.Machine.Unlock()
-	return d.Records.PutHint(cid, hint)
+	return d.Known.PutHint(cid, hint)
 }
 
 // Remove ends the attachment of a disk. Its identity stays on record. One that is not known is fine.
@@ -85,23 +85,23 @@ func (d *Disks) Remove(ctx context.Context, cid string) error {
 		return err
 	}
 	defer d.Machine.Unlock()
-	known := d.Records.Disks()
+	known := d.Known.Disks()
 	delete(known, cid)
 	d.forget(func(n decide.Noted) bool { return n.Owner == cid })
 	// A record that is damaged may be of this disk; without any other it is of none that remains.
-	if on, err := d.Records.MountedCID(); on == cid || err != nil && len(known) == 0 {
-		if err := d.Records.ClearMountedCID(); err != nil {
+	if on, err := d.Known.ManagedCID(); on == cid || err != nil && len(known) == 0 {
+		if err := d.Known.ClearManagedCID(); err != nil {
 			return err
 		}
 	}
 	if err := d.Machine.Record.Update(func(r *record.Record) { r.Remove(cid) }); err != nil {
 		return err
 	}
-	return d.Records.RemoveHint(cid)
+	return d.Known.RemoveHint(cid)
 }
 
 func (d *Disks) findKnown(cid string) (settings.PersistentDisk, error) {
-	p, ok := d.Records.Disks()[cid]
+	p, ok := d.Known.Disks()[cid]
 	if !ok {
 		return p, fmt.Errorf("persistent disk %q is not known", cid)
 	}

@@ -105,7 +105,7 @@ func (d *Disks) plan(ctx context.Context, v surroundings, p settings.PersistentD
 func (d *Disks) planChoice(ctx context.Context, v surroundings, o decide.Observed, plan *decide.Plan, dev device.Device) error {
 	at := &placing{Disks: d, o: o, plan: *plan, identified: dev.Identified}
 	disk := decide.Disk{CID: o.CID, Path: o.Disk.Path, FileSystem: o.Volume.Content.UUID, Said: o.Said}
-	if !plan.Records.Store {
+	if !plan.Placed.Store {
 		return decide.CheckTarget(disk, o.Surroundings, o.Elsewhere)
 	}
 	at.others = d.candidates(ctx, v, o.CID, false)

@@ -85,7 +85,7 @@ func (d *Disks) Commit(to string) error {
 		return err
 	}
 	d.Machine.CrashPoint("record new disk")
-	return d.record(decide.Records{CID: to, Store: true}, path, 0)
+	return d.record(decide.Placed{CID: to, Store: true}, path, 0)
 }
 
 // ObserveMigration observes what a migration is decided by.

@@ -191,7 +191,7 @@ func Local(ctx context.Context, o Options) Facts {
 	m.Supervisor, m.Tasks = supervisor(ctx, o.Dirs), tasks(o.Dirs)
 	effective := loadSettings(ctx, o, agentjson.Config{}, false, &m.Settings)
 	m.Identity = identity(effective)
-	m.Disk = persistentDisk(o.Dirs, m.Settings.MountedCID)
+	m.Disk = persistentDisk(o.Dirs, m.Settings.ManagedCID)
 	return m
 }
 
@@ -246,7 +246,7 @@ func All(ctx context.Context, o Options) Facts {
 		var effective settings.Effective
 		if m.Superuser {
 			effective = loadSettings(ctx, o, config, found.Err == "", &m.Settings)
-			m.Disk = persistentDisk(o.Dirs, m.Settings.MountedCID)
+			m.Disk = persistentDisk(o.Dirs, m.Settings.ManagedCID)
 			m.Disk.askMounted(ctx, o.Dirs)
 		}
 		m.Identity = identity(effective)

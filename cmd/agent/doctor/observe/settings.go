@@ -29,7 +29,7 @@ type Settings struct {
 	SourcesErr string         `json:"sources_error,omitempty"`
 	Err        string         `json:"error,omitempty"` // why there are none
 	Files      []SettingsFile `json:"files"`
-	MountedCID string         `json:"mounted_disk,omitempty"`
+	ManagedCID string         `json:"mounted_disk,omitempty"`
 	// Addresses are those of the networks that are not dynamic; DNS the servers for names.
 	Addresses []OfNetwork `json:"addresses"`
 	DNS       []OfNetwork `json:"dns"`
@@ -80,7 +80,7 @@ func loadSettings(ctx context.Context, o Options, config agentjson.Config, confi
 		found.Err = err.Error()
 		return settings.Effective{}
 	}
-	if found.MountedCID, err = cache.MountedCID(); err != nil {
+	if found.ManagedCID, err = cache.ManagedCID(); err != nil {
 		found.Err = err.Error()
 	}
 	effective := cache.Effective()
