@@ -20,7 +20,6 @@ import (
 	"cambium/bootstrap"
 	"cambium/bootstrap/engine"
 	"cambium/cmd/agent/cli"
-	"cambium/cmd/agent/watchdog"
 	"cambium/internal/secret"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
@@ -319,7 +318,7 @@ func TestTheWatchdogStarvesWhenTheAgentHangs(t *testing.T) {
 			logger.SetOutput(io.Discard)
 			begin := time.Now()
 			var fed []time.Duration
-			watchdog.Feed(ctx, period, &hangsAfter{answers: 4, blocks: blocks}, func() error { fed = append(fed, time.Since(begin)); return nil }, logrus.NewEntry(logger))
+			feedWatchdog(ctx, period, &hangsAfter{answers: 4, blocks: blocks}, func() error { fed = append(fed, time.Since(begin)); return nil }, logrus.NewEntry(logger))
 			if len(fed) != 4 || fed[3] != 3*period {
 				t.Errorf("blocks %v: fed after %v, want four times, every %v", blocks, fed, period)
 			}
@@ -338,7 +337,7 @@ func TestTheWatchdogIsFedThroughTheDispatcher(t *testing.T) {
 			a.dispatcher.Failed("lost", false)
 		}()
 		fed := 0
-		watchdog.Feed(ctx, 20*time.Second, a.dispatcher, func() error { fed++; return nil }, a.log)
+		feedWatchdog(ctx, 20*time.Second, a.dispatcher, func() error { fed++; return nil }, a.log)
 		if fed < 3*60-1 {
 			t.Errorf("fed %d times in an hour, want every 20s", fed)
 		}

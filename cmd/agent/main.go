@@ -20,7 +20,6 @@ import (
 	"cambium/cmd/agent/jobs"
 	"cambium/cmd/agent/loglevel"
 	"cambium/cmd/agent/metrics"
-	"cambium/cmd/agent/monitaccess"
 	"cambium/cmd/agent/monitcli"
 	"cambium/cmd/agent/retry"
 	"cambium/cmd/agent/show"
@@ -66,8 +65,8 @@ func commands() cli.Table {
 
 // programs are the names under which the same binary is another program.
 var programs = map[string]cli.RunFunc{
-	monitaccess.Name: monitaccess.Run,
-	monitcli.Name:    runMonit,
+	"bosh-enable-monit-access": allowMonit,
+	monitcli.Name:              runMonit,
 }
 
 // runMonit is the program monit. monit.service runs the supervisor by it, so that the process has monit's name.

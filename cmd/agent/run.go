@@ -25,7 +25,6 @@ import (
 	"cambium/cmd/agent/cli"
 	"cambium/cmd/agent/logging"
 	"cambium/cmd/agent/loglevel"
-	"cambium/cmd/agent/watchdog"
 	"cambium/internal/atomicfile"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
@@ -314,7 +313,7 @@ func (b *booting) run(ctx context.Context, cancel func(), boot func(context.Cont
 		alive := func() error {
 			return errors.Join(b.program.notifier.Alive(), b.display.rec.Alive(), b.display.history.Alive())
 		}
-		watchdog.Feed(ctx, cmp.Or(b.program.notifier.Watchdog()/3, alivePeriod), b.dispatcher, alive, b.log)
+		feedWatchdog(ctx, cmp.Or(b.program.notifier.Watchdog()/3, alivePeriod), b.dispatcher, alive, b.log)
 	})
 	b.reboot = findReboot(ctx, b.display)
 	b.spawn(func() { b.machine.runBackground(ctx) })

@@ -1,5 +1,4 @@
-// Package watchdog sends WATCHDOG=1 to systemd while the agent answers.
-package watchdog
+package main
 
 import (
 	"context"
@@ -10,9 +9,9 @@ import (
 	"cambium/mbus"
 )
 
-// Feed sends WATCHDOG=1 while a ping gets through the dispatcher: a Director cannot use an agent
+// feedWatchdog sends WATCHDOG=1 to systemd while a ping gets through the dispatcher: a Director cannot use an agent
 // whose dispatcher hangs.
-func Feed(ctx context.Context, period time.Duration, dispatcher mbus.Handler, alive func() error, log *logrus.Entry) {
+func feedWatchdog(ctx context.Context, period time.Duration, dispatcher mbus.Handler, alive func() error, log *logrus.Entry) {
 	if period <= 0 {
 		return
 	}

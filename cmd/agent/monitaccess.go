@@ -1,6 +1,4 @@
-// Package monitaccess is the program bosh-enable-monit-access, for jobs that talk to monit themselves:
-// without it, the firewall lets only the agent reach monit. On a machine it is a link to the agent.
-package monitaccess
+package main
 
 import (
 	"context"
@@ -13,11 +11,9 @@ import (
 	"cambium/platform/user"
 )
 
-// Name is the name that the agent's binary is called by.
-const Name = "bosh-enable-monit-access"
-
-// Run lets the job that called it reach monit.
-func Run(ctx context.Context, _ []string, _, stderr io.Writer) int {
+// allowMonit is the program bosh-enable-monit-access, which on a machine is a link to the agent. It lets the job that
+// calls it reach monit itself; without it, the firewall lets only the agent.
+func allowMonit(ctx context.Context, _ []string, _, stderr io.Writer) int {
 	log := logging.SetUp(stderr).WithField("component", "monit-access")
 	account, err := (&user.Accounts{Root: "/", Log: log}).Lookup("vcap")
 	if err == nil {
