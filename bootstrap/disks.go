@@ -1,7 +1,6 @@
 package bootstrap
 
 import (
-	"cmp"
 	"context"
 	"errors"
 
@@ -16,9 +15,8 @@ import (
 
 // disks is a desired state of disks, which package storage plans and brings about by two functions. The plan of a disk
 // that is not there yet is a warning: what a boot does with it depends on what it carries.
-func disks[D any](awaits string, plan, setUp func(context.Context, D) ([]storage.Change, error), want D) engine.Goal {
+func disks[D any](plan, setUp func(context.Context, D) ([]storage.Change, error), want D) engine.Goal {
 	return engine.Goal{
-		Awaits: awaits,
 		Plan: func(ctx context.Context, f *engine.Forecast) ([]engine.Change, error) {
 			changes, err := plan(ctx, want)
 			var known []storage.Change
@@ -51,16 +49,12 @@ func (m *Machine) hasRawDisks() bool {
 }
 
 func (m *Machine) rawDisks(context.Context, engine.Report) ([]engine.Goal, error) {
-	return []engine.Goal{disks("the raw ephemeral disks", m.Ephemeral.PlanRaw, m.Ephemeral.SetupRaw,
+	return []engine.Goal{disks(m.Ephemeral.PlanRaw, m.Ephemeral.SetupRaw,
 		m.Settings.Effective().Settings.Disks.RawHints())}, nil
 }
 
 func (m *Machine) ephemeralDisk(context.Context, engine.Report) ([]engine.Goal, error) {
-	awaits := ""
-	if hint := m.Settings.Effective().Settings.Disks.Ephemeral; hint != nil {
-		awaits = "the disk " + cmp.Or(hint.Path, hint.DeviceID, hint.VolumeID, hint.LUN)
-	}
-	return []engine.Goal{disks(awaits,
+	return []engine.Goal{disks(
 		func(ctx context.Context, s settings.Settings) ([]storage.Change, error) {
 			return m.Ephemeral.Plan(ctx, s.Disks.Ephemeral, s.Env.Bosh.SwapSizeMiB, s.AgentID)
 		},
@@ -70,17 +64,16 @@ func (m *Machine) ephemeralDisk(context.Context, engine.Report) ([]engine.Goal, 
 }
 
 func (m *Machine) rootDisk(context.Context, engine.Report) ([]engine.Goal, error) {
-	return []engine.Goal{disks("", m.Ephemeral.PlanGrowRoot, m.Ephemeral.GrowRoot,
+	return []engine.Goal{disks(m.Ephemeral.PlanGrowRoot, m.Ephemeral.GrowRoot,
 		m.Settings.Effective().Settings.Disks.Ephemeral)}, nil
 }
 
 // persistentDisk also renews the names of associated disks. Without their devices jobs that use them fail by themselves
 // and say so, hence they are optional.
 func (m *Machine) persistentDisk(_ context.Context, r engine.Report) ([]engine.Goal, error) {
-	const awaits = "the persistent disk"
-	names := disks(awaits, m.Persistent.PlanAssociate, m.associate, m.Settings.Effective().Associations)
+	names := disks(m.Persistent.PlanAssociate, m.associate, m.Settings.Effective().Associations)
 	names.Optional = true
-	return []engine.Goal{disks(awaits, m.planStore, m.setUpStore, r), names}, nil
+	return []engine.Goal{disks(m.planStore, m.setUpStore, r), names}, nil
 }
 
 // associate leaves the names of a machine whose store is still being checked or mounted to storeMounted.

@@ -69,6 +69,8 @@ type Config struct {
 	// Progress, if set, is called with the progress of a migration, and with the zero value at its
 	// end.
 	Progress func(MigrationProgress)
+	// Change, if set, is called with each change of a disk before it is made; what it returns, after that.
+	Change func(ctx context.Context, what string) (made func())
 	// WorkProgress, if set, is called with the progress of a long check or mount of a file system, and with ""
 	// at its end.
 	WorkProgress func(text string)
@@ -99,7 +101,7 @@ func New(c Config) Disks {
 		c.AfterBoot = func(f func()) { f() }
 	}
 	m := machine.New(c.Dirs, c.Log)
-	m.WorkProgress, m.Shortfall = c.WorkProgress, c.Shortfall
+	m.WorkProgress, m.Shortfall, m.Change = c.WorkProgress, c.Shortfall, c.Change
 	label := persistent.LabelOf(c.Options.PartitionerType)
 	disks := &Persistent{Machine: m, Resolver: c.Resolver, Known: c.Known, Label: label, Reload: c.Settings.Refresh,
 		Associated: func() (cids []string) {

@@ -73,7 +73,7 @@ func TestGoals(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			goal := func(text string, err error, optional bool) Goal {
 				changes := []Change{{Text: text}}
-				return Goal{Optional: optional, Awaits: "a mount",
+				return Goal{Optional: optional,
 					Plan:     func(context.Context, *Forecast) ([]Change, error) { return changes, err },
 					Converge: func(context.Context) ([]Change, error) { return changes, err }}
 			}
@@ -111,6 +111,29 @@ func TestGoals(t *testing.T) {
 				t.Errorf("made %s, warnings %q, error %q (%s)", got, warnings, failure, v.Line())
 			}
 		})
+	}
+}
+
+// A part is there when its work has ended, with a length of its own.
+func TestPart(t *testing.T) {
+	e, _ := newEngine(t)
+	_, _, err := e.Run(t.Context(), []Step{{Name: "ephemeral-disk", Run: func(_ context.Context, s *Span) error {
+		for _, name := range []string{"make-file-system /dev/vdb1", "mount /dev/vdb1"} {
+			end := s.Part(name)
+			if n := len(e.Status.Snapshot().Steps[0].Parts); name[:4] == "make" && n != 0 {
+				t.Errorf("%d parts before the first has ended", n)
+			}
+			end()
+		}
+		return nil
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts := e.Status.Snapshot().Steps[0].Parts
+	if len(parts) != 2 || parts[0].Name != "make-file-system /dev/vdb1" || parts[0].End <= parts[0].Start ||
+		parts[1].Start < parts[0].End {
+		t.Errorf("the parts are %+v, want both, one after the other", parts)
 	}
 }
 

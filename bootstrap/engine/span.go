@@ -95,6 +95,14 @@ func (s *Span) Parts(began time.Time, parts []status.Part) {
 	})
 }
 
+// Part records a stretch of work from now until end is called.
+func (s *Span) Part(name string) (end func()) {
+	began := time.Now()
+	return func() {
+		s.Parts(began, []status.Part{{Name: name, Outcome: string(status.Done), End: int64(time.Since(began))}})
+	}
+}
+
 // Changed records what the step has changed on the machine. A boot whose steps record none found
 // everything as it should be.
 func (s *Span) Changed(changes ...Change) {

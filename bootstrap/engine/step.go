@@ -54,8 +54,6 @@ type Goal struct {
 	Plan func(ctx context.Context, f *Forecast) ([]Change, error)
 	// Converge brings the state about and returns the changes made.
 	Converge func(ctx context.Context) ([]Change, error)
-	// Awaits names what Converge may have to wait for.
-	Awaits string
 	// Optional goals warn where others fail the step.
 	Optional bool
 }
@@ -107,10 +105,7 @@ func (s Step) plan(ctx context.Context, f *Forecast) error {
 // run makes these changes.
 func (s Step) run(ctx context.Context, span *Span) error {
 	err := s.each(ctx, span, func(g Goal) error {
-		if g.Awaits != "" {
-			defer span.WaitingSoon(g.Awaits)()
-		}
-		made, err := g.Converge(ctx)
+		made, err := g.Converge(WithSpan(ctx, span))
 		span.Changed(made...)
 		return err
 	})

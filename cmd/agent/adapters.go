@@ -8,8 +8,10 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"cambium/blobstore"
+	"cambium/bootstrap/engine"
 	"cambium/internal/vcap"
 	"cambium/platform"
+	"cambium/platform/device"
 	"cambium/platform/firewall"
 	"cambium/platform/host"
 	"cambium/platform/network/neighbor"
@@ -19,6 +21,31 @@ import (
 )
 
 // The types below let actions and the bus use parts of a real machine through the interfaces that they declare.
+
+// announcingResolver shows in the step that looks for a disk that it waits for it.
+type announcingResolver struct{ *device.Resolver }
+
+func (r announcingResolver) Resolve(ctx context.Context, h device.Hint) (device.Device, error) {
+	if span := engine.SpanOf(ctx); span != nil {
+		defer span.WaitingSoon("the disk (" + h.String() + ")")()
+	}
+	return r.Resolver.Resolve(ctx, h)
+}
+
+func (r announcingResolver) InstanceStorage(ctx context.Context, count int) ([]device.Device, error) {
+	if span := engine.SpanOf(ctx); span != nil {
+		defer span.WaitingSoon("the raw ephemeral disks")()
+	}
+	return r.Resolver.InstanceStorage(ctx, count)
+}
+
+// showChange shows a change of a disk as a part of the step that makes it.
+func showChange(ctx context.Context, what string) (made func()) {
+	if span := engine.SpanOf(ctx); span != nil {
+		return span.Part(what)
+	}
+	return func() {}
+}
 
 // blobs is the blobstore in use.
 type blobs struct {

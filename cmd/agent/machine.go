@@ -310,8 +310,8 @@ func openDisks(b *bootstrap.Machine, current *store.Current, o machineOptions) (
 	if err != nil {
 		return storage.Disks{}, err
 	}
-	return storage.New(storage.Config{Dirs: o.dirs, Resolver: resolve, Known: current, Settings: current,
-		Log: o.logFor("disk"), Program: ownProgram, Options: storageOptions(b.Linux),
+	return storage.New(storage.Config{Dirs: o.dirs, Resolver: announcingResolver{resolve}, Known: current,
+		Settings: current, Change: showChange, Log: o.logFor("disk"), Program: ownProgram, Options: storageOptions(b.Linux),
 		AfterBoot: func(f func()) { b.Deferred.UntilVerdict(func(context.Context) { f() }) },
 		Progress:  o.progress, WorkProgress: o.workProgress, Shortfall: o.shortfall}), nil
 }
@@ -412,16 +412,29 @@ func showSources(ctx context.Context, began time.Time, results infrastructure.Re
 }
 
 func deviceOptions(l agentjson.Linux) device.Options {
-	return device.Options{Type: l.DevicePathResolutionType, IDPattern: l.DiskIDTransformPattern, IDReplacement: l.DiskIDTransformReplacement,
-		LUNLinks: l.LunDeviceSymlinkPath, InstanceStoragePattern: l.InstanceStorageDevicePattern,
-		ManagedVolumePattern: l.InstanceStorageManagedVolumePattern, Root: "/"}
+	return device.Options{
+		Type:                   l.DevicePathResolutionType,
+		IDPattern:              l.DiskIDTransformPattern,
+		IDReplacement:          l.DiskIDTransformReplacement,
+		LUNLinks:               l.LunDeviceSymlinkPath,
+		InstanceStoragePattern: l.InstanceStorageDevicePattern,
+		ManagedVolumePattern:   l.InstanceStorageManagedVolumePattern,
+		Root:                   "/",
+	}
 }
 
 func storageOptions(l agentjson.Linux) storage.Options {
-	return storage.Options{UsePreformattedPersistentDisk: l.UsePreformattedPersistentDisk, BindMountPersistentDisk: l.BindMountPersistentDisk,
-		CreatePartitionIfNoEphemeralDisk: l.CreatePartitionIfNoEphemeralDisk, SkipDiskSetup: l.SkipDiskSetup, PartitionerType: l.PartitionerType,
-		ForeignPersistentDisk: l.ForeignPersistentDisk, BlankDisks: l.BlankDisks,
-		MissingEphemeralDisk: l.MissingEphemeralDisk, ManagedVolumes: l.InstanceStorageManagedVolumePattern != ""}
+	return storage.Options{
+		UsePreformattedPersistentDisk:    l.UsePreformattedPersistentDisk,
+		BindMountPersistentDisk:          l.BindMountPersistentDisk,
+		CreatePartitionIfNoEphemeralDisk: l.CreatePartitionIfNoEphemeralDisk,
+		SkipDiskSetup:                    l.SkipDiskSetup,
+		PartitionerType:                  l.PartitionerType,
+		ForeignPersistentDisk:            l.ForeignPersistentDisk,
+		BlankDisks:                       l.BlankDisks,
+		MissingEphemeralDisk:             l.MissingEphemeralDisk,
+		ManagedVolumes:                   l.InstanceStorageManagedVolumePattern != "",
+	}
 }
 
 // repeatStart returns what repeats the Director's last start for a monit whose state file is older than that start.

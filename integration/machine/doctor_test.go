@@ -54,10 +54,12 @@ func TestMachineDoctor(t *testing.T) {
 		}
 		return healthy
 	})
-	// The record of the boot goes from init to the first heartbeat.
+	// The record of the boot goes from init to the first heartbeat, and has what was made of the disk.
+	rows := []string{"init until", "settings", "File /", "make-file-system /dev/", "persistent-disk", "ready",
+		"bus connected", "first heartbeat"}
 	eventually.True(t, "the first heartbeat on the timeline", func() bool {
 		text := run(t, i, "/var/vcap/bosh/bin/bosh-agent", "timeline", "--width", "120")
-		return !slices.ContainsFunc([]string{"init until", "settings", "File /", "persistent-disk", "ready", "bus connected", "first heartbeat"}, func(row string) bool { return !strings.Contains(text, row) })
+		return !slices.ContainsFunc(rows, func(row string) bool { return !strings.Contains(text, row) })
 	})
 	startMetricsTimer(t, i)
 	t.Run("documented commands", func(t *testing.T) { documentedCommands(t, i) })

@@ -185,7 +185,7 @@ func (c *Chart) addSteps(steps []status.Step, now int64) {
 	}
 }
 
-// sourceRow is that of a source; one that is still asked reaches as far as its step.
+// sourceRow is that of a source or of a piece of work; one that has not ended reaches as far as its step.
 func sourceRow(p status.Part, step Row) Row {
 	r := Row{Kind: KindSource, Label: p.Name, Outcome: status.Skipped, Start: p.Start, End: p.End, Note: strings.TrimSuffix(p.Outcome+": "+p.Why, ": ")}
 	switch {
@@ -195,6 +195,8 @@ func sourceRow(p status.Part, step Row) Row {
 		r.End = step.End
 	case p.Outcome == "used":
 		r.Outcome = status.Done
+	case p.Outcome == string(status.Done): // work
+		r.Outcome, r.Note = status.Done, p.Why
 	}
 	return r
 }

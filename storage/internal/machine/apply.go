@@ -58,23 +58,31 @@ func (m *Machine) makeAll(ctx context.Context, key string, p decide.Plan,
 			}
 		}
 		m.CrashPoint(string(c.Op))
+		end := m.changing(ctx, c)
+		changed := true
 		if c.Op == decide.GrowFileSystem {
-			var grown bool
-			if grown, notGrown, err = m.growFileSystem(ctx, c, mounted[c.Device]); err != nil {
-				return made, notGrown, err
-			}
-			if grown {
-				made = append(made, c)
-			}
-			continue
+			changed, notGrown, err = m.growFileSystem(ctx, c, mounted[c.Device])
+		} else {
+			err = m.apply(ctx, key, c, p.Finish, admit)
 		}
-		if err := m.apply(ctx, key, c, p.Finish, admit); err != nil {
+		end()
+		if err != nil {
 			return made, notGrown, err
 		}
-		mounted[c.Device] = c.Op == decide.Mount
-		made = append(made, c)
+		if changed {
+			made = append(made, c)
+		}
+		mounted[c.Device] = mounted[c.Device] || c.Op == decide.Mount
 	}
 	return made, notGrown, finish()
+}
+
+// changing announces a change.
+func (m *Machine) changing(ctx context.Context, c decide.Change) (made func()) {
+	if m.Change == nil {
+		return func() {}
+	}
+	return m.Change(ctx, fmt.Sprintf("%s %s", c.Op, c.Device))
 }
 
 // begin puts a preparation on record.

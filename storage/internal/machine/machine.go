@@ -43,6 +43,9 @@ type Machine struct {
 	// ended.
 	WorkProgress func(text string)
 
+	// Change, if set, is called with each change of a disk before it is made; what it returns, after that.
+	Change func(ctx context.Context, what string) (made func())
+
 	// Shortfall, if set, is called with the reason why the file system on a directory is smaller than its disk, and with
 	// "" when it is not any more.
 	Shortfall func(dir, text string)
