@@ -15,8 +15,8 @@ import (
 	"cambium/jobs/monit"
 )
 
-// Alert is a message that the Health Monitor passes on to operators. It drops an alert whose id it has seen before, so
-// each one has an id of its own.
+// Alert is a message that the Health Monitor passes on to operators. It drops alerts with an id that it has seen
+// before, so each alert has its own.
 type Alert struct {
 	ID       string `json:"id"`
 	Severity int    `json:"severity"`
@@ -33,13 +33,13 @@ const (
 	severityWarning  = monit.SeverityWarning
 )
 
-// newAlert is an alert of the agent's own.
+// newAlert returns an alert with a new id.
 func newAlert(severity int, title, summary string) Alert {
 	return Alert{ID: newAlertID(), Severity: severity, Title: title, Summary: summary, Created: time.Now().Unix()}
 }
 
-// MonitAlert translates a mail of monit; ips, sorted, tell where it comes from. Events that say
-// that all is well are not worth an alert.
+// MonitAlert translates a mail of monit. The sorted ips say where it comes from. The result is false for an event that
+// reports no problem.
 func MonitAlert(a monit.Alert, ips []string) (Alert, bool) {
 	severity := a.Severity()
 	if severity == monit.SeverityIgnored {
@@ -55,17 +55,17 @@ func MonitAlert(a monit.Alert, ips []string) (Alert, bool) {
 	return alert, true
 }
 
-// PortAlert names the process that has taken monit's port: operators decide what becomes of that process.
+// PortAlert reports the process that has taken monit's port; the operators must decide what to do with it.
 func PortAlert(held error) Alert {
 	return newAlert(severityCritical, "jobs cannot be started or stopped: monit's port is taken", held.Error())
 }
 
-// DuplicateAlert says that another machine has an address of this one.
+// DuplicateAlert reports that another machine uses an address of this one.
 func DuplicateAlert(text string) Alert {
 	return newAlert(severityCritical, "another machine uses an address of this one", text)
 }
 
-// ShortfallAlert says that a file system does not use its disk. The same text of an agent has the same id, so that
+// ShortfallAlert reports that a file system does not fill its disk. Its id depends only on agentID and text, so that
 // operators are not told again at each start.
 func ShortfallAlert(agentID, text string) Alert {
 	alert := newAlert(severityWarning, "a file system is smaller than its disk", text)
@@ -73,12 +73,12 @@ func ShortfallAlert(agentID, text string) Alert {
 	return alert
 }
 
-// ScriptsAlert says that scripts failed after a boot of the machine.
+// ScriptsAlert reports that scripts failed after a reboot.
 func ScriptsAlert(text string) Alert {
 	return newAlert(severityCritical, "scripts of jobs failed after the boot", text)
 }
 
-// RebootAlert says that the machine was rebooted, and why.
+// RebootAlert reports a reboot and its cause.
 func RebootAlert(text string) Alert {
 	return newAlert(severityWarning, "the machine was rebooted", text)
 }
@@ -92,7 +92,7 @@ func newAlertID() string {
 // maxAlerts bounds the alerts that wait for a bus connection. The oldest are dropped first.
 const maxAlerts = 100
 
-// Alerts sends alerts, once there is a bus to send them over.
+// Alerts sends alerts once the bus is connected.
 type Alerts struct {
 	log  *logrus.Entry
 	wake chan struct{}
@@ -122,7 +122,7 @@ func (a *Alerts) Send(alert Alert) {
 	a.Wake()
 }
 
-// Wake makes Run look again, for instance because the bus is connected.
+// Wake makes Run try again, for instance because the bus is connected.
 func (a *Alerts) Wake() {
 	select {
 	case a.wake <- struct{}{}:
@@ -130,7 +130,7 @@ func (a *Alerts) Wake() {
 	}
 }
 
-// Run sends what is queued over bus until ctx ends.
+// Run sends the queued alerts over bus until ctx ends.
 func (a *Alerts) Run(ctx context.Context, bus Publisher) error {
 	for {
 		select {

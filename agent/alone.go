@@ -7,7 +7,7 @@ import (
 	"cambium/jobs"
 )
 
-// submit gives a request to a lane. What Alone runs in the instance lane makes way for it.
+// submit queues a request in a lane. A request for the instance lane interrupts the function that Alone runs there.
 func (d *Dispatcher) submit(l action.Lane, w *work) {
 	d.lanes[l].submit(w)
 	if l != action.Instance {
@@ -21,8 +21,9 @@ func (d *Dispatcher) submit(l action.Lane, w *work) {
 	}
 }
 
-// Alone runs f in the instance lane and returns when f has ended. The context of f ends when a request comes for that
-// lane, which then waits for the end of f. It may not come to run f at all. Only one call at a time is allowed.
+// Alone runs f in the instance lane and returns when f has ended. A request for that lane cancels the context of f, and
+// waits until f returns. f is not called at all if a request comes before it begins, or if the lane is full. Only one
+// call of Alone may run at a time.
 func (d *Dispatcher) Alone(ctx context.Context, f func(context.Context)) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

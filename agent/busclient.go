@@ -17,12 +17,10 @@ import (
 	"cambium/settings"
 )
 
-// errNoBus means that the settings do not say where the Director is, or that there are no settings
-// yet.
+// errNoBus means that the settings name no bus, or that there are no settings yet.
 var errNoBus = errors.New("the settings name no message bus")
 
-// Transport is a bus that a Director can use: NATS, or HTTPS, which drops reports because no
-// Health Monitor uses it.
+// Transport is a connection for Directors: NATS or HTTPS. HTTPS drops reports, because no Health Monitor uses it.
 type Transport interface {
 	Publisher
 	action.Bus
@@ -32,25 +30,25 @@ type Transport interface {
 
 // TransportKind is one kind of transport.
 type TransportKind struct {
-	// Reachable is the state of a transport that a Director can reach.
+	// Reachable is the status of the bus while a Director can reach this transport.
 	Reachable status.BusState
-	// New makes the transport that the settings describe. It connects to nothing yet, and reports
-	// what becomes of it.
+	// New returns the transport that the settings describe. It does not connect yet; later it reports to events.
 	New func(e settings.Effective, events BusEvents) (Transport, error)
 }
 
-// BusEvents are the callbacks of a transport. They do not block.
+// BusEvents has the callbacks of a transport. They do not block.
 type BusEvents struct {
-	// Connected is called each time the transport has become reachable, over or at a server.
+	// Connected is called each time the transport has become reachable. server is the peer, or the address that it
+	// listens on.
 	Connected func(server string)
-	// Failed is called after each failed try and after the loss of a connection. The flag refused says that one side
-	// has rejected the other's identity.
+	// Failed is called after each failed attempt and after the loss of a connection. refused means that one side has
+	// rejected the other's certificate.
 	Failed func(server string, err error, refused bool)
 }
 
-// BusOptions configure a BusClient.
+// BusOptions configures a BusClient.
 type BusOptions struct {
-	// Transports are the kinds of transport by the scheme of their URLs.
+	// Transports maps the scheme of a bus URL to the kind of transport.
 	Transports map[string]TransportKind
 	Status     *status.Recorder
 	// Changed, if set, is called after the status of the bus has changed.
@@ -58,31 +56,31 @@ type BusOptions struct {
 	Log     *logrus.Entry
 }
 
-// BusClient owns the one bus of the process. The boot starts it as soon as the machine has a
-// network; it outlives failed boots, and update_settings rotates its connection.
+// BusClient owns the process's only bus. The boot starts it as soon as the machine has a network. It survives failed
+// boots, and update_settings rotates its connection.
 type BusClient struct {
 	options  BusOptions
 	start    chan Transport // holds the transport between Start and Run
 	alertDue chan struct{}  // holds a token when there may be an alert to send
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards the fields below
 	transport Transport  // nil before Start
 	reachable status.BusState
 	bus       status.Bus
-	// wasReachable means that the bus has been reachable in this process.
+	// wasReachable is set once the bus has been reachable in this process.
 	wasReachable bool
 	overdue      *time.Timer // marks the bus as overdue; nil while it is reachable
-	alert        string      // the verdict that waits until the bus is reachable
+	alert        string      // the verdict to send when the bus is reachable
 	alerted      bool
 	onConnect    []func()
 }
 
-// NewBusClient returns a client without a bus.
+// NewBusClient returns a client that has no bus until Start.
 func NewBusClient(o BusOptions) *BusClient {
 	return &BusClient{options: o, start: make(chan Transport, 1), alertDue: make(chan struct{}, 1)}
 }
 
-// Start makes the bus that the settings name, unless there is one. Run serves it.
+// Start creates the bus that the settings name, unless it exists. Run then serves it.
 func (c *BusClient) Start(_ context.Context, e settings.Effective) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -113,7 +111,7 @@ func (c *BusClient) Start(_ context.Context, e settings.Effective) error {
 	return nil
 }
 
-// Run serves the bus from Start until ctx ends.
+// Run waits for Start, and serves the bus until ctx ends.
 func (c *BusClient) Run(ctx context.Context) error {
 	ended := make(chan error, 1)
 	var running sync.WaitGroup
@@ -153,7 +151,7 @@ func (c *BusClient) connected(server string) {
 	c.changed()
 }
 
-// failed is called by the transport when a try to connect has failed or the connection was lost.
+// failed is called by the transport when an attempt to connect has failed or the connection was lost.
 func (c *BusClient) failed(server string, err error, refused bool) {
 	c.mu.Lock()
 	if c.bus.Reachable() {
@@ -176,14 +174,14 @@ func (c *BusClient) failed(server string, err error, refused bool) {
 	c.changed()
 }
 
-// An agent without a bus counts as degraded after lostGrace if the bus was reachable before, and after firstGrace if
-// it never was. The server of a new VM admits it only at its next synchronization.
+// The agent counts as degraded after lostGrace without a bus if the bus was reachable before, and after firstGrace if
+// it never was. The server admits a new VM only at its next synchronization.
 const (
 	lostGrace  = 30 * time.Second
 	firstGrace = time.Minute
 )
 
-// expect marks the bus as overdue if it does not become reachable in time. The caller holds mu.
+// expect marks the bus as overdue if it is not reachable within grace. The caller holds mu.
 func (c *BusClient) expect(grace time.Duration) {
 	var timer *time.Timer
 	timer = time.AfterFunc(grace, func() {
@@ -203,7 +201,7 @@ func (c *BusClient) expect(grace time.Duration) {
 	c.overdue = timer
 }
 
-// record puts the bus into the status. The caller holds mu.
+// record writes the state of the bus to the status. The caller holds mu.
 func (c *BusClient) record() {
 	bus := c.bus
 	bus.SinceNS = c.options.Status.At(bus.Since)
@@ -218,8 +216,8 @@ func (c *BusClient) changed() {
 	}
 }
 
-// OnConnect registers f, which must not block, to be called whenever the bus has become
-// reachable. It is called at once if the bus is reachable already.
+// OnConnect registers f to be called whenever the bus has become reachable, and calls it at once if it is reachable
+// already. f must not block.
 func (c *BusClient) OnConnect(f func()) {
 	c.mu.Lock()
 	c.onConnect = append(c.onConnect, f)
@@ -229,15 +227,15 @@ func (c *BusClient) OnConnect(f func()) {
 	}
 }
 
-// Connections returns a channel that holds a token whenever the bus has become reachable since it
-// was last read.
+// Connections returns a channel that receives a token whenever the bus has become reachable. Unread tokens do not add
+// up.
 func (c *BusClient) Connections() <-chan struct{} {
 	connected := make(chan struct{}, 1)
 	c.OnConnect(func() { putToken(connected) })
 	return connected
 }
 
-// putToken makes sure that there is a token in a channel with room for one.
+// putToken sends a token unless the channel is full.
 func putToken(tokens chan struct{}) {
 	select {
 	case tokens <- struct{}{}:
@@ -251,7 +249,7 @@ func (c *BusClient) Connected() bool {
 	return transport != nil && transport.Connected()
 }
 
-// Rotate connects under other addresses or another identity, beside the current connection.
+// Rotate opens a second connection with other addresses or another identity, beside the current one.
 func (c *BusClient) Rotate(ctx context.Context, b settings.Bus) (action.Rotation, error) {
 	transport := c.current()
 	if transport == nil {
@@ -269,15 +267,15 @@ func (c *BusClient) Publish(ctx context.Context, target, topic string, payload a
 	return transport.Publish(ctx, target, topic, payload)
 }
 
-// current is the transport, or nil before Start.
+// current returns the transport, or nil before Start.
 func (c *BusClient) current() Transport {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.transport
 }
 
-// AlertOnce tells the Health Monitor why the machine is not ready, once per process. The alert
-// waits here until the bus is reachable: a transport drops messages that wait for long.
+// AlertOnce tells the Health Monitor why the machine is not ready, once per process. The alert is kept here until the
+// bus is reachable, because a transport drops old messages.
 func (c *BusClient) AlertOnce(verdict string) {
 	c.mu.Lock()
 	c.alert = verdict
@@ -285,14 +283,14 @@ func (c *BusClient) AlertOnce(verdict string) {
 	c.considerAlert()
 }
 
-// ForgetAlert drops an alert that has not been sent: the machine has become ready.
+// ForgetAlert drops an alert that has not been sent, because the machine has become ready.
 func (c *BusClient) ForgetAlert() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.alert = ""
 }
 
-// considerAlert makes Run look for an alert to send.
+// considerAlert makes Run check for an alert to send.
 func (c *BusClient) considerAlert() { putToken(c.alertDue) }
 
 func (c *BusClient) sendAlert(ctx context.Context) {
@@ -308,7 +306,7 @@ func (c *BusClient) sendAlert(ctx context.Context) {
 	}
 }
 
-// takeAlert returns the verdict to send, or "" if there is none or one has been sent.
+// takeAlert returns the verdict to send, or "" if there is none or an alert was sent before.
 func (c *BusClient) takeAlert() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

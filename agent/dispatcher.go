@@ -1,6 +1,6 @@
-// Package agent serves the Director's requests and reports to the Health Monitor. The
-// dispatcher takes requests from whatever transport there is, holds them until the agent is
-// ready, and runs them in lanes, so that nothing slow keeps the agent from answering.
+// Package agent serves the Director's requests and reports to the Health Monitor. The dispatcher takes requests from
+// any transport, holds them until the agent is ready, and runs them in lanes, so that no slow call keeps the agent from
+// answering others.
 package agent
 
 import (
@@ -20,22 +20,22 @@ import (
 	"cambium/mbus"
 )
 
-// How many calls of a lane run at a time. Immediate calls are not counted.
+// Calls of a lane that may run at the same time. Immediate calls are not counted.
 const (
 	fastWidth     = 64
 	overlapWidth  = 16
 	transferWidth = 16
 )
 
-// Dispatcher is the mbus.Handler of the agent.
+// Dispatcher implements mbus.Handler.
 type Dispatcher struct {
 	ctx   context.Context
 	log   *logrus.Entry
 	lanes map[action.Lane]*lane
 	group sync.WaitGroup
 
-	// AnswerHold returns the time for which an answer about a running task is held back; nil or 0 means not at all. It
-	// is called for each request, because settings can change the time.
+	// AnswerHold returns how long the answer about a running task may be delayed; nil or 0 disables the delay. It is
+	// called for each request, because settings can change the time.
 	AnswerHold  func() time.Duration
 	heldAnswers atomic.Int64
 
@@ -43,28 +43,27 @@ type Dispatcher struct {
 	// as with an agent that is not on the bus yet.
 	EarlyPings func() bool
 
-	// Narrate, where set, is called for each request of a known method before it is served.
+	// Narrate, if set, is called for each request of a known method before it is served.
 	Narrate func(r mbus.Request, async bool)
 
 	opened  chan struct{}
-	methods action.Table // without parts: what is known of a request before the agent is ready
+	methods action.Table // the rows without dependencies, for requests that arrive before the agent is ready
 
 	// mu guards what follows.
 	mu      sync.Mutex
 	phase   phase
 	step    string
 	verdict string
-	judged  chan struct{} // closed when verdict or phase change for the worse
+	judged  chan struct{} // closed when the boot fails
 	held    []*held
 	pings   int
 	table   action.Table
 	tasks   *task.Tasks
-	// interrupt ends what Alone runs, or is about to run; nil if there is none.
+	// interrupt cancels the function that Alone runs or is about to run; nil if there is none.
 	interrupt context.CancelCauseFunc
 }
 
-// NewDispatcher returns a dispatcher whose gate is closed; see Ready. Actions run until ctx
-// ends.
+// NewDispatcher returns a dispatcher that holds requests until Ready is called. Actions run until ctx ends.
 func NewDispatcher(ctx context.Context, log *logrus.Entry) *Dispatcher {
 	d := &Dispatcher{ctx: ctx, log: log, step: "starting", methods: action.Actions(action.Deps{}),
 		opened: make(chan struct{}), judged: make(chan struct{})}
@@ -77,10 +76,10 @@ func NewDispatcher(ctx context.Context, log *logrus.Entry) *Dispatcher {
 	return d
 }
 
-// Wait returns when everything that was begun has ended.
+// Wait returns when all running calls have ended.
 func (d *Dispatcher) Wait() { d.group.Wait() }
 
-// Handle takes a request; it never blocks.
+// Handle serves or holds a request; it never blocks.
 func (d *Dispatcher) Handle(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
 	if d.isReady() || !d.hold(ctx, r, reply) {
 		d.serve(ctx, r, reply)
@@ -93,7 +92,7 @@ type request struct {
 	row     action.Row
 	run     action.Run
 	begun   time.Time
-	arrived context.Context // of the transport: ends when the caller has given up
+	arrived context.Context // the transport's context; ends when the caller has given up
 	reply   func(mbus.Reply)
 	task    *task.Task // nil for a synchronous call
 }
@@ -143,8 +142,8 @@ func (d *Dispatcher) serve(ctx context.Context, r mbus.Request, reply func(mbus.
 
 var errCallerLeft = errors.New("the caller has disconnected")
 
-// callContext is the context of a synchronous call. It ends when the caller no longer waits, so that the call leaves
-// its lane to others; not in the instance lane, where half a change is worse than a late one.
+// callContext returns the context of a synchronous call. It ends when the caller no longer waits, which frees the
+// call's lane. Calls of the instance lane are not canceled: half a change is worse than a late one.
 func (d *Dispatcher) callContext(q *request) (context.Context, func()) {
 	if q.row.Lane == action.Instance {
 		return d.ctx, func() {}
@@ -179,7 +178,7 @@ func (d *Dispatcher) serveNow(q request) {
 	d.answer(&q, d.result(q.Method, value, err))
 }
 
-// expired reports that the caller no longer waits; a call that has not begun is then dropped.
+// expired reports whether the caller no longer waits. A call that has not begun is then dropped.
 func (q *request) expired() bool {
 	if q.KeepsWaiting {
 		return q.arrived.Err() != nil
@@ -243,7 +242,7 @@ func (d *Dispatcher) resume(t *task.Task, row action.Row) {
 		refused: func() { t.Finish(nil, errBusy) }})
 }
 
-// bind decodes the arguments; a panic in it is an error like any other.
+// bind decodes the arguments. It returns a panic as an error.
 func (d *Dispatcher) bind(q *request) (run action.Run, err error) {
 	defer d.recovered(q, &err)
 	if q.BadArguments {
@@ -252,7 +251,7 @@ func (d *Dispatcher) bind(q *request) (run action.Run, err error) {
 	return q.row.Bind(q.Arguments)
 }
 
-// execute runs the action; a panic in it is an error like any other.
+// execute runs the action. It returns a panic as an error.
 func (d *Dispatcher) execute(q *request, ctx context.Context) (value any, err error) {
 	defer d.recovered(q, &err)
 	if q.row.Lane == action.Immediate {
@@ -265,8 +264,8 @@ func (d *Dispatcher) execute(q *request, ctx context.Context) (value any, err er
 	return q.run(action.WithCall(ctx, call))
 }
 
-// recovered turns a panic into an error with an id, by which the log entry is found. The value
-// of the panic stays out of the reply: it may quote anything.
+// recovered turns a panic into an error with an id; the log entry has the same id. The value of the panic stays out of
+// the reply, because it may contain a secret.
 func (d *Dispatcher) recovered(q *request, err *error) {
 	p := recover()
 	if p == nil {
@@ -275,7 +274,7 @@ func (d *Dispatcher) recovered(q *request, err *error) {
 	*err = fmt.Errorf("internal error %s, see the agent's log", defect.Report(d.log.WithField("action", q.Method), p))
 }
 
-// result is the reply to a call. The error of a task is as private when it is asked for as it was in the task.
+// result returns the reply to a call. The error of a sensitive task is private in the answer to get_task, too.
 func (d *Dispatcher) result(method string, value any, err error) mbus.Reply {
 	if err == nil {
 		return mbus.Value(value)
@@ -328,5 +327,5 @@ func (d *Dispatcher) logTask(q *request, took time.Duration, err error) {
 	}
 }
 
-// requestID returns the Director's name for a request: the last token of its reply subject.
+// requestID returns the Director's id of a request: the last token of its reply subject.
 func requestID(replyTo string) string { return replyTo[strings.LastIndexByte(replyTo, '.')+1:] }

@@ -17,17 +17,17 @@ import (
 	"cambium/internal/atomicfile"
 )
 
-// Certificate is a certificate whose expiry an alert announces.
+// Certificate is a certificate whose expiry is watched.
 type Certificate struct {
-	Name string // for people, such as "NATS client"
-	PEM  string // one or more certificates; what does not parse is left out
+	Name string // for alerts, such as "NATS client"
+	PEM  string // one or more certificates; blocks that do not parse are skipped
 }
 
-// Expiry warns of certificates that are about to end.
+// Expiry alerts before certificates expire.
 type Expiry struct {
 	Bus          Publisher
 	Certificates func() []Certificate
-	// Connected reports that the bus has become reachable.
+	// Connected receives a token whenever the bus has become reachable.
 	Connected <-chan struct{}
 	// Path is the file that records the alerts sent, so that a restarted agent does not repeat
 	// them.
@@ -49,7 +49,7 @@ var expirySteps = []struct{ days, severity int }{
 // step.
 type announced map[string]int
 
-// Run looks at once, whenever the bus is back and every hour, and warns once per certificate and
+// Run checks the certificates at once, every hour, and whenever the bus is back. It sends one alert per certificate and
 // step.
 func (e Expiry) Run(ctx context.Context) error {
 	known := e.load()
@@ -66,8 +66,8 @@ func (e Expiry) Run(ctx context.Context) error {
 	}
 }
 
-// check sends the warnings that have not been announced. One that could not be sent is retried at
-// the next check; certificates that are no longer in use are removed from known.
+// check sends the warnings that are due. If one cannot be sent, the next check sends it. Certificates that are no
+// longer in use are removed from known.
 func (e Expiry) check(ctx context.Context, known announced) {
 	if !e.Bus.Connected() {
 		return
@@ -100,8 +100,7 @@ func (e Expiry) check(ctx context.Context, known announced) {
 	}
 }
 
-// load returns what earlier processes of the agent announced. If the file cannot be read, warnings
-// are repeated.
+// load returns the warnings that earlier processes of the agent sent. If the file cannot be read, they are sent again.
 func (e Expiry) load() announced {
 	known := announced{}
 	data, err := os.ReadFile(e.Path)
@@ -130,7 +129,7 @@ func (e Expiry) save(known announced) {
 	}
 }
 
-// expiryStep is the most urgent step that applies, or -1.
+// expiryStep returns the index of the most urgent step that applies, or -1.
 func expiryStep(left time.Duration) int {
 	for i, s := range expirySteps {
 		if left <= time.Duration(s.days)*24*time.Hour {

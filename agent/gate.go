@@ -14,9 +14,9 @@ const (
 	// pingHold bounds how long a ping waits for the agent to become ready. The Director waits one second for each ping
 	// and asks again at once after an answer: without the hold, one new VM would draw thousands of pings.
 	pingHold = 900 * time.Millisecond
-	// maxHeld bounds the requests that wait for the agent to become ready.
+	// maxHeld bounds the pings, and the other requests, that wait for the agent to become ready.
 	maxHeld = 1000
-	// notReady begins the exception that makes a Director ask again.
+	// notReady is the start of the exception after which a Director asks again.
 	notReady = "restarting agent: "
 )
 
@@ -26,8 +26,8 @@ type phase int
 const (
 	starting phase = iota
 	ready
-	failedFirstBoot // the first bootstrap failed for good; pings are answered with the verdict
-	silent          // a later bootstrap failed; the resurrector reacts only to silence
+	failedFirstBoot // the first boot failed; pings are answered with the verdict
+	silent          // a later boot failed; nothing is answered, because the resurrector reacts only to silence
 )
 
 type held struct {
@@ -37,7 +37,7 @@ type held struct {
 	timer   *time.Timer
 }
 
-// Waiting sets what the boot is doing, with which pings are answered meanwhile.
+// Waiting sets the boot's current step. Pings that arrive before the agent is ready are answered with it.
 func (d *Dispatcher) Waiting(step string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -45,8 +45,8 @@ func (d *Dispatcher) Waiting(step string) {
 	d.step = strings.ReplaceAll(step, "x509: ", "x509 ")
 }
 
-// Ready opens the gate: requests are served from the table from now on, first those that wait.
-// Tasks that a restart interrupted are resumed or ended.
+// Ready serves requests from the table from now on, beginning with those that were held. It resumes or fails the tasks
+// that a restart interrupted.
 func (d *Dispatcher) Ready(table action.Table, tasks *task.Tasks) {
 	d.mu.Lock()
 	if d.phase == ready {
@@ -82,8 +82,8 @@ func (d *Dispatcher) Ready(table action.Table, tasks *task.Tasks) {
 	}
 }
 
-// Failed closes the gate with a verdict. On the first bootstrap of a machine pings are answered
-// with it, so that the deployment fails within seconds and with the cause; later the agent only
+// Failed drops the held requests because the boot has failed. On the first boot of a machine, pings are then answered
+// with the verdict, so that a deployment fails within seconds and shows the cause. On a later boot, the agent only
 // falls silent. Ready may still follow if a retry succeeds.
 func (d *Dispatcher) Failed(verdict string, firstBoot bool) {
 	d.mu.Lock()
@@ -107,8 +107,8 @@ func (d *Dispatcher) Failed(verdict string, firstBoot bool) {
 	}
 }
 
-// Retrying takes a verdict back while what failed is retried. An agent that has fallen silent
-// stays so until it is ready: one exception ends a cloud check, and the resurrector only reacts to silence.
+// Retrying withdraws the verdict of a first boot while it is retried. After a later boot has failed, the agent stays
+// silent until it is ready: one exception ends a cloud check, and the resurrector only reacts to silence.
 func (d *Dispatcher) Retrying() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -117,17 +117,17 @@ func (d *Dispatcher) Retrying() {
 	}
 }
 
-// isReady reports whether the gate is open; heartbeats are sent only then.
+// isReady reports whether the agent is ready.
 func (d *Dispatcher) isReady() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.phase == ready
 }
 
-// Opened is closed when the agent has become ready.
+// Opened returns a channel that is closed when the agent is ready.
 func (d *Dispatcher) Opened() <-chan struct{} { return d.opened }
 
-// hold takes a request that came before the agent is ready, and reports whether it did.
+// hold keeps or rejects a request that arrives before the agent is ready. It returns false if the agent is ready.
 func (d *Dispatcher) hold(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) bool {
 	if r.Method == "ping" {
 		return d.holdPing(ctx, reply)
@@ -158,8 +158,8 @@ func (d *Dispatcher) drop(h *held) {
 	h.reply(mbus.Silence())
 }
 
-// holdPing answers a ping when the agent becomes ready or judged, or after pingHold. It reports false if the agent is
-// ready.
+// holdPing answers a ping when the agent is ready, when the boot fails, or after pingHold. It returns false if the
+// agent is ready.
 func (d *Dispatcher) holdPing(ctx context.Context, reply func(mbus.Reply)) bool {
 	early := d.EarlyPings == nil || d.EarlyPings()
 	d.mu.Lock()

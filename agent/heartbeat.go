@@ -12,9 +12,9 @@ import (
 )
 
 const (
-	// heartbeatPeriod is half of what the Health Monitor waits before it calls an agent lost.
+	// heartbeatPeriod is half the time after which the Health Monitor considers an agent lost.
 	heartbeatPeriod = 30 * time.Second
-	// vitalsTimeout bounds one measurement, for a file system that does not answer.
+	// vitalsTimeout bounds one measurement, in case a file system does not answer.
 	vitalsTimeout = 5 * time.Second
 )
 
@@ -24,8 +24,8 @@ type Publisher interface {
 	Connected() bool
 }
 
-// heartbeat is the report that the Health Monitor gets every half minute. Its null values mean: nothing applied, or a
-// supervisor that does not answer.
+// heartbeat is the report to the Health Monitor. A null value means that no spec was applied, or that the supervisor
+// does not answer.
 type heartbeat struct {
 	Deployment string  `json:"deployment"`
 	Job        *string `json:"job"`
@@ -36,21 +36,21 @@ type heartbeat struct {
 	Processes  *int    `json:"number_of_processes"`
 }
 
-// Heartbeats sends them.
+// Heartbeats sends heartbeats to the Health Monitor.
 type Heartbeats struct {
 	Bus    Publisher
 	Jobs   action.Jobs
 	Vitals func(ctx context.Context) (any, error)
 	// Ready is closed when the agent is ready; no heartbeat is sent before.
 	Ready <-chan struct{}
-	// Connected holds a token when the bus has become reachable again: the next heartbeat then
-	// goes out at once, and none from the time before.
+	// Connected receives a token when the bus has become reachable again. The next heartbeat is then sent at once.
+	// Heartbeats that could not be sent before are dropped.
 	Connected <-chan struct{}
 	Log       *logrus.Entry
 }
 
-// Run sends a heartbeat at once and then one each period, at a phase of its own, so that a
-// deployment's agents that were started together do not all report together.
+// Run sends a heartbeat as soon as the agent is ready, and then one each period. The phase is random, so that agents
+// that started together do not report together.
 func (h Heartbeats) Run(ctx context.Context) error {
 	select {
 	case <-h.Ready:
@@ -79,17 +79,17 @@ func (h Heartbeats) Run(ctx context.Context) error {
 }
 
 const (
-	// connectDebounce is the time after a heartbeat in which a new connection triggers no second one.
+	// connectDebounce is the time after a heartbeat during which a new connection triggers no other.
 	connectDebounce = 2 * time.Second
-	// supervisorStart bounds how long the first heartbeat waits for the supervisor, which starts beside the agent:
-	// without its answer the heartbeat would say that the number of processes is unknown.
+	// supervisorStart bounds how long the first heartbeat waits for the supervisor, which starts at the same time as
+	// the agent. Without its answer, the heartbeat would report an unknown number of processes.
 	supervisorStart = 10 * time.Second
 )
 
 var supervisorPoll = retry.Backoff{Min: 100 * time.Millisecond, Max: time.Second}
 
-// first sends the first heartbeat, with the supervisor's answer if that comes soon, and returns when it was
-// sent; the zero time if there was no connection.
+// first sends the first heartbeat, and waits up to supervisorStart for the supervisor's answer. It returns when the
+// heartbeat was sent, or the zero time if there was no connection.
 func (h Heartbeats) first(ctx context.Context) (sent time.Time) {
 	var b heartbeat
 	within, cancel := context.WithTimeout(ctx, supervisorStart)
@@ -106,8 +106,8 @@ func (h Heartbeats) first(ctx context.Context) (sent time.Time) {
 	return time.Time{}
 }
 
-// send publishes a heartbeat if there is a connection. It is collected in either case: the state is also
-// recorded for bosh-dns.
+// send publishes a heartbeat if the bus is connected. Callers collect it in any case, because that also records the
+// state for bosh-dns.
 func (h Heartbeats) send(ctx context.Context, b heartbeat) bool {
 	if !h.Bus.Connected() {
 		return false
@@ -119,7 +119,8 @@ func (h Heartbeats) send(ctx context.Context, b heartbeat) bool {
 	return true
 }
 
-// collect never fails: without a heartbeat the resurrector would recreate the VM, so values that cannot be read are left out.
+// collect never fails. It leaves out values that cannot be read, because without a heartbeat the resurrector would
+// recreate the VM.
 func (h Heartbeats) collect(ctx context.Context) heartbeat {
 	b := heartbeat{Vitals: struct{}{}}
 	ctx, cancel := context.WithTimeout(ctx, vitalsTimeout)

@@ -9,16 +9,15 @@ import (
 )
 
 const (
-	// maxAnswerHold bounds how long the answer about a running task is held back. The shortest reply
-	// timeout of any caller is 10 seconds, and a Director notices the cancellation of its own task
-	// only between two polls.
+	// maxAnswerHold bounds the delay of an answer about a running task. The shortest reply timeout of any caller is 10
+	// seconds, and a Director notices that its own task was canceled only between two polls.
 	maxAnswerHold = 2 * time.Second
-	// maxHeldAnswers bounds the goroutines that hold one; above it a request is answered at once.
+	// maxHeldAnswers bounds the goroutines that delay an answer. Above it, requests are answered at once.
 	maxHeldAnswers = 1000
 )
 
-// holdAnswer takes over a request whose answer is worth waiting for, and reports whether it did. It
-// occupies no lane: everything else is served meanwhile.
+// holdAnswer delays the answer while the task runs. It returns false if the request must be answered at once. It uses
+// no lane, so other requests are served meanwhile.
 func (d *Dispatcher) holdAnswer(ctx context.Context, r mbus.Request, row action.Row, reply func(mbus.Reply)) bool {
 	var limit time.Duration
 	if d.AnswerHold != nil {

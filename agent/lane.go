@@ -6,35 +6,35 @@ import (
 )
 
 const (
-	// queueLength bounds the work that waits in a lane's queue, beyond the work in progress.
+	// queueLength bounds a lane's queue. Running work does not count.
 	queueLength = 1000
 	// queueTimeout bounds how long work waits for a place in a full queue.
 	queueTimeout = 30 * time.Second
-	// maxWaiting bounds those that wait; it is a guard against running out of memory.
+	// maxWaiting bounds the work that waits for a place in the queue, to limit memory.
 	maxWaiting = 20000
 )
 
-// work is one call on its way through a lane. Exactly one of run and refused is called;
-// admitted before run. None is called with the lane locked.
+// work is one call in a lane. Either run or refused is called, and admitted before run. The lane is not locked during
+// these calls.
 type work struct {
-	admitted func() // has a place in the queue, or runs
+	admitted func() // it has a place in the queue, or is about to run
 	run      func()
-	refused  func() // found no place in time
+	refused  func() // it got no place in time
 	timer    *time.Timer
 }
 
-// lane runs work in arrival order, at most width at a time. The zero lane is not usable.
+// lane runs work in order of arrival, at most width at a time. Set width and group before use.
 type lane struct {
 	width int
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	running int
 	queue   []*work
-	waiting []*work // for a place in queue, each with a timer
+	waiting []*work // for a place in the queue; each has a timer
 	group   *sync.WaitGroup
 }
 
-// submit never blocks.
+// submit runs, queues or refuses w. It never blocks.
 func (l *lane) submit(w *work) {
 	l.mu.Lock()
 	switch {
@@ -57,7 +57,7 @@ func (l *lane) submit(w *work) {
 	w.admitted()
 }
 
-// process runs w and then whatever is queued.
+// process runs w and then the queued work.
 func (l *lane) process(w *work) {
 	for w != nil {
 		w.run()
@@ -92,7 +92,7 @@ func (l *lane) next() *work {
 	return w
 }
 
-// expire is called by the timer of w. A timer that next has stopped does not get here.
+// expire is called by the timer of w, unless next has stopped the timer.
 func (l *lane) expire(w *work) {
 	l.mu.Lock()
 	for i, other := range l.waiting {

@@ -8,15 +8,15 @@ import (
 	"cambium/jobs/script"
 )
 
-// Deps holds the dependencies of the actions. cmd/agent fills it with concrete types, and a test there fails if one is
-// missing; each interface is declared beside the action that needs it.
+// Deps holds the dependencies of the actions. cmd/agent fills it, and a test there fails if one is missing. Each
+// interface is declared beside the action that needs it.
 type Deps struct {
 	Tasks          Tasks
 	State          StateSource
 	Disks          Disks
 	UpdateSettings UpdateSettings
 	SensitiveBlobs SensitiveBlobs
-	// Removable are the directories below which remove_file may delete.
+	// Removable lists the directories below which remove_file may delete.
 	Removable []string
 	SSH       *SSH
 	DNS       *DNS
@@ -28,11 +28,11 @@ type Deps struct {
 	Logs      Logs
 	Uploads   Uploads
 	Networks  Networks
-	// NotifyShutdown tells the Health Monitor that the instance goes down on purpose.
+	// NotifyShutdown tells the Health Monitor that the instance is stopped on purpose.
 	NotifyShutdown func(ctx context.Context)
 }
 
-// startReplyTimeout matches the time that `bosh start` waits for a reply.
+// startReplyTimeout is the time that `bosh start` waits for a reply.
 const startReplyTimeout = 90 * time.Second
 
 // Actions returns the table of all methods.

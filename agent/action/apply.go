@@ -9,7 +9,7 @@ import (
 	"cambium/settings"
 )
 
-// JobInstance is the machine's jobs and packages.
+// JobInstance prepares, applies, starts and stops the machine's jobs and packages.
 type JobInstance interface {
 	Spec() (jobs.Spec, error)
 	Prepare(ctx context.Context, spec jobs.Spec) error
@@ -17,9 +17,9 @@ type JobInstance interface {
 	Start(ctx context.Context) error
 	Stop(ctx context.Context, wait bool) error
 	Unmonitor(ctx context.Context) error
-	// CheckStart fails with the reason why no job may be started, if there is one.
+	// CheckStart returns the reason why jobs must not start, or nil.
 	CheckStart() error
-	// TakeOver ends the start of jobs that the boot has begun: the Director starts them.
+	// TakeOver cancels the start of jobs that the boot has begun, because the Director now starts them.
 	TakeOver() error
 }
 
@@ -39,8 +39,7 @@ func apply(i JobInstance, networks Networks) func(context.Context, jobs.Spec) (s
 	}
 }
 
-// resolve gives the networks of a spec the addresses that DHCP gave the machine: the Director
-// reads them from get_state.
+// resolve fills in the addresses that DHCP gave the machine. The Director reads them from get_state.
 func resolve(spec *jobs.Spec, networks Networks) error {
 	if len(spec.Networks) == 0 {
 		return nil
@@ -64,8 +63,8 @@ func start(i JobInstance) func(context.Context) (string, error) {
 	return func(ctx context.Context) (string, error) { return "started", i.Start(ctx) }
 }
 
-// stop waits for the processes to end, except for callers before protocol 3, which do not expect
-// that.
+// stop waits for the processes to end, unless the caller's protocol is older than 3: such callers do not expect the
+// wait.
 func stop(i JobInstance) func(context.Context) (string, error) {
 	return func(ctx context.Context) (string, error) { return "stopped", i.Stop(ctx, callOf(ctx).Protocol > 2) }
 }

@@ -71,7 +71,7 @@ func Five[A, B, C, D, E, R any](f func(context.Context, A, B, C, D, E) (R, error
 	}
 }
 
-// MaybeOne binds a method whose only argument may be left out; f then gets nil.
+// MaybeOne binds a method with one optional argument. f gets nil if it is missing.
 func MaybeOne[A, R any](f func(context.Context, *A) (R, error)) Bind {
 	return func(arguments []json.RawMessage) (Run, error) {
 		var a *A
@@ -82,8 +82,7 @@ func MaybeOne[A, R any](f func(context.Context, *A) (R, error)) Bind {
 	}
 }
 
-// OneMaybeTwo binds a method with one argument and a second that may be left out; f then gets
-// nil for it.
+// OneMaybeTwo binds a method with one required and one optional argument. f gets nil if the second is missing.
 func OneMaybeTwo[A, B, R any](f func(context.Context, A, *B) (R, error)) Bind {
 	return func(arguments []json.RawMessage) (Run, error) {
 		var a A
@@ -95,16 +94,16 @@ func OneMaybeTwo[A, B, R any](f func(context.Context, A, *B) (R, error)) Bind {
 	}
 }
 
-// resume fits a typed function into a row.
+// resume adapts a typed function to Row.Resume.
 func resume[R any](f func(context.Context, json.RawMessage) (R, error)) func(context.Context, json.RawMessage) (any, error) {
 	return func(ctx context.Context, checkpoint json.RawMessage) (any, error) { return f(ctx, checkpoint) }
 }
 
-// Checked is implemented by argument types that can be of the right shape and still wrong. Its
-// error becomes the caller's, before anything runs.
+// Checked is implemented by arguments that can be decoded and still be invalid. The error of Check is sent to the
+// caller, before anything runs.
 type Checked interface{ Check() error }
 
-// decode fills targets from arguments; those beyond required may be missing.
+// decode decodes arguments into targets. Only the first required arguments must be present.
 func decode(arguments []json.RawMessage, required int, targets ...any) error {
 	if len(arguments) < required {
 		return fmt.Errorf("not enough arguments, expected %d, got %d", required, len(arguments))
@@ -133,9 +132,8 @@ func decode(arguments []json.RawMessage, required int, targets ...any) error {
 	return nil
 }
 
-// scalar reports targets for which null is a mistake of the caller: it would decode to the empty
-// text or 0. For lists and objects null means empty; a type that disagrees says so in its
-// Check.
+// scalar reports whether null is an invalid value for target: it would decode to "" or 0. For lists and objects null
+// means empty; if that is wrong, Check of the type refuses it.
 func scalar(target any) bool {
 	switch target.(type) {
 	case *string, *bool, *int, *int64, *uint64, *json.Number:
@@ -146,7 +144,7 @@ func scalar(target any) bool {
 
 func isNull(raw json.RawMessage) bool { return bytes.Equal(bytes.TrimSpace(raw), []byte("null")) }
 
-// hideContent rewrites decoder errors, which may quote the content of a document and name Go types.
+// hideContent rewrites decoder errors, which may quote the document and name Go types.
 func hideContent(err error) error {
 	var wrong *json.UnmarshalTypeError
 	if errors.As(err, &wrong) {

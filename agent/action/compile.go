@@ -17,13 +17,13 @@ type Compiler interface {
 	Compile(ctx context.Context, r compile.Request, upload compile.Upload) error
 }
 
-// Uploads stores what the agent produces.
+// Uploads stores archives in the blobstore.
 type Uploads interface {
 	Put(ctx context.Context, produce func(io.Writer) error) (id, digest string, err error)
 	PutSigned(ctx context.Context, url secret.URL, headers map[string]secret.String, produce func(io.Writer) error) (digest string, err error)
 }
 
-// dependency is a package that another needs to be compiled.
+// dependency is a compiled package that another one needs.
 type dependency struct {
 	Name        string            `json:"name"`
 	Version     string            `json:"version"`
@@ -42,12 +42,12 @@ func packages(deps dependencies) []jobs.Package {
 	return list
 }
 
-// compiled is the answer of both compile actions.
+// compiled is the result of both compile actions.
 type compiled struct {
 	Result compiledPackage `json:"result"`
 }
 
-// compiledPackage tells where the compiled package is and how to check it.
+// compiledPackage has the blob id of a compiled package, and its digest.
 type compiledPackage struct {
 	Digest      string `json:"sha1"`
 	BlobstoreID string `json:"blobstore_id,omitempty"`

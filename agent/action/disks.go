@@ -9,8 +9,7 @@ import (
 	"cambium/settings"
 )
 
-// Disks are the disks of the machine as the Director knows them, by their CIDs. Methods that
-// need the settings read them anew first.
+// Disks manages the machine's disks by their CIDs. Methods that need the settings reload them first.
 type Disks interface {
 	Add(ctx context.Context, cid string, hint settings.DiskHint) error
 	Remove(ctx context.Context, cid string) error
@@ -22,10 +21,10 @@ type Disks interface {
 	RemoveDynamic(ctx context.Context, cid string) error
 }
 
-// cid names a disk.
+// cid is the CID of a disk.
 type cid string
 
-// Check refuses an empty CID: joined to a path it would name the directory of all disks.
+// Check refuses an empty CID, which, joined to a path, would name the directory of all disks.
 func (c *cid) Check() error {
 	if *c == "" {
 		return errors.New("the disk's CID is empty")
@@ -36,7 +35,7 @@ func (c *cid) Check() error {
 // hint is a CPI's hint about where a disk is attached, sent as a string or an object.
 type hint struct{ settings.DiskHint }
 
-// UnmarshalJSON reads either form.
+// UnmarshalJSON decodes both forms.
 func (h *hint) UnmarshalJSON(data []byte) (err error) {
 	var path struct {
 		Path any `json:"path"`
@@ -52,10 +51,10 @@ func (h *hint) UnmarshalJSON(data []byte) (err error) {
 	return err
 }
 
-// empty is the value of actions without a result.
+// empty is the result of actions that return nothing.
 type empty struct{}
 
-// message is the value of unmount_disk.
+// message is the result of unmount_disk.
 type message struct {
 	Message string `json:"message"`
 }
@@ -107,7 +106,7 @@ func diskRows(d Disks) Table {
 	}
 }
 
-// UnmarshalJSON of a CID refuses null like any text.
+// UnmarshalJSON refuses null, as for any text.
 func (c *cid) UnmarshalJSON(data []byte) error {
 	var text *string
 	if err := json.Unmarshal(data, &text); err != nil {

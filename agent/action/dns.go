@@ -19,35 +19,33 @@ import (
 	"cambium/internal/secret"
 )
 
-// HostsFile is the machine's /etc/hosts.
+// HostsFile writes the machine's /etc/hosts.
 type HostsFile interface {
-	// WriteHosts replaces it by the machine's own lines followed by one per record {address,
-	// name}.
+	// WriteHosts writes the machine's own lines, and one line for each record {address, name}.
 	WriteHosts(ctx context.Context, records [][2]string) error
 }
 
-// DNS brings the deployment's names to the machine: into the hosts file, and as a file that
-// bosh-dns reads. Both actions share one, so that two broadcasts cannot overtake each other, and
-// only the latest of several is fetched.
+// DNS writes the deployment's DNS records to the hosts file and to a file for bosh-dns. Both actions share one value,
+// so that two broadcasts cannot overtake each other, and only the latest of several is fetched.
 type DNS struct {
 	Blobs blob.Opener
 	Hosts HostsFile
-	// Records is the file for bosh-dns, GID the group that may read it.
+	// Records is the file for bosh-dns, and GID the group that may read it.
 	Records string
 	GID     int
 
-	mu      sync.Mutex    // guards what follows
-	asked   []uint64      // versions of the requests that are not answered
-	working bool          // one of them is fetched and written
-	changed chan struct{} // closed when one of them has ended
+	mu      sync.Mutex    // guards the fields below
+	asked   []uint64      // versions of the unanswered requests
+	working bool          // one of them is being fetched and written
+	changed chan struct{} // closed when one of them has been answered
 }
 
-// maxRecords bounds what is read into memory; the largest deployments have a few megabytes.
+// maxRecords bounds the size of the records; the largest deployments have a few megabytes.
 const maxRecords = 256 << 20
 
 const (
-	// With manyRecords or more, the agents of a deployment fetch a new version within spread instead of all at once. The
-	// records that an agent has say how many the new version has, about.
+	// If the records on disk are manyRecords or more, the agents of the deployment fetch a new version within spread
+	// and not all at once.
 	manyRecords = 1000
 	spread      = 2 * time.Second
 
@@ -62,7 +60,7 @@ type signedDNS struct {
 	Headers   map[string]secret.String `json:"blobstore_headers"`
 }
 
-// Check refuses a request without an address.
+// Check refuses a request without a URL.
 func (s *signedDNS) Check() error {
 	if s.SignedURL.Empty() {
 		return errors.New("signed_url is missing")
@@ -119,7 +117,7 @@ func (d *DNS) update(ctx context.Context, ref blob.Ref, digest string, version u
 	return synced, nil
 }
 
-// onDisk returns the version on disk and its number of records; a file that cannot be read needs an update.
+// onDisk returns the version on disk and its number of records. ok is false if they cannot be read.
 func (d *DNS) onDisk() (version uint64, records int, ok bool) {
 	data, err := os.ReadFile(d.Records)
 	if err != nil {
@@ -135,7 +133,7 @@ func (d *DNS) onDisk() (version uint64, records int, ok bool) {
 	return *have.Version, len(have.Records), true
 }
 
-// ask notes a request.
+// ask adds a request to those that are unanswered.
 func (d *DNS) ask(version uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -145,8 +143,8 @@ func (d *DNS) ask(version uint64) {
 	}
 }
 
-// turn waits until nothing is fetched and no later version is asked for: that one, once it is there, is as good. If it
-// fails, this one has its turn.
+// turn waits until no request is being fetched and no later version is asked for. A later version replaces this one; if
+// it fails, this one is fetched.
 func (d *DNS) turn(ctx context.Context, version uint64) error {
 	for {
 		d.mu.Lock()
@@ -165,14 +163,14 @@ func (d *DNS) turn(ctx context.Context, version uint64) error {
 	}
 }
 
-// release ends a turn.
+// release lets the next request fetch its records.
 func (d *DNS) release() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.working = false
 }
 
-// answered forgets a request, and has the others look whether it is their turn.
+// answered removes a request and wakes the others.
 func (d *DNS) answered(version uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

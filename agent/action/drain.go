@@ -10,14 +10,14 @@ import (
 	"cambium/jobs/script"
 )
 
-// Scripts runs what releases bring along.
+// Scripts runs the scripts of releases.
 type Scripts interface {
 	RunAll(ctx context.Context, jobs []string, name string, env map[string]string) error
 	Drain(ctx context.Context, jobs []string, args script.DrainArgs) error
 	Errand(ctx context.Context, job string) (script.Outcome, error)
 }
 
-// drain answers 0 always: a dynamic drain is waited for here, not by the caller.
+// drain always answers 0, because it waits for a dynamic drain itself.
 func drain(d Deps) func(context.Context, string, *jobs.Spec) (int, error) {
 	return func(ctx context.Context, kind string, next *jobs.Spec) (int, error) {
 		current, err := d.Instance.Spec()

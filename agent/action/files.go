@@ -15,13 +15,13 @@ import (
 	"cambium/internal/blob"
 )
 
-// SensitiveBlobs keeps blobs that must not be anywhere else than on this machine.
+// SensitiveBlobs stores blobs that must not leave this machine.
 type SensitiveBlobs interface {
-	// WriteChecked stores content under id, whole or not at all.
+	// WriteChecked stores all of content under id, or nothing if it does not match digest.
 	WriteChecked(id string, content io.Reader, digest blob.Digest) error
 }
 
-// upload is the argument of upload_blob. Its payload is base64, in lines as Ruby writes it.
+// upload is the argument of upload_blob. The payload is base64 with line breaks, as Ruby writes it.
 type upload struct {
 	ID       string `json:"blob_id"`
 	Checksum string `json:"checksum"`
@@ -50,8 +50,8 @@ func uploadBlob(blobs SensitiveBlobs) func(context.Context, upload) (string, err
 	}
 }
 
-// removeFile deletes below one of the given directories only, and follows no link out of them:
-// bundle_logs puts its archives there, and a caller can delete nothing else.
+// removeFile deletes files only below the given directories, where bundle_logs puts its archives. It follows no link
+// out of them.
 func removeFile(directories []string) func(context.Context, string) (string, error) {
 	return func(_ context.Context, path string) (string, error) {
 		if !filepath.IsAbs(path) {

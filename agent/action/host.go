@@ -5,7 +5,7 @@ import (
 	"net/netip"
 )
 
-// Neighbors is the kernel's table of link addresses.
+// Neighbors flushes entries of the kernel's neighbor table (ARP and NDP).
 type Neighbors interface {
 	Flush(ctx context.Context, address netip.Addr) error
 }
@@ -15,8 +15,8 @@ type addresses struct {
 	IPs []string `json:"ips"`
 }
 
-// deleteARPEntries deletes the neighbor entries of addresses whose machines have been replaced. It
-// is best effort, since the Director ignores the reply.
+// deleteARPEntries deletes the neighbor entries of replaced machines. It ignores errors, since the Director ignores the
+// reply.
 func deleteARPEntries(n Neighbors) func(context.Context, addresses) (empty, error) {
 	return func(ctx context.Context, a addresses) (empty, error) {
 		for _, text := range a.IPs {

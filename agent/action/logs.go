@@ -16,7 +16,7 @@ type Logs interface {
 	Bundle(ctx context.Context, s logs.Selection, owner string) (logs.Bundle, error)
 }
 
-// fetched tells where the archive is and how to check it.
+// fetched is the result of fetch_logs: the blob id of the archive, and its digest.
 type fetched struct {
 	BlobstoreID string `json:"blobstore_id,omitempty"`
 	Digest      string `json:"sha1"`
@@ -41,7 +41,7 @@ type signedLogs struct {
 	Headers map[string]secret.String `json:"blobstore_headers"`
 }
 
-// Check refuses a request without an address.
+// Check refuses a request without a URL.
 func (s *signedLogs) Check() error {
 	if s.URL.Empty() {
 		return errors.New("signed_url is missing")
@@ -67,7 +67,7 @@ type logBundle struct {
 	Filters []string `json:"filters"`
 }
 
-// bundledLogs is the answer to bundle_logs.
+// bundledLogs is the result of bundle_logs.
 type bundledLogs struct {
 	Path   string `json:"logs_tar_path"`
 	SHA512 string `json:"sha512"`

@@ -9,8 +9,7 @@ import (
 	"cambium/jobs/script"
 )
 
-// canceledErrand is the exit code of an errand that was canceled before it began: that of one
-// ended by SIGTERM.
+// canceledErrand is the exit code of an errand that was canceled before it began: that of a process ended by SIGTERM.
 const canceledErrand = 143
 
 func runErrand(d Deps) func(context.Context, *string) (script.Outcome, error) {

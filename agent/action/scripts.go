@@ -8,9 +8,9 @@ import (
 	"cambium/agent/task"
 )
 
-// detached runs f, which runs scripts of releases, so that the scripts outlive the agent. Canceling
-// the task ends f, and detached waits for it. When the agent stops, detached returns at once and
-// the scripts go on: a restart of the agent must not interrupt a deployment's pre-start.
+// detached runs f in such a way that the scripts it starts outlive the agent. If the task is canceled, detached waits
+// until f has ended. If the agent stops, detached returns at once and the scripts continue, because a restart of the
+// agent must not interrupt a deployment's pre-start.
 func detached[T any](ctx context.Context, f func(context.Context) (T, error)) (T, error) {
 	inner, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	done := Background(func() (T, error) {

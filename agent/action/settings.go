@@ -16,46 +16,46 @@ import (
 	"cambium/settings/store"
 )
 
-// SettingsStore is the settings in force.
+// SettingsStore loads the settings in force and updates them.
 type SettingsStore interface {
 	Load(ctx context.Context) (store.Loaded, error)
 	Effective() settings.Effective
-	// Preview says what an update would do; its Commit persists it.
+	// Preview returns what the update would change. Commit of the result persists it.
 	Preview(u settings.Update) *store.Pending
 }
 
-// Rotation is a second bus connection that works, beside the current one.
+// Rotation is a second, working bus connection beside the current one.
 type Rotation interface {
-	// Commit makes it the current one, Abort gives it up.
+	// Commit replaces the current connection, Abort closes the new one.
 	Commit(ctx context.Context)
 	Abort(ctx context.Context)
 }
 
 // Bus is the agent's connection to the Director.
 type Bus interface {
-	// Rotate connects under other addresses or another identity and returns when that works.
+	// Rotate connects with other addresses or another identity, and returns when the connection works.
 	Rotate(ctx context.Context, b settings.Bus) (Rotation, error)
 }
 
-// Blobstore is the blobstore in service, which an update of the settings can replace.
+// Blobstore replaces the blobstore in use when the settings change.
 type Blobstore interface {
-	// Prepare checks the options; use puts the store into service.
+	// Prepare checks the options. Calling use replaces the blobstore.
 	Prepare(b settings.Blobstore) (use func(), err error)
 }
 
-// TrustedCertificates are the authorities that the machine trusts beside its own.
+// TrustedCertificates sets the certificate authorities that the machine trusts in addition to its own.
 type TrustedCertificates interface {
 	Trust(ctx context.Context, pem string) error
 }
 
-// Associations gives disks their names below instance/disks.
+// Associations links disks to their names below instance/disks.
 type Associations interface {
 	Associate(ctx context.Context, associations []settings.DiskAssociation) error
 }
 
-// UpdateSettings changes what the Director may change on a running machine. It needs no restart:
-// the new connection must work first, then the settings are persisted, and only then is the old
-// connection closed. After the reply the Director deletes the old identity.
+// UpdateSettings changes the settings that may change on a running machine. The new connection must work before the
+// settings are persisted, and only then is the old connection closed, because the Director deletes the old identity
+// after the reply.
 type UpdateSettings struct {
 	Store        SettingsStore
 	Bus          Bus
@@ -71,7 +71,7 @@ const rotateTime = time.Minute
 // update is the argument of update_settings.
 type update struct{ settings.Update }
 
-// UnmarshalJSON reads it as the settings store does.
+// UnmarshalJSON decodes the update as the settings store does.
 func (u *update) UnmarshalJSON(data []byte) error {
 	decoded, report := settings.DecodeUpdate("update_settings", secret.NewJSON(data))
 	if err := report.Err(); err != nil {
@@ -126,7 +126,7 @@ func (s UpdateSettings) rotate(ctx context.Context, before, after settings.Bus) 
 	return s.Bus.Rotate(limited, after)
 }
 
-// apply changes the machine and persists the update, which is the last thing that can fail.
+// apply changes the machine and then persists the update. Nothing after that can fail.
 func (s UpdateSettings) apply(ctx context.Context, u settings.Update, before settings.Effective, pending *store.Pending) (err error) {
 	if u.Has("disk_associations") {
 		if err := s.Disks.Associate(ctx, pending.Effective.Associations); err != nil {
@@ -156,8 +156,8 @@ func (s UpdateSettings) apply(ctx context.Context, u settings.Update, before set
 	return pending.Commit(ctx)
 }
 
-// resume is called after a restart in the middle of run. The work is done exactly if the
-// settings in force are those that run was about to persist.
+// resume is called after a restart in the middle of run. The update is complete if the settings in force are those that
+// run was about to persist. If not, it fails.
 func (s UpdateSettings) resume(_ context.Context, checkpoint json.RawMessage) (string, error) {
 	var f fingerprint
 	if checkpoint == nil || json.Unmarshal(checkpoint, &f) != nil || f.sum(s.Store.Effective()) != f.Sum {
@@ -166,7 +166,7 @@ func (s UpdateSettings) resume(_ context.Context, checkpoint json.RawMessage) (s
 	return "ok", nil
 }
 
-// fingerprint recognizes settings without holding any of them.
+// fingerprint identifies settings without containing them.
 type fingerprint struct {
 	Salt string `json:"salt"`
 	Sum  string `json:"sum"`

@@ -18,19 +18,19 @@ import (
 	"cambium/settings"
 )
 
-// SSHUsers makes and removes the ephemeral accounts of `bosh ssh`.
+// SSHUsers creates and removes the temporary accounts of `bosh ssh`.
 type SSHUsers interface {
-	// Create makes an account that may log in with the key; one that it made before gets the key. Names that no
-	// account can have, and those of other accounts, are errors.
+	// Create creates an account that may log in with the key. If it created the account before, it replaces the key. It
+	// fails for an invalid name, and for the name of any other account.
 	Create(ctx context.Context, name, publicKey string) error
-	// Remove deletes every ephemeral account, with its home, for which match is true.
+	// Remove deletes all temporary accounts for which match returns true, with their homes.
 	Remove(ctx context.Context, match func(name string) bool) error
 }
 
 // SSH holds the dependencies of the ssh action.
 type SSH struct {
 	Users SSHUsers
-	// HostKey returns the key that the caller puts into its known hosts; see HostKeyBelow.
+	// HostKey returns the key for the caller's known hosts; see HostKeyBelow.
 	HostKey  func(ctx context.Context) (string, error)
 	Networks Networks
 
@@ -44,7 +44,7 @@ type sshParams struct {
 	UserRegex string `json:"user_regex"`
 }
 
-// sshResult is its value.
+// sshResult is the result of ssh.
 type sshResult struct {
 	Command       string `json:"command"`
 	Status        string `json:"status"`
@@ -52,7 +52,7 @@ type sshResult struct {
 	HostPublicKey string `json:"host_public_key,omitempty"`
 }
 
-// userPrefix begins the names that Directors and the CLI choose; cleanup removes no other accounts.
+// userPrefix is the prefix of the names that Directors and the CLI choose. cleanup removes no other accounts.
 const userPrefix = "bosh_"
 
 func (s *SSH) run(ctx context.Context, command string, p sshParams) (sshResult, error) {
@@ -106,12 +106,11 @@ func (s *SSH) cleanup(ctx context.Context, p sshParams) (sshResult, error) {
 	return sshResult{Command: "cleanup", Status: "success"}, nil
 }
 
-// hostKeyWait bounds the wait for a machine's first host key. It is shorter than the time that callers wait for an
-// answer.
+// hostKeyWait bounds the wait for the machine's first host key. Callers wait longer than that for an answer.
 const hostKeyWait = 30 * time.Second
 
-// HostKeyBelow returns the public key of the sshd below a system root: the RSA key where there is one, since
-// older clients do not support others. A machine makes its keys while it boots, so it waits for the first one.
+// HostKeyBelow returns the public host key of the sshd whose files are below root. It prefers the RSA key, since older
+// clients support no other. A machine creates its keys while it boots, so HostKeyBelow waits for the first one.
 func HostKeyBelow(ctx context.Context, root string) (key string, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, hostKeyWait, fmt.Errorf("none after %v", hostKeyWait))
 	defer cancel()
@@ -126,7 +125,7 @@ func HostKeyBelow(ctx context.Context, root string) (key string, err error) {
 	return key, nil
 }
 
-// readHostKey returns nothing if there is no key yet.
+// readHostKey returns "" if there is no key yet.
 func readHostKey(dir string) (string, error) {
 	for _, kind := range []string{"rsa", "ed25519", "ecdsa"} {
 		data, err := os.ReadFile(filepath.Join(dir, "ssh_host_"+kind+"_key.pub"))
@@ -140,8 +139,7 @@ func readHostKey(dir string) (string, error) {
 	return "", nil
 }
 
-// address returns the IP address for the caller to connect to: that of a network that is the default for something,
-// else of any other, VIPs last.
+// address returns the IP address for the caller to connect to. A network that is a default comes first, VIPs come last.
 func (s *SSH) address() (string, error) {
 	networks := s.Networks()
 	names := slices.Sorted(maps.Keys(networks))

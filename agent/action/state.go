@@ -10,22 +10,22 @@ import (
 
 // Jobs reports the applied spec and the state of the machine's jobs and processes.
 type Jobs interface {
-	// Spec is the spec that was applied last, or the empty one.
+	// Spec returns the spec that was applied last, or an empty one.
 	Spec() (jobs.Spec, error)
 	JobState(ctx context.Context) string
 	Processes(ctx context.Context) ([]jobs.Process, error)
 }
 
-// StateSource collects the value of get_state.
+// StateSource collects the result of get_state.
 type StateSource struct {
 	AgentID string
 	VMName  func() string
 	Jobs    Jobs
-	// Vitals measures the machine; its result is encoded as it is. It ends soon after its context.
+	// Vitals measures the machine; its result is encoded as returned. It returns soon after ctx ends.
 	Vitals func(ctx context.Context) (any, error)
 }
 
-// InstanceState is the value of get_state: the applied spec and what the machine is doing.
+// InstanceState is the result of get_state: the applied spec, and the state of the machine.
 type InstanceState struct {
 	jobs.Spec
 	AgentID   string         `json:"agent_id"`
@@ -35,16 +35,16 @@ type InstanceState struct {
 	Processes []jobs.Process `json:"processes,omitempty"`
 }
 
-// VM holds the name that the IaaS gives to the machine.
+// VM holds the IaaS's name of the machine.
 type VM struct {
 	Name string `json:"name"`
 }
 
-// stateTimeout bounds the wait for the supervisor and for a measurement. An answer with the state "unknown" is better
-// than none: `bosh vms` shows it, but fails if no answer comes within five seconds.
+// stateTimeout bounds the wait for the supervisor and for a measurement. `bosh vms` shows the state "unknown", but
+// fails if it gets no answer within five seconds.
 const stateTimeout = 3 * time.Second
 
-// unknown is the state of a job whose supervisor does not answer.
+// unknown is the state of jobs if the supervisor does not answer.
 const unknown = "unknown"
 
 func (s StateSource) state(ctx context.Context, format *string) (InstanceState, error) {
@@ -74,8 +74,8 @@ func (s StateSource) state(ctx context.Context, format *string) (InstanceState, 
 	return state, nil
 }
 
-// Observe asks the supervisor for the state of the jobs, with a short deadline: without an answer the
-// state is "unknown", and ok false.
+// Observe asks the supervisor for the state of the jobs. If it does not answer within stateTimeout, the state is
+// "unknown" and ok is false.
 func Observe(ctx context.Context, j Jobs) (state string, processes []jobs.Process, ok bool) {
 	ctx, cancel := context.WithTimeout(ctx, stateTimeout)
 	defer cancel()
@@ -99,14 +99,14 @@ func Observe(ctx context.Context, j Jobs) (state string, processes []jobs.Proces
 	}
 }
 
-// Outcome is the result of a function that Background runs.
+// Outcome is the result of a function run by Background.
 type Outcome[T any] struct {
 	Value T
 	Err   error
 }
 
-// Background runs f in a goroutine, so that a caller can give up on a function that ignores its context.
-// A panic is an error, as in an action itself.
+// Background runs f in a goroutine, so that the caller can give up on a function that ignores its context. It returns a
+// panic as an error.
 func Background[T any](f func() (T, error)) <-chan Outcome[T] {
 	done := make(chan Outcome[T], 1)
 	go func() {

@@ -1,7 +1,7 @@
-// Package action holds what the Director can ask an agent to do: one file per method (or per
-// family of methods) and one table. A row says how a method's arguments are bound, whether it
-// runs as a task, what it must not overlap with, and whether it may be stopped or logged.
-// Behavior comes in through small interfaces that the action's own file declares.
+// Package action implements the Director's requests: one file per method (or family of methods) and one table. A row of
+// the table says how a method's arguments are bound, whether it runs as a task, what it must not overlap with, and
+// whether it may be canceled or logged. Each action declares the interfaces through which it changes the machine in its
+// own file.
 package action
 
 import (
@@ -13,20 +13,19 @@ import (
 	"time"
 )
 
-// Lane says what a call may overlap with.
+// Lane decides which calls may run at the same time.
 type Lane int
 
 const (
-	// Immediate calls run on the transport's own goroutine, so they must never wait for
-	// anything: no disk, no process, no peer.
+	// Immediate calls run on the transport's goroutine, so they must not wait for a disk, a process or a peer.
 	Immediate Lane = iota
-	// Fast calls only read. They wait for no other call, and may take a while themselves.
+	// Fast calls only read. They run at the same time as other calls, and may take long.
 	Fast
 	// Instance calls change the instance: one at a time, in arrival order.
 	Instance
-	// Overlap calls run beside everything, a bounded number at a time. Each ends when its caller no longer waits.
+	// Overlap calls run at the same time as all others, up to a limit. Each ends when its caller no longer waits.
 	Overlap
-	// Transfer calls are as Overlap ones, and may take as long as there are logs and blobs to move.
+	// Transfer calls are like Overlap calls, but move logs or blobs and take as long as that needs.
 	Transfer
 )
 
@@ -46,7 +45,7 @@ func (l Lane) String() string {
 	return fmt.Sprintf("lane %d", int(l))
 }
 
-// Mode says whether a caller gets the result as the reply or a task to poll.
+// Mode decides whether a caller gets the result or a task to poll.
 type Mode int
 
 const (
@@ -61,11 +60,10 @@ const (
 // Async reports how a caller of the given protocol is served.
 func (m Mode) Async(protocol int) bool { return m == Async || m == AsyncSince3 && protocol >= 3 }
 
-// Run is a call with its arguments bound. It ends soon after ctx does.
+// Run is a call whose arguments are bound. It returns soon after ctx ends.
 type Run func(ctx context.Context) (any, error)
 
-// Bind checks and decodes a request's arguments. It has no side effects; its error becomes the
-// caller's exception.
+// Bind checks and decodes the arguments of a request. It has no side effects. Its error is sent to the caller.
 type Bind func(arguments []json.RawMessage) (Run, error)
 
 // Row is one method.
@@ -73,31 +71,30 @@ type Row struct {
 	Bind Bind
 	Mode Mode
 	Lane Lane
-	// Sensitive arguments may hold secrets: errors about them go to the caller, but not to the log.
+	// Sensitive means that the arguments may hold secrets: errors are sent to the caller, but not logged.
 	Sensitive bool
-	// Cancelable tasks have their context canceled by cancel_task and return soon after.
+	// Cancelable means that cancel_task cancels the task's context, and the task returns soon after.
 	Cancelable bool
-	// EndsWithCaller marks a synchronous call whose result is of use to its caller alone: it is also canceled when a
+	// EndsWithCaller is set for a synchronous call whose result only its caller can use: the call is canceled when a
 	// caller over HTTPS disconnects.
 	EndsWithCaller bool
-	// Canceled is the outcome of a task that was canceled before it began; where nil, it
-	// fails with an exception that says so.
+	// Canceled returns the outcome of a task that was canceled before it began. If it is nil, the task fails with
+	// task.ErrCanceled.
 	Canceled Run
-	// Resume continues a task that the agent's restart interrupted, from the last note it made
-	// with checkpoint (nil if it made none). Where nil, such a task fails.
+	// Resume continues a task that a restart of the agent interrupted. checkpoint is the last one that it saved, or
+	// nil. If Resume is nil, such a task fails.
 	Resume func(ctx context.Context, checkpoint json.RawMessage) (any, error)
-	// Await, where set, holds the answer of an Immediate call back: done reports that there is nothing
-	// to wait for, and wait, called in a goroutine of its own, returns when the answer is worth
-	// giving or ctx ends. The dispatcher bounds how long and how many.
+	// Await, if set, delays the answer of an Immediate call. done reports that the call can be answered at once. wait
+	// returns when it can be answered or ctx ends, and is called in a goroutine of its own. The dispatcher limits the
+	// delay and the number of delayed answers.
 	Await func(arguments []json.RawMessage) (done func() bool, wait func(ctx context.Context))
-	// ReplyTimeout is the time that a caller waits for the first reply; 45 seconds if zero. A request that has not
-	// begun by then is dropped, and a synchronous one outside the instance lane is canceled: nobody waits for the
-	// answer.
+	// ReplyTimeout is how long a caller waits for the first reply; 45 seconds if zero. A request that has not begun by
+	// then is dropped. A synchronous one outside the instance lane is canceled.
 	ReplyTimeout time.Duration
 }
 
-// DefaultReplyTimeout is the Director's reply timeout, DNSReplyTimeout that of its DNS broadcaster. No caller waits for
-// bundle_logs as long as BundleReplyTimeout.
+// DefaultReplyTimeout is the Director's reply timeout, DNSReplyTimeout that of its DNS broadcaster. BundleReplyTimeout
+// is longer than any caller of bundle_logs waits.
 const (
 	DefaultReplyTimeout = 45 * time.Second
 	DNSReplyTimeout     = 10 * time.Second
@@ -115,5 +112,5 @@ func (r Row) Wait() time.Duration {
 // Table maps method names to rows.
 type Table map[string]Row
 
-// Names lists the methods in order.
+// Names lists the methods in alphabetical order.
 func (t Table) Names() []string { return slices.Sorted(maps.Keys(t)) }

@@ -16,13 +16,13 @@ type Tasks interface {
 	Wait(ctx context.Context, id string)
 }
 
-// TaskHandle tells a caller to poll.
+// TaskHandle is the answer that makes a caller poll for a task.
 type TaskHandle struct {
 	ID    string `json:"agent_task_id"`
 	State string `json:"state"`
 }
 
-// Running is the handle of a task that has not ended.
+// Running returns the handle of a running task.
 func Running(id string) TaskHandle { return TaskHandle{ID: id, State: "running"} }
 
 func getTask(tasks Tasks) func(context.Context, string) (any, error) {
@@ -40,8 +40,8 @@ func getTask(tasks Tasks) func(context.Context, string) (any, error) {
 	}
 }
 
-// awaitTask lets the dispatcher hold the answer to get_task while the task runs. The Director and the CLI
-// sleep a second before they ask again, so an answer at the instant the task ends saves them that second.
+// awaitTask lets the dispatcher delay the answer to get_task while the task runs. The Director and the CLI sleep for a
+// second before they ask again, so an answer at the moment when the task ends saves up to a second.
 func awaitTask(tasks Tasks) func([]json.RawMessage) (func() bool, func(context.Context)) {
 	return func(arguments []json.RawMessage) (func() bool, func(context.Context)) {
 		var id string
@@ -52,7 +52,7 @@ func awaitTask(tasks Tasks) func([]json.RawMessage) (func() bool, func(context.C
 	}
 }
 
-// TaskFailed is the error of a task of a method, in the wording by which people and tools know it.
+// TaskFailed is the error of a failed task. People and tools know its wording.
 type TaskFailed struct{ Method, id, why string }
 
 func (e TaskFailed) Error() string { return fmt.Sprintf("Task %s result: %s", e.id, e.why) }

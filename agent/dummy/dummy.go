@@ -1,6 +1,6 @@
-// Package dummy stands in for the machine of an agent that has none (-P dummy). The Director's own integration
-// suite runs hundreds of such agents: it reads the files that this package writes below the base directory, and
-// with -M dummy-nats it tells agents over the bus in which state their jobs are.
+// Package dummy replaces the machine of an agent that runs without one (-P dummy). The Director's integration suite
+// runs hundreds of such agents. It reads the files that this package writes below the base directory and, with -M
+// dummy-nats, sets the state of their jobs over the bus.
 package dummy
 
 import (
@@ -15,14 +15,14 @@ import (
 	"cambium/mbus"
 )
 
-// Statuses takes the state that jobs are to have.
+// Statuses sets the state of the dummy jobs.
 type Statuses interface{ SetStatus(status string) }
 
-// Handler serves the two messages that only tests send, and passes the others on.
+// Handler serves the two messages that only tests send, and passes others to Next.
 type Handler struct {
 	Next mbus.Handler
 	Jobs Statuses
-	// Alert gets the failure of a job, in place of a mail of monit.
+	// Alert receives the failure of a job, in place of a mail of monit.
 	Alert func(monit.Alert)
 }
 
@@ -47,7 +47,7 @@ func (h Handler) Handle(ctx context.Context, r mbus.Request, reply func(mbus.Rep
 	}
 }
 
-// set hands the status of the envelope to the jobs, or answers why not.
+// set passes the request's status to the jobs. If the status is invalid, it answers with an error and returns false.
 func (h Handler) set(r mbus.Request, reply func(mbus.Reply)) (status string, ok bool) {
 	if json.Unmarshal(r.Status, &status) != nil || status == "" {
 		reply(mbus.Exception("Action Failed " + r.Method + ": status is not a string"))
@@ -57,13 +57,13 @@ func (h Handler) set(r mbus.Request, reply func(mbus.Reply)) (status string, ok 
 	return status, true
 }
 
-// failure is the alert that the suite's specs of the Health Monitor expect.
+// failure returns the alert that the suite's specs of the Health Monitor expect.
 func failure() monit.Alert {
 	return monit.Alert{ID: "fake-monit-alert", Service: "fake-monit-service", Event: "failing", Action: "start",
 		Date: time.Date(2011, 5, 22, 15, 7, 41, 0, time.UTC), Description: "fake-monit-description"}
 }
 
-// Narrate writes what specs search for in the log: each request, and the arguments of some.
+// Narrate logs what the suite's specs search the log for: each request, and the arguments of some.
 func Narrate(log *logrus.Entry) func(r mbus.Request, async bool) {
 	log = log.WithField("component", "dispatcher")
 	return func(r mbus.Request, async bool) {

@@ -19,10 +19,10 @@ import (
 	"cambium/settings"
 )
 
-// HostKey is the answer of ssh: there is no sshd that could have one.
+// HostKey is the host key in the answer of ssh, since there is no sshd.
 const HostKey = "dummy-public-key"
 
-// MakeDirs makes what boot makes on a machine and the suite looks into: sys is a link to data/sys.
+// MakeDirs creates the directories that the suite looks into, as a boot does; sys is a link to data/sys.
 func MakeDirs(dirs vcap.Dirs) error {
 	for _, dir := range []string{dirs.Bosh(), dirs.SysLog(), dirs.Blobs()} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -35,10 +35,10 @@ func MakeDirs(dirs vcap.Dirs) error {
 	return atomicfile.Symlink(dirs.DataSys(), dirs.Sys())
 }
 
-// Users keeps passwords in files, which the suite's spec of passwords reads. There are no accounts.
+// Users keeps passwords in files, which the suite's specs read. It creates no accounts.
 type Users struct{ Dirs vcap.Dirs }
 
-// Observe finds the accounts that are wanted, without passwords and keys.
+// Observe returns an account for each wanted user, without password and keys.
 func (u Users) Observe(_ context.Context, want user.Desired) (user.State, error) {
 	accounts := map[string]user.Account{}
 	for _, name := range slices.Concat(slices.Collect(maps.Keys(want.Passwords)),
@@ -48,7 +48,7 @@ func (u Users) Observe(_ context.Context, want user.Desired) (user.State, error)
 	return user.State{Accounts: accounts}, nil
 }
 
-// Apply writes the hash of each user's password into a file of its own.
+// Apply writes the password hash of each user to a file.
 func (u Users) Apply(_ context.Context, changes []user.Change) ([]user.Change, error) {
 	for _, c := range changes {
 		if c.Op != user.OpSetPassword || c.Hash().Reveal() == user.NoPassword {
@@ -65,7 +65,7 @@ func (u Users) Apply(_ context.Context, changes []user.Change) ([]user.Change, e
 	return nil, nil
 }
 
-// Hosts keeps the names of a deployment in a file, which the suite's specs of DNS read.
+// Hosts keeps the hosts of a deployment in a file, which the suite's specs of DNS read.
 type Hosts struct{ Dirs vcap.Dirs }
 
 // WriteHosts implements action.HostsFile.
@@ -77,8 +77,8 @@ func (h Hosts) WriteHosts(_ context.Context, records [][2]string) error {
 	return atomicfile.Write(h.Dirs.DummyHosts(), lines, 0o644)
 }
 
-// Networks are the settings' networks, those of DHCP with the address that the dummy CPI has written into a
-// file in place of a lease. Without the file they have none.
+// Networks returns the networks of the settings. Those of DHCP get the address that the dummy CPI has written to a file
+// in place of a lease. Without the file they stay as they are.
 func Networks(dirs vcap.Dirs, of map[string]settings.Network) (map[string]settings.Network, error) {
 	path := dirs.DummyNetwork()
 	data, err := os.ReadFile(path)
@@ -106,7 +106,7 @@ func Networks(dirs vcap.Dirs, of map[string]settings.Network) (map[string]settin
 	return found, nil
 }
 
-// NoEffect takes the place of what a dummy machine lacks: services, accounts of ssh, certificates, neighbors.
+// NoEffect implements what a dummy machine lacks and does nothing: services, ssh accounts, certificates, neighbors.
 type NoEffect struct{}
 
 func (NoEffect) Start(context.Context, string) error                { return nil }

@@ -1,13 +1,13 @@
 package task
 
-// Counts is the number of tasks of a document in each state.
+// Counts has the number of tasks in each state.
 type Counts struct {
-	Running   int `json:"running"` // or interrupted, if the agent does not run
+	Running   int `json:"running"` // or interrupted, if the agent is not running
 	Succeeded int `json:"succeeded"`
 	Failed    int `json:"failed"`
 }
 
-// Count reads the document at path, of an agent that may be running.
+// Count counts the tasks in the document at path. The agent may be running.
 func Count(path string) (c Counts, err error) {
 	all, err := read(path)
 	for _, e := range all {

@@ -31,8 +31,8 @@ func (e entry) weight() int { return len(e.Value) + len(e.Error) }
 
 var errDamaged = errors.New("the task record is damaged")
 
-// read returns the entries of the document at path, in order of their end, the running ones in order of their start at
-// the end. There are none without a file.
+// read returns the entries of the document at path: first the finished tasks in order of their end, then the running
+// ones in order of their start. A missing file has no entries.
 func read(path string) ([]entry, error) {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -67,7 +67,7 @@ func setAside(path string) error {
 	return atomicfile.SyncDir(filepath.Dir(path))
 }
 
-// document returns what to write, a line for each task, and the number of the last change in it.
+// document encodes all tasks, one a line. changes is the number of the last change included.
 func (s *Tasks) document() (data []byte, changes int, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,8 +83,8 @@ func (s *Tasks) document() (data []byte, changes int, err error) {
 	return fmt.Appendf(nil, "{\"tasks\":[\n%s\n]}\n", bytes.Join(lines, []byte(",\n"))), s.changes, nil
 }
 
-// save returns when every change made before it is durable. One that a concurrent call has written is not written
-// again.
+// save returns when all changes made before the call are durable. It writes nothing if a concurrent call has already
+// written them.
 func (s *Tasks) save() error {
 	if s.path == "" {
 		return nil

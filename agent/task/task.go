@@ -1,5 +1,5 @@
-// Package task keeps asynchronous work: its id, its outcome, how to cancel it, and the document by
-// which all of that survives a restart of the agent.
+// Package task keeps asynchronous tasks and their results, and cancels them. A document on disk preserves them across a
+// restart of the agent.
 package task
 
 import (
@@ -15,13 +15,13 @@ import (
 )
 
 const (
-	// keepAtLeast is the time for which a result is kept in any case: a Director may ask for it for nearly four
-	// minutes after the end, and create-env needs to see a failure eleven times.
+	// keepAtLeast is the minimum time for which a result is kept. A Director may ask for it for nearly four minutes
+	// after the end, and create-env must see a failure eleven times.
 	keepAtLeast = 10 * time.Minute
-	// keepNormally is the time for which a result is kept while there is room.
+	// keepNormally is the time for which a result is kept if there is room.
 	keepNormally = time.Hour
-	// maxFinished and maxBytes bound the results that are kept longer than keepAtLeast. All of them are written when a
-	// task begins and when it ends.
+	// maxFinished and maxBytes bound the results that are kept beyond keepAtLeast, because all results are written
+	// whenever a task begins or ends.
 	maxFinished = 100
 	maxBytes    = 1 << 20
 )
@@ -32,7 +32,7 @@ var ErrCanceled = errors.New("task was canceled")
 // ErrRestarted is the error of a task that a restart of the agent interrupted and that cannot be resumed.
 var ErrRestarted = errors.New("the agent restarted while the task was running")
 
-// Task is one piece of asynchronous work. Its fields do not change.
+// Task is an asynchronous task. Its exported fields do not change.
 type Task struct {
 	ID         string
 	Method     string
@@ -41,18 +41,18 @@ type Task struct {
 	owner  *Tasks
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	ended  chan struct{} // closed when the outcome may be seen
+	ended  chan struct{} // closed when callers may see the outcome
 
-	// Guarded by owner.mu.
+	// owner.mu guards the fields below.
 	entry   entry
-	encoded []byte // the entry as it is written; nil after a change
-	visible bool   // the end is durable and may be seen
-	// kept is the start of the time for which the result is kept: its end, or, for a task of an earlier process, the
-	// start of this one. Clocks of two processes do not compare: in between the clock may have been set.
+	encoded []byte // the entry as JSON; nil after a change
+	visible bool   // the outcome is durable, and callers may see it
+	// kept is when the retention time began: the end of the task or, for a task of an earlier process, the start of
+	// this process. The clock may have been set between the two, so their times cannot be compared.
 	kept time.Time
 }
 
-// Checkpoint is the last note that was made.
+// Checkpoint returns the last note of the task, or nil.
 func (t *Task) Checkpoint() json.RawMessage {
 	t.owner.mu.Lock()
 	defer t.owner.mu.Unlock()
@@ -62,8 +62,8 @@ func (t *Task) Checkpoint() json.RawMessage {
 // Context ends when the task is canceled or the agent stops.
 func (t *Task) Context() context.Context { return t.ctx }
 
-// Persist returns when the task survives a restart of the agent, or cannot: a full disk must not stop the agent from
-// working.
+// Persist writes the task to disk, so that it survives a restart of the agent. An error is logged but not returned: a
+// full disk must not stop the agent.
 func (t *Task) Persist() {
 	if err := t.owner.save(); err != nil {
 		t.owner.log.WithError(err).WithField("task", t.ID).
@@ -71,7 +71,7 @@ func (t *Task) Persist() {
 	}
 }
 
-// Canceled reports whether cancel_task was called for it.
+// Canceled reports whether cancel_task was called for the task.
 func (t *Task) Canceled() bool { return errors.Is(context.Cause(t.ctx), ErrCanceled) }
 
 // Outcome is the state of a task and, once it has ended, its result.
@@ -83,25 +83,25 @@ type Outcome struct {
 	Error   string // of a failed task
 }
 
-// Options configure Tasks.
+// Options configures Tasks.
 type Options struct {
-	// Path is the document. Its directory exists; a tmpfs makes tasks survive the agent but not
-	// the machine. Without a path nothing survives.
+	// Path is the document. Its directory must exist; on a tmpfs, tasks survive a restart of the agent but not a
+	// reboot. If Path is empty, tasks are kept in memory only.
 	Path string
 	Log  *logrus.Entry
 }
 
-// Tasks is the set of tasks, running and ended.
+// Tasks is the set of running and finished tasks.
 type Tasks struct {
 	log  *logrus.Entry
 	path string
 	now  func() time.Time
 
-	writing sync.Mutex // guards the document and what follows; taken before mu
-	written int        // the last change that is in the document
+	writing sync.Mutex // guards the document and written; taken before mu
+	written int        // the last change in the document
 
-	mu          sync.Mutex // guards what follows
-	changes     int        // made so far
+	mu          sync.Mutex // guards the fields below
+	changes     int        // the number of changes so far
 	ctx         context.Context
 	byID        map[string]*Task
 	finished    []*Task // in order of their end
@@ -109,8 +109,8 @@ type Tasks struct {
 	interrupted []*Task
 }
 
-// Open reads the document and makes ready for new tasks, whose contexts end with ctx. A damaged document is set aside,
-// and its tasks are unknown. If it cannot be read, Open returns the error together with Tasks that work in memory.
+// Open reads the document. Contexts of new tasks end with ctx. If the document is damaged, it is renamed and its tasks
+// are unknown. If it cannot be read, Open returns the error and Tasks that work in memory.
 func Open(ctx context.Context, o Options) (*Tasks, error) {
 	s := &Tasks{log: o.Log, ctx: ctx, byID: map[string]*Task{}, now: time.Now}
 	if o.Path == "" {
@@ -146,7 +146,7 @@ func (s *Tasks) newTask(e entry, cancelable bool) *Task {
 	return t
 }
 
-// Begin makes a task. It is found at once; Persist makes it durable.
+// Begin creates a task. Outcome finds it at once; Persist makes it durable.
 func (s *Tasks) Begin(method string, cancelable bool) *Task {
 	t := s.newTask(entry{ID: newID(), Method: method, Started: s.now()}, cancelable)
 	s.mu.Lock()
@@ -156,7 +156,7 @@ func (s *Tasks) Begin(method string, cancelable bool) *Task {
 	return t
 }
 
-// Note records how far the task has come, for Interrupted after a restart.
+// Note records a checkpoint from which the task can be resumed after a restart.
 func (t *Task) Note(note json.RawMessage) error {
 	t.change(func(e *entry) { e.Note = note })
 	return t.owner.save()
@@ -170,8 +170,8 @@ func (t *Task) change(change func(*entry)) {
 	t.owner.changes++
 }
 
-// Finish records the outcome, durably before a caller can see it. When the agent itself is
-// stopping the outcome is not recorded: the task was interrupted rather than failed.
+// Finish records the outcome, and makes it durable before a caller can see it. If the agent is stopping, an error is
+// not recorded: the task was interrupted and did not fail.
 func (t *Task) Finish(value any, err error) {
 	defer t.cancel(nil)
 	s := t.owner
@@ -196,7 +196,7 @@ func (t *Task) Finish(value any, err error) {
 	s.retain(t)
 }
 
-// retain adds an ended task and forgets old ones; the caller holds mu.
+// retain adds a finished task and removes old ones. The caller holds mu.
 func (s *Tasks) retain(t *Task) {
 	s.finished = append(s.finished, t)
 	s.bytes += t.entry.weight()
@@ -215,7 +215,7 @@ func (s *Tasks) retain(t *Task) {
 	}
 }
 
-// notFound is the error for an id that is unknown or long forgotten.
+// notFound is the error for an id that is unknown or was removed.
 type notFound struct{ ID string }
 
 func (e notFound) Error() string { return fmt.Sprintf("Task with id %s could not be found", e.ID) }
@@ -234,9 +234,8 @@ func (s *Tasks) Outcome(id string) (Outcome, error) {
 	return Outcome{Method: t.Method, Value: t.entry.Value, Failed: t.entry.Failed, Error: t.entry.Error}, nil
 }
 
-// Wait blocks until the outcome of a task can be asked for, the task is canceled, the agent stops or
-// ctx ends. An unknown task, and one that has ended, cost no wait; a task that was canceled before
-// is waited for like any other.
+// Wait blocks until the task ends or is canceled, the agent stops, or ctx ends. For an unknown task, and one that has
+// ended, it returns at once. A task that was canceled before the call is waited for like any other.
 func (s *Tasks) Wait(ctx context.Context, id string) {
 	s.mu.Lock()
 	t, found := s.byID[id]
@@ -255,7 +254,7 @@ func (s *Tasks) Wait(ctx context.Context, id string) {
 	}
 }
 
-// Ended reports whether asking for the outcome gives a final answer: the task has ended or is unknown.
+// Ended reports whether Outcome has a final answer: the task has ended or is unknown.
 func (s *Tasks) Ended(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -263,7 +262,7 @@ func (s *Tasks) Ended(id string) bool {
 	return !found || t.visible
 }
 
-// Cancel ends the context of a task that can be stopped. For a task that has ended it does nothing.
+// Cancel ends the context of a cancelable task. It does nothing if the task has ended.
 func (s *Tasks) Cancel(id string) error {
 	s.mu.Lock()
 	t, found := s.byID[id]
@@ -281,8 +280,8 @@ func (s *Tasks) Cancel(id string) error {
 	return nil
 }
 
-// Interrupted hands out, once, the tasks that the last end of the agent interrupted. Each must
-// be finished by the caller.
+// Interrupted returns the tasks that were running when the last process of the agent ended. The caller must finish each
+// of them. A second call returns none.
 func (s *Tasks) Interrupted() []*Task {
 	s.mu.Lock()
 	defer s.mu.Unlock()
