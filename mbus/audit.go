@@ -18,7 +18,7 @@ type Event struct {
 
 type extension struct{ key, value string }
 
-// NATSEvent describes a request that came over NATS; server is host:port.
+// NATSEvent describes a request that came over NATS. server is its host:port.
 func NATSEvent(method, replyTo string, reply Reply, server, hostname string) Event {
 	host, port, err := net.SplitHostPort(server)
 	if err != nil {
@@ -36,7 +36,7 @@ func NATSEvent(method, replyTo string, reply Reply, server, hostname string) Eve
 	return e
 }
 
-// HTTPRequest describes an HTTPS request for its line in the audit log.
+// HTTPRequest describes an HTTPS request for the audit log.
 type HTTPRequest struct {
 	Path, User, Method, Source, Port, Hostname string
 	Headers                                    string // a summary without credentials
@@ -62,10 +62,10 @@ var (
 	extensionEscapes = strings.NewReplacer(`\`, `\\`, `=`, `\=`, "\n", `\n`, "\r", `\r`)
 )
 
-// maxAuditValue bounds one value: a syslog line of a megabyte is of no use.
+// maxAuditValue bounds the length of one value.
 const maxAuditValue = 1024
 
-// String is the event as a line of the Common Event Format.
+// String formats the event as a line of the Common Event Format.
 func (e Event) String() string {
 	severity := 1
 	if e.Failed {

@@ -1,5 +1,5 @@
-// Package mbus defines what travels on the message bus, whatever the transport: the request and
-// reply envelopes, the size limits, the audit line, and the Handler that both transports serve.
+// Package mbus defines the messages of both transports: request and reply envelopes, size limits, the audit line, and
+// the Handler that serves requests.
 package mbus
 
 import (
@@ -17,29 +17,28 @@ import (
 type Request struct {
 	Method    string
 	Arguments []json.RawMessage
-	// BadArguments reports that the arguments are not an array. The caller learns that from an
-	// exception, as from cloudfoundry/bosh-agent, rather than from the transport.
+	// BadArguments reports that the arguments are not an array. As with cloudfoundry/bosh-agent, the caller then gets
+	// an exception, and not an error of the transport.
 	BadArguments bool
-	// ReplyTo is the reply subject on NATS, and means nothing on HTTPS.
+	// ReplyTo is the reply subject on NATS. HTTPS ignores it.
 	ReplyTo string
 	// Protocol is 3 for a Director and 0 for create-env, which sends none.
 	Protocol int
-	// Status is the envelope's own member of that name, as it came. Only test suites send one; see agent/dummy.
+	// Status is the envelope's member of that name, not decoded. Only test suites send one; see agent/dummy.
 	Status json.RawMessage
-	// KeepsWaiting reports that the caller waits until the context of Handle ends, rather than
-	// for a time that depends on the method.
+	// KeepsWaiting reports that the caller waits until the context of Handle ends. If it is false, the time that the
+	// caller waits depends on the method.
 	KeepsWaiting bool
 }
 
-// Handler serves requests. Handle returns at once, since a transport calls it in arrival order
-// and from the goroutine that reads; reply is called exactly once, before or after Handle
-// returns and from any goroutine. The context ends when the caller stops waiting for the reply,
-// which does not stop the action.
+// Handler serves requests. Handle must return at once, because the transport calls it from the goroutine that reads, in
+// order of arrival. It calls reply exactly once, before or after it returns, from any goroutine. ctx ends when the
+// caller stops waiting for the reply; the action continues.
 type Handler interface {
 	Handle(ctx context.Context, r Request, reply func(Reply))
 }
 
-// DecodeRequest reads an envelope. Keys match regardless of case, and unknown ones are ignored.
+// DecodeRequest decodes an envelope. The case of keys does not matter, and unknown keys are ignored.
 func DecodeRequest(data []byte) (Request, error) {
 	var envelope struct {
 		Method    string          `json:"method"`
@@ -56,11 +55,11 @@ func DecodeRequest(data []byte) (Request, error) {
 	return r, nil
 }
 
-// maxArguments limits the arguments kept of a request. No method has more than a handful, and surplus ones are
-// ignored. Each costs forty bytes of memory for the two that it takes in a message.
+// maxArguments bounds the number of arguments that are kept. No method has more than a handful, and surplus ones are
+// ignored. Each takes forty bytes of memory, but only two in the message.
 const maxArguments = 64
 
-// arguments splits an array.
+// arguments splits a JSON array.
 func arguments(raw json.RawMessage) (list []json.RawMessage, bad bool) {
 	if len(raw) == 0 || string(raw) == "null" {
 		return nil, false
@@ -77,7 +76,8 @@ func arguments(raw json.RawMessage) (list []json.RawMessage, bad bool) {
 	return kept[:given], false
 }
 
-// withoutContent drops what a decoding error quotes from the message, which may hold secrets and goes to the log.
+// withoutContent removes what a decoding error quotes from the message. The error is logged, and the message may hold
+// secrets.
 func withoutContent(err error) error {
 	var wrong *json.UnmarshalTypeError
 	if errors.As(err, &wrong) {
@@ -102,11 +102,11 @@ type Reply struct {
 	private   bool
 }
 
-// Value is a successful reply; v must be what encoding/json can write.
+// Value returns a successful reply. encoding/json must be able to encode v.
 func Value(v any) Reply { return Reply{value: v} }
 
-// Exception is a failed reply; the text may be empty. It may quote names and output of jobs, and tools print it on a
-// terminal: what could begin an escape sequence there becomes a space.
+// Exception returns a failed reply; text may be empty. It may quote names and output of jobs, and tools print it on a
+// terminal, so characters that could begin an escape sequence become spaces.
 func Exception(text string) Reply {
 	printable := strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) || r == '\n' || r == '\t' {
@@ -117,19 +117,19 @@ func Exception(text string) Reply {
 	return Reply{exception: printable, failed: true}
 }
 
-// Private returns the reply for its caller alone: the text of an exception may hold a secret, and stays out of logs.
+// Private returns the reply with its text kept out of logs, because the text of an exception may hold a secret.
 func (r Reply) Private() Reply {
 	r.private = true
 	return r
 }
 
-// Silence means that the request is not answered: the caller times out.
+// Silence returns a reply that is not sent, so that the caller times out.
 func Silence() Reply { return Reply{silent: true} }
 
-// Silent reports a reply that is not sent.
+// Silent reports whether the reply is not sent.
 func (r Reply) Silent() bool { return r.silent }
 
-// Failed reports an exception, and its text as a log may have it.
+// Failed reports whether the reply is an exception. The text is safe to log.
 func (r Reply) Failed() (string, bool) {
 	if r.failed && r.private {
 		return "not logged, because it may hold a secret", true
@@ -137,7 +137,7 @@ func (r Reply) Failed() (string, bool) {
 	return r.exception, r.failed
 }
 
-// TooLong is the exception for a value that does not fit into one message.
+// TooLong is the exception that replaces a value that does not fit into one message.
 const TooLong = "Response exceeded maximum allowed length"
 
 type exceptionEnvelope struct {
@@ -148,8 +148,8 @@ type exceptionBody struct {
 	Message string `json:"message,omitempty"`
 }
 
-// Encode writes the reply in at most limit bytes; a limit of 0 means any length. A value that
-// is too long becomes the exception TooLong, a long exception loses its middle.
+// Encode encodes the reply in at most limit bytes; 0 means no limit. If a value is too long, TooLong is sent. A long
+// exception loses its middle.
 func (r Reply) Encode(limit int) []byte {
 	if r.failed {
 		return encodeException(r.exception, limit)
@@ -186,7 +186,7 @@ func exceptionBytes(text string) []byte {
 	return data
 }
 
-// marshal leaves <, > and & as they are: six bytes each would be taken from the limit.
+// marshal encodes v without escaping <, > and &, which would need six bytes each.
 func marshal(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)

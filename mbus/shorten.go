@@ -2,11 +2,11 @@ package mbus
 
 import "unicode/utf8"
 
-// truncated marks the place where the middle of a long exception was taken out.
+// truncated replaces the middle of a long exception.
 const truncated = "\n...[truncated]...\n"
 
-// shorten keeps the beginning and the end of text so that both together take at most room bytes
-// once written as JSON. The end gets the odd byte, because tools print the cause last.
+// shorten keeps the beginning and the end of text, so that both together need at most room bytes in JSON. The end gets
+// one byte more if room is odd, because tools print the cause last.
 func shorten(text string, room int) string {
 	head := 0
 	for left := room / 2; head < len(text); {

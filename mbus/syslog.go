@@ -11,23 +11,23 @@ import (
 
 const (
 	auditTag = "vcap.agent"
-	// auditQueue limits the lines of each severity that wait for a syslog daemon that is slow or not running yet.
-	// Further lines are dropped, since the agent must not wait for its own audit.
+	// auditQueue limits the lines of each severity that wait for a slow or missing syslog daemon. Further lines are
+	// dropped, because the agent must not wait for its own audit.
 	auditQueue = 1000
 )
 
-// Syslog is the Auditor of a machine: lines of the Common Event Format to the system's log, as
-// facility daemon, at priority debug or, for failures, error.
+// Syslog is an Auditor that writes lines in the Common Event Format to the system's log, with facility daemon and
+// priority debug, or error for failures.
 type Syslog struct {
-	// Network and Address are those of net.Dial; empty means the local daemon.
+	// Network and Address are those of net.Dial; if empty, the local daemon is used.
 	Network, Address string
-	// Program identifies the agent and the supervisor of this machine; each line ends with it.
+	// Program identifies the agent and the supervisor of this machine at the end of each line.
 	Program Program
 
 	failures, others chan Event
 }
 
-// NewSyslog returns an auditor for the local syslog daemon. It records once Run runs.
+// NewSyslog returns an auditor for the local syslog daemon. Run writes what it records.
 func NewSyslog(p Program) *Syslog {
 	return &Syslog{Program: p, failures: make(chan Event, auditQueue), others: make(chan Event, auditQueue)}
 }
@@ -35,14 +35,14 @@ func NewSyslog(p Program) *Syslog {
 // Program tells which agent runs on a machine, and what supervises its jobs.
 type Program struct{ Version, Supervisor string }
 
-// line is the event with the program after it.
+// line formats the event and the program.
 func (s *Syslog) line(e Event) string {
 	e.extensions = append(slices.Clip(e.extensions), extension{"cs5", s.Program.Version}, extension{"cs5Label", "agentVersion"},
 		extension{"cs6", s.Program.Supervisor}, extension{"cs6Label", "supervisor"})
 	return e.String()
 }
 
-// Record queues an event; the line is made when it is written.
+// Record queues an event. The line is formatted when it is written.
 func (s *Syslog) Record(e Event) {
 	queue := s.others
 	if e.Failed {
@@ -54,7 +54,7 @@ func (s *Syslog) Record(e Event) {
 	}
 }
 
-// Run writes until ctx ends.
+// Run writes the queued events until ctx ends.
 func (s *Syslog) Run(ctx context.Context) error {
 	backoff := retry.Backoff{Min: 100 * time.Millisecond, Max: 10 * time.Second, Jitter: 0.5}
 	for attempt := 0; ctx.Err() == nil; attempt++ {
@@ -71,7 +71,7 @@ func (s *Syslog) Run(ctx context.Context) error {
 	return nil
 }
 
-// write returns when ctx ends or the daemon cannot be reached; the line of that moment is lost.
+// write writes events until ctx ends or the daemon cannot be reached. The event that could not be written is lost.
 func (s *Syslog) write(ctx context.Context, w *syslog.Writer) {
 	for err := error(nil); err == nil; {
 		select {

@@ -10,27 +10,27 @@ import (
 )
 
 const (
-	// freeGuesses is the number of wrong passwords of one peer that are answered without delay; after
-	// them the delay doubles each time, up to longestDelay.
+	// freeGuesses is the number of wrong passwords of a peer that are answered without a delay. After that the delay
+	// doubles each time, up to longestDelay.
 	freeGuesses  = 10
 	firstDelay   = 250 * time.Millisecond
 	longestDelay = 30 * time.Second
-	// guessRefill is the time after which a peer may make one more wrong guess without delay.
+	// guessRefill is the time after which a peer may make another wrong guess without a delay.
 	guessRefill = time.Minute
-	// maxPeers bounds the memory of failures.
+	// maxPeers bounds the number of peers whose failures are kept in memory.
 	maxPeers = 10000
 )
 
-// auth checks passwords, and answers wrong ones with a growing delay (backoff by peer). A correct password
-// is never delayed, whatever other callers at that address do.
+// auth checks passwords, and delays the answers to wrong ones with a backoff for each peer. A correct password is never
+// delayed, even if others at the same address have failed.
 type auth struct {
-	want [sha256.Size]byte // of the whole header
+	want [sha256.Size]byte // hash of the whole header
 
 	mu       sync.Mutex // guards failures
 	failures map[string]failed
 }
 
-// failed counts the wrong passwords of a peer, and when it was last updated.
+// failed counts the wrong passwords of a peer. at is when they were last counted.
 type failed struct {
 	times float64
 	at    time.Time
@@ -41,13 +41,13 @@ func newAuth(user, password string) *auth {
 	return &auth{want: sha256.Sum256([]byte(header)), failures: map[string]failed{}}
 }
 
-// valid compares hashes in constant time, so that neither the password nor its length can be timed.
+// valid compares hashes in constant time, so that timing reveals neither the password nor its length.
 func (a *auth) valid(r *http.Request) bool {
 	got := sha256.Sum256([]byte(r.Header.Get("Authorization")))
 	return subtle.ConstantTimeCompare(got[:], a.want[:]) == 1
 }
 
-// delay counts a wrong password and returns the delay of its answer.
+// delay counts a wrong password and returns the delay for its answer.
 func (a *auth) delay(peer string, now time.Time) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -68,7 +68,7 @@ func (a *auth) delay(peer string, now time.Time) time.Duration {
 	return min(delay, longestDelay)
 }
 
-// forget bounds the table: peers without recent failures are removed first, then all.
+// forget keeps the table small. It removes the peers without recent failures or, if that is not enough, all.
 func (a *auth) forget(now time.Time) {
 	if len(a.failures) < maxPeers {
 		return

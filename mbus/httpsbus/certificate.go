@@ -22,8 +22,8 @@ import (
 // selfSignedValidity is the validity period of a self-signed certificate.
 const selfSignedValidity = 10 * 365 * 24 * time.Hour
 
-// certificate is the one of the settings, or a self-signed one that this machine makes and keeps:
-// its key is on no other VM, and a caller that pinned it still trusts it after a restart.
+// certificate returns the certificate of the settings. If they have none, it creates and keeps a self-signed one. No
+// other VM has its key, and a caller that pinned it still trusts it after a restart.
 func certificate(o Options, host string) (tls.Certificate, error) {
 	if o.Certificate != "" || !o.PrivateKey.Empty() {
 		pair, err := tls.X509KeyPair([]byte(o.Certificate), []byte(o.PrivateKey.Reveal()))
@@ -52,7 +52,7 @@ func certificate(o Options, host string) (tls.Certificate, error) {
 	return tls.X509KeyPair(data, data)
 }
 
-// nameOf is the name in the certificate; a wildcard address is none.
+// nameOf returns the name for the certificate; "" for a wildcard address.
 func nameOf(host string) string {
 	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
 		return "localhost"

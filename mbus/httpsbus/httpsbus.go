@@ -1,6 +1,6 @@
-// Package httpsbus serves the Director's messages over HTTPS, for create-env and other callers
-// without a NATS server: requests to /agent, and blobs below /blobs/. It listens on an address that
-// the whole network may reach, so all its limits are for callers that have not authenticated.
+// Package httpsbus serves the Director's messages over HTTPS, for create-env and other callers without a NATS server:
+// requests to /agent, and blobs below /blobs/. The whole network may be able to reach its address, so all its limits
+// apply to callers that have not authenticated.
 package httpsbus
 
 import (
@@ -33,40 +33,40 @@ const (
 	shutdownTime = 5 * time.Second
 )
 
-// Variables for the sake of tests.
+// Variables, so that tests can shorten them.
 var (
 	headerTime = 10 * time.Second // also for the TLS handshake
-	// A body may take transferGrace plus a second for each minRate bytes.
+	// transferGrace and one second for each minRate bytes limit the time for a body.
 	transferGrace = 30 * time.Second
 )
 
-// Blobs is the directory that uploaded blobs go to.
+// Blobs stores uploaded blobs.
 type Blobs interface {
-	// Open fails with fs.ErrNotExist for a blob that is not there.
+	// Open returns fs.ErrNotExist if there is no such blob.
 	Open(id string) (*os.File, error)
-	// Write stores a blob whole or not at all.
+	// Write stores all of content, or nothing.
 	Write(id string, content io.Reader) error
 }
 
-// Options configure a Bus.
+// Options configures a Bus.
 type Options struct {
-	// URL holds address and credentials: https://user:password@0.0.0.0:6868.
+	// URL has the address and the credentials: https://user:password@0.0.0.0:6868.
 	URL secret.URL
-	// Certificate and PrivateKey are PEM. Without them a pair is made and kept in KeyFile.
+	// Certificate and PrivateKey are PEM. If they are empty, New creates a pair and keeps it in KeyFile.
 	Certificate string
 	PrivateKey  secret.String
 	KeyFile     string
 	Handler     mbus.Handler
 	Blobs       Blobs
-	// OnListen is called with the address when the agent has become reachable. It must not block.
+	// OnListen is called with the address when the bus listens. It must not block.
 	OnListen func(address string)
-	// OnFailure is called each time listening has failed. It must not block.
+	// OnFailure is called each time the bus cannot listen. It must not block.
 	OnFailure func(error)
 	Audit     mbus.Auditor
 	Log       *logrus.Entry
 }
 
-// pendingKey finds the connection of a request in its context.
+// pendingKey is the context key for the connection of a request.
 type pendingKey struct{}
 
 // Bus is the agent's HTTPS server.
@@ -80,7 +80,7 @@ type Bus struct {
 	bound    atomic.Pointer[net.TCPAddr]
 }
 
-// New checks the options, and makes a certificate if there is none.
+// New checks the options, and creates a certificate if they have none.
 func New(o Options) (*Bus, error) {
 	u, err := url.Parse(o.URL.Reveal())
 	if err != nil {
@@ -114,7 +114,7 @@ func New(o Options) (*Bus, error) {
 	return b, nil
 }
 
-// Run listens and serves until ctx ends. If it cannot listen yet, it retries.
+// Run listens and serves until ctx ends. If it cannot listen, it tries again.
 func (b *Bus) Run(ctx context.Context) error {
 	var listener *net.TCPListener
 	err := retry.Do(ctx, retry.Backoff{Min: 200 * time.Millisecond, Max: 5 * time.Second, Jitter: 0.5}, func(ctx context.Context) (err error) {
@@ -169,7 +169,7 @@ func (b *Bus) Run(ctx context.Context) error {
 	return nil
 }
 
-// Address returns the address at which the bus listens, or nil while it does not.
+// Address returns the address on which the bus listens, or nil.
 func (b *Bus) Address() net.Addr {
 	if a := b.bound.Load(); a != nil {
 		return a
@@ -177,8 +177,8 @@ func (b *Bus) Address() net.Addr {
 	return nil
 }
 
-// Connected reports whether the agent can be reached.
+// Connected reports whether the bus listens.
 func (b *Bus) Connected() bool { return b.bound.Load() != nil }
 
-// Publish does nothing: no Health Monitor listens to this bus.
+// Publish does nothing, because no Health Monitor listens on this bus.
 func (b *Bus) Publish(context.Context, string, string, any) error { return nil }

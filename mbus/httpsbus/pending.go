@@ -11,16 +11,16 @@ import (
 	"cambium/internal/sockowner"
 )
 
-// Limits of connections that have not authenticated. A caller needs one or two; authenticated connections do
-// not count.
+// Limits for connections that have not authenticated. A caller needs one or two. Authenticated connections do not
+// count.
 const (
 	maxPendingPerPeer = 64
 	maxPending        = 2048
 )
 
-// pendingConns are the connections that have not authenticated, by peer. A new one is always accepted:
-// above the limit of its peer the oldest of that peer is closed, above the limit of all the oldest of the
-// peer with most connections.
+// pendingConns tracks the connections of each peer that have not authenticated. It always accepts a new one. If the
+// peer then has too many, its oldest one is closed. If all peers together have too many, the oldest one of the peer
+// with the most is closed.
 type pendingConns struct {
 	perPeer, total int
 
@@ -33,19 +33,19 @@ func newPendingConns() *pendingConns {
 	return &pendingConns{perPeer: maxPendingPerPeer, total: maxPending, peers: map[string]*list.List{}}
 }
 
-// pendingConn is one connection. Until it has authenticated it may be closed at any time.
+// pendingConn is a tracked connection. It may be closed at any time until it has authenticated.
 type pendingConn struct {
 	net.Conn
 	all  *pendingConns
 	peer string
 	at   *list.Element // nil once admitted or closed; guarded by all.mu
-	// closed ends what is done for the connection: net/http does not see that it was closed while the body of a
-	// request has not been read.
+	// closed is closed with the connection and stops work for it. net/http does not notice the end of a connection
+	// while the body of a request has not been read.
 	closed    chan struct{}
 	closeOnce sync.Once
 }
 
-// add counts a connection, and closes another one if there are too many.
+// add tracks a connection, and closes another one if there are too many.
 func (g *pendingConns) add(conn net.Conn) *pendingConn {
 	c := &pendingConn{Conn: conn, all: g, peer: peerName(conn), closed: make(chan struct{})}
 	g.mu.Lock()
@@ -73,7 +73,7 @@ func (g *pendingConns) add(conn net.Conn) *pendingConn {
 	return c
 }
 
-// largest is the peer with most connections; the caller holds mu.
+// largest returns the connections of the peer that has the most. The caller holds mu.
 func (g *pendingConns) largest() (most *list.List) {
 	for _, of := range g.peers {
 		if most == nil || of.Len() > most.Len() {
@@ -83,7 +83,7 @@ func (g *pendingConns) largest() (most *list.List) {
 	return most
 }
 
-// remove takes a connection out of the count; the caller holds mu.
+// remove stops tracking a connection. The caller holds mu.
 func (g *pendingConns) remove(c *pendingConn) {
 	if c.at == nil {
 		return
@@ -97,21 +97,21 @@ func (g *pendingConns) remove(c *pendingConn) {
 	}
 }
 
-// admit takes a connection that has authenticated out of the count.
+// admit stops tracking a connection because it has authenticated.
 func (c *pendingConn) admit() {
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
 	c.all.remove(c)
 }
 
-// Close takes the connection out of the count and closes it.
+// Close closes the connection and stops tracking it.
 func (c *pendingConn) Close() error {
 	c.admit()
 	c.closeOnce.Do(func() { close(c.closed) })
 	return c.Conn.Close()
 }
 
-// wait sleeps until d has passed, the connection is closed or ctx ends.
+// wait returns when d has passed, the connection is closed, or ctx ends.
 func (c *pendingConn) wait(ctx context.Context, d time.Duration) {
 	if d <= 0 {
 		return
@@ -125,7 +125,7 @@ func (c *pendingConn) wait(ctx context.Context, d time.Duration) {
 	}
 }
 
-// pendingListener counts what it accepts.
+// pendingListener tracks the connections that it accepts.
 type pendingListener struct {
 	net.Listener
 	pendingConns *pendingConns
@@ -139,9 +139,9 @@ func (l pendingListener) Accept() (net.Conn, error) {
 	return l.pendingConns.add(conn), nil
 }
 
-// peerName is the key of limits and delays: the IPv4 address, or the IPv6 /64, in which a host can have any
-// number of addresses. All local callers, including tunnels that end on this machine, share one address, so
-// for them it is the user id.
+// peerName returns the key for limits and delays: the IPv4 address, or the IPv6 /64, since a host can have any number
+// of addresses in it. Local callers, including tunnels that end on this machine, all have the same address, so their
+// key is the user id.
 func peerName(conn net.Conn) string {
 	remote, ok := conn.RemoteAddr().(*net.TCPAddr)
 	if !ok {

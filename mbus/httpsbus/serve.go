@@ -14,7 +14,7 @@ import (
 	"cambium/mbus"
 )
 
-// recorder remembers the status for the audit line.
+// recorder records the status for the audit line.
 type recorder struct {
 	http.ResponseWriter
 	status int
@@ -35,10 +35,10 @@ func (r *recorder) Write(p []byte) (int, error) {
 	return r.ResponseWriter.Write(p)
 }
 
-// Unwrap lets http.ResponseController reach the connection.
+// Unwrap gives http.ResponseController access to the connection.
 func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 
-// ServeHTTP answers one request. Before authentication it uses only the path.
+// ServeHTTP answers a request. Until the caller has authenticated, it uses only the path.
 func (b *Bus) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// Deadlines outlive a request on a connection that is kept open.
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Time{})
@@ -86,7 +86,7 @@ func (b *Bus) record(rec *recorder, r *http.Request, user string) {
 	}))
 }
 
-// summary names the headers that tell where a request came from.
+// summary lists the headers that say where a request came from.
 func summary(r *http.Request) string {
 	parts := []string{"HOST=" + r.Host}
 	for _, name := range []string{"X-Real-Ip", "X-Forwarded-For", "X-Forwarded-Proto", "User-Agent"} {
@@ -140,7 +140,7 @@ func (b *Bus) serveAgent(w *recorder, r *http.Request) {
 	}
 }
 
-// serveBlob serves a blob; only the last segment of the path names it.
+// serveBlob serves a blob. The last segment of the path is its id.
 func (b *Bus) serveBlob(w *recorder, r *http.Request) {
 	id := path.Base(r.URL.Path)
 	if id == "." || id == "/" || strings.HasSuffix(r.URL.Path, "/") {
@@ -199,8 +199,8 @@ func (b *Bus) blobError(w *recorder, err error) {
 	_, _ = io.WriteString(w, err.Error()) // fails if the caller has disconnected
 }
 
-// paced enforces a minimum rate while reading a body. The deadline moves with the bytes that have
-// arrived, so that the size is not limited but a slow sender is (slowloris).
+// paced enforces a minimum rate while a body is read. The deadline moves with the bytes that arrive, so that bodies of
+// any size are accepted, but slow senders (slowloris) are not.
 type paced struct {
 	body    io.Reader
 	control *http.ResponseController
@@ -226,7 +226,7 @@ func allowance(bytes int64) time.Duration {
 	return transferGrace + time.Duration(bytes/minRate)*time.Second
 }
 
-// writeWithin sets the deadline for writing so many bytes at the minimum rate. It cannot fail on a
+// writeWithin sets the deadline for writing the given number of bytes at the minimum rate. It cannot fail on a
 // connection of this server.
 func writeWithin(w http.ResponseWriter, bytes int64) {
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(allowance(bytes)))

@@ -16,30 +16,29 @@ import (
 const (
 	dialTime    = 2 * time.Second
 	resolveTime = 5 * time.Second
-	// greetTime bounds the wait for a server's first byte, which a server sends without a request. One that
-	// accepts connections and says nothing must not keep the agent from trying the others.
+	// greetTime bounds the wait for the server's first byte, which a NATS server sends without a request. A server that
+	// accepts connections but sends nothing must not keep the agent from trying the others.
 	greetTime = 2 * time.Second
 )
 
-// resolve asks the system for the addresses of a name.
+// resolve returns the addresses of a host name.
 func resolve(ctx context.Context, host string) ([]netip.Addr, error) {
 	return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 }
 
-// dialer connects to the first address of a server that answers. It resolves the name at every attempt.
+// dialer connects to the first address of a server that greets. It resolves the name at each attempt.
 type dialer struct {
 	ctx    context.Context
 	lookup func(ctx context.Context, host string) ([]netip.Addr, error)
-	// resolved is called with the addresses before they are tried.
+	// resolved is called with the addresses before the first is tried.
 	resolved func(server string, addresses []netip.AddrPort)
 
-	step    ProbeStep // the one that failed; empty once the server has greeted
-	err     error     // why; the library does not return it for a refused connection
+	step    ProbeStep // the step that failed; "" once the server has greeted
+	err     error     // the reason; the library does not return it if the connection is refused
 	release func() bool
 }
 
-// connect makes one attempt to log in at one server, which takes at most timeout. The end of the dialer's context ends
-// it.
+// connect tries to log in at one server, for at most timeout or until the dialer's context ends.
 func (d *dialer) connect(server *url.URL, agentID string, config *tls.Config, timeout time.Duration,
 	more ...nats.Option) (*nats.Conn, error) {
 	d.release = func() bool { return true }
@@ -52,7 +51,8 @@ func (d *dialer) connect(server *url.URL, agentID string, config *tls.Config, ti
 	return nc, err
 }
 
-// subscribe returns when the server has taken the subscription: it reports a refusal before it answers the flush.
+// subscribe returns when the server has accepted the subscription. A server reports a refusal before it answers the
+// flush.
 func subscribe(ctx context.Context, nc *nats.Conn, agentID string,
 	receive nats.MsgHandler) (*nats.Subscription, error) {
 	sub, err := nc.Subscribe("agent."+agentID, receive)
@@ -70,7 +70,7 @@ func subscribe(ctx context.Context, nc *nats.Conn, agentID string,
 	return sub, nil
 }
 
-// Dial is called by the library.
+// Dial implements nats.CustomDialer.
 func (d *dialer) Dial(network, address string) (conn net.Conn, err error) {
 	conn, d.err = d.dial(network, address)
 	return conn, d.err
@@ -109,8 +109,8 @@ func (d *dialer) dial(network, address string) (net.Conn, error) {
 	return nil, errors.Join(failed...)
 }
 
-// dialAddress returns a connection whose server has greeted. The end of the context closes it until release is called,
-// since the library's handshake takes no context.
+// dialAddress connects, and waits for the server's greeting. If the context ends before release is called, the
+// connection is closed, because the library's handshake takes no context.
 func (d *dialer) dialAddress(a netip.AddrPort) (net.Conn, error) {
 	d.step = ProbeTCP
 	conn, err := (&net.Dialer{Timeout: dialTime}).DialContext(d.ctx, "tcp", a.String())
@@ -133,7 +133,7 @@ func (d *dialer) dialAddress(a netip.AddrPort) (net.Conn, error) {
 	return c, nil
 }
 
-// greetedConn is a connection whose first byte was read already.
+// greetedConn returns the first byte, which was already read, once more.
 type greetedConn struct {
 	net.Conn
 	first []byte

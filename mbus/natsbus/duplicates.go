@@ -5,10 +5,9 @@ import (
 	"sync"
 )
 
-// duplicates recognizes the second delivery of one publication while the two links of a rotation are
-// subscribed: the n-th copy of the same bytes on one link is the n-th copy on the other. Two copies on
-// one link are two publications, since NATS delivers each at most once per subscription; a caller that
-// repeats a request byte for byte means it.
+// duplicates recognizes the second delivery of a message while both links of a rotation are subscribed. The n-th copy
+// of the same bytes on one link corresponds to the n-th copy on the other. Two copies on one link are two messages,
+// because NATS delivers a message at most once per subscription: the caller has sent the same request twice.
 type duplicates struct {
 	seed maphash.Seed
 
@@ -20,7 +19,7 @@ func newDuplicates() *duplicates {
 	return &duplicates{seed: maphash.MakeSeed(), copies: map[uint64]map[*link]int{}}
 }
 
-// seen counts a message and reports whether the other link has delivered it already.
+// seen counts a message and reports whether the other link has already delivered it.
 func (d *duplicates) seen(from *link, data []byte) bool {
 	key := maphash.Bytes(d.seed, data)
 	d.mu.Lock()

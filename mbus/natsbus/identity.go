@@ -37,8 +37,8 @@ func parseServers(urls []secret.URL) ([]*url.URL, error) {
 	return servers, nil
 }
 
-// serverName matches the common name that a BOSH deployment's authority puts into the certificate of its NATS server.
-// Other certificates of that authority (an agent's, for one) must not pass for the server's.
+// serverName matches the common name in the certificate of a BOSH deployment's NATS server. The same authority issues
+// other certificates, such as the agents', and those must not be accepted as the server's.
 var serverName = regexp.MustCompile(`^[A-Za-z0-9*-]*\.nats\.bosh-internal$`)
 
 var errServerName = errors.New("server certificate is not named *.nats.bosh-internal")
@@ -67,8 +67,8 @@ func tlsConfig(id Identity) (*tls.Config, error) {
 	return config, nil
 }
 
-// validSubject refuses subjects that would inject protocol lines or contain wildcards. It runs for
-// every request, hence one pass and no allocation.
+// validSubject rejects subjects that contain wildcards or would inject protocol lines. It is called for every request,
+// so it makes one pass and allocates nothing.
 func validSubject(s string) bool {
 	if s == "" || len(s) > 1024 {
 		return false

@@ -23,33 +23,32 @@ import (
 )
 
 const (
-	// connectTime covers TLS and log-in; a server that a thousand agents come back to at once
-	// needs longer for a handshake than for a dial.
+	// connectTime bounds the TLS handshake and the log-in. They take longer than a dial if a thousand agents connect to
+	// a server at once.
 	connectTime  = 10 * time.Second
 	closeTimeout = time.Second
-	// defaultLimit is the default max_payload of a server, for the time before the first connection.
+	// defaultLimit is a server's default max_payload, used until the first connection.
 	defaultLimit = 1 << 20
-	// authRetryTime is the period during which a refused log-in is retried about once a second: the server learns
-	// of a new agent only at its next synchronization.
+	// authRetryTime is the time for which a refused log-in is retried about once a second. The server learns of a new
+	// agent only at its next synchronization.
 	authRetryTime = time.Minute
 )
 
-// pace sets the interval of PINGs, which reveal a loss, and the pauses between attempts to connect.
+// pace sets the interval of PINGs, which detect a lost connection, and the pauses between attempts to connect.
 type pace struct {
-	// ping is the pause between two PINGs.
+	// ping is the interval of PINGs.
 	ping time.Duration
-	// Full jitter: all agents of a deployment lose their server at the same moment. The last
-	// pause spreads a thousand of them over 200 log-ins a second, which a server can serve.
+	// afterLoss has full jitter, because all agents of a deployment lose their server at the same moment. The longest
+	// pause spreads a thousand of them over 200 log-ins a second, which a server can handle.
 	afterLoss retry.Backoff
-	// A booting agent may try to connect before its network is up.
+	// atFirst is used until the first connection. The network of a booting agent may not be up yet.
 	atFirst   retry.Backoff
 	afterAuth retry.Backoff
-	// A server with thousands of users takes long for each log-in, and works on those that were given up, too: if all
-	// agents came back within seconds, again and again, none would be admitted.
+	// afterSlow is used after a slow log-in. A server with thousands of users is slow at each log-in, and continues
+	// with those that were given up. If all agents tried again within seconds, it would admit none.
 	afterSlow retry.Backoff
-	// callersReturn bounds the delay, after the agent's return, until callers come back to a server that was
-	// restarted. The Director pauses for half a second between two attempts, and a server drops messages for
-	// clients that are not connected.
+	// callersReturn bounds how long after the agent its callers reconnect to a restarted server. The Director pauses
+	// for half a second between two attempts, and a server drops messages for clients that are not connected.
 	callersReturn time.Duration
 }
 
@@ -62,29 +61,29 @@ var usual = pace{
 	callersReturn: 2 * time.Second,
 }
 
-// allowedMisses is the number of PINGs that may be unanswered when the next is due. A server that vanished without
-// closing the connection is noticed within allowedMisses+1 pauses.
+// allowedMisses is the number of unanswered PINGs after which a connection is still kept. A server that vanished
+// without closing the connection is detected within allowedMisses+1 intervals.
 const allowedMisses = 2
 
-// link is one identity and its connection, which is reestablished whenever it is lost.
+// link is an identity with its connection, which is made again whenever it is lost.
 type link struct {
 	bus       *Bus
 	log       *logrus.Entry
 	servers   []*url.URL
 	tls       *tls.Config
 	cancel    context.CancelFunc
-	busCtx    context.Context // of the bus
+	busCtx    context.Context // the context of Bus.Run
 	ready     chan struct{}   // closed once connected and subscribed
 	readyOnce sync.Once
 	connected atomic.Bool
-	limit     atomic.Int64 // the largest message that the server takes
+	limit     atomic.Int64 // the largest message that the server accepts
 	outbox
 
-	// Owned by run.
+	// Used only by run.
 	loggedFailure string
 	loggedAt      time.Time
 
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu        sync.Mutex
 	failure   error
 	at        string // host:port of the current server
@@ -131,19 +130,19 @@ func (l *link) resolved() (all []netip.AddrPort) {
 	return all
 }
 
-// pauses decides how long to wait before the next pass over the servers.
+// pauses decides how long to wait before all servers are tried again.
 type pauses struct {
 	pace            pace
 	attempt         int
-	connectedBefore bool      // there was a connection once
-	refusedSince    time.Time // the first of consecutive refusals
-	slow            int       // how many passes have failed because servers were slow
+	connectedBefore bool      // it has been connected before
+	refusedSince    time.Time // the time of the first of consecutive refusals
+	slow            int       // the number of rounds that failed because servers were slow
 }
 
-// connected resets the backoff.
+// connected resets the pauses.
 func (p *pauses) connected() { *p = pauses{pace: p.pace, connectedBefore: true} }
 
-// next is called after a pass that failed with err.
+// next returns the pause after a round that failed with err.
 func (p *pauses) next(err error, now time.Time) time.Duration {
 	if errors.As(err, new(*slow)) {
 		p.slow++
@@ -205,7 +204,7 @@ func (l *link) run(ctx context.Context) {
 // failureLogInterval is the minimum interval between log entries for the same failure.
 const failureLogInterval = time.Minute
 
-// logFailure logs why there is no connection: a new reason at once, the same one at most once per
+// logFailure logs why there is no connection: a new reason at once, the same reason at most once per
 // failureLogInterval.
 func (l *link) logFailure(err error, pause time.Duration) {
 	if text := err.Error(); text != l.loggedFailure || time.Since(l.loggedAt) >= failureLogInterval {
@@ -214,8 +213,8 @@ func (l *link) logFailure(err error, pause time.Duration) {
 	}
 }
 
-// session connects to one server and returns when that connection has ended: whether it was
-// usable, and why it ended or could not be made.
+// session connects to one server and returns when the connection has ended. wasConnected reports whether it was usable,
+// and err why it ended or could not be made.
 func (l *link) session(ctx context.Context, server *url.URL) (wasConnected bool, err error) {
 	defer func() {
 		l.connected.Store(false)
@@ -281,7 +280,7 @@ func (l *link) established(nc *nats.Conn, sub *nats.Subscription, server *url.UR
 	l.bus.connected(l)
 }
 
-// retire stops the link after what its server had already sent has been handled.
+// retire handles the messages that the server has already sent, and stops the link.
 func (l *link) retire() {
 	l.mu.Lock()
 	nc, sub := l.conn, l.sub
@@ -306,7 +305,7 @@ func (l *link) libraryError(_ *nats.Conn, _ *nats.Subscription, err error) {
 	l.log.WithError(err).Warn("nats reported an error")
 }
 
-// refused reports errors by which a server says that it does not know this agent (yet).
+// refused reports whether the server does not know this agent (yet).
 func refused(err error) bool {
 	for _, known := range []error{nats.ErrAuthorization, nats.ErrAuthExpired, nats.ErrAuthRevoked, nats.ErrAccountAuthExpired, nats.ErrPermissionViolation} {
 		if errors.Is(err, known) {
@@ -317,7 +316,7 @@ func refused(err error) bool {
 	return err != nil && strings.Contains(strings.ToLower(err.Error()), "authorization violation")
 }
 
-// rejection is an error by which one side rejected the other's identity, with words that say which.
+// rejection is the error when one side rejected the other's identity. Its text says which side.
 type rejection struct {
 	text string
 	err  error
@@ -326,13 +325,14 @@ type rejection struct {
 func (r *rejection) Error() string { return r.text + ": " + r.err.Error() }
 func (r *rejection) Unwrap() error { return r.err }
 
-// slow marks the error of a log-in to a server that has greeted, but did not admit the agent in time.
+// slow is the error of a log-in that a server has greeted but not completed in time.
 type slow struct{ error }
 
 func (s *slow) Unwrap() error { return s.error }
 
-// late makes err, which ended a log-in that took so long, one of a slow server, if it had greeted and rejected nobody.
-// The time tells: a server that is too slow for its own first PING is, for the library, one that breaks the protocol.
+// late converts err to a slow error if the server had greeted, rejected nobody, and the log-in took too long. It
+// decides by the time, because the library reports a server that is too slow for its first PING as one that breaks the
+// protocol.
 func late(greeted bool, took time.Duration, err error) error {
 	if !greeted || took < greetTime || errors.As(err, new(*rejection)) {
 		return err
@@ -340,7 +340,7 @@ func late(greeted bool, took time.Duration, err error) error {
 	return &slow{err}
 }
 
-// explain says which side rejected the other, where the library's words do not.
+// explain adds which side rejected the other, if the library's error does not say so.
 func explain(err error) error {
 	var untrusted *tls.CertificateVerificationError
 	switch {
@@ -357,9 +357,9 @@ func explain(err error) error {
 	}
 }
 
-// tlsAlert reports that the server rejected the agent's certificate. With TLS 1.3 the agent learns of it only
-// after the handshake, as an alert, or as the end of the connection if that is noticed first; for the latter
-// the library has only words.
+// tlsAlert reports whether the server rejected the agent's certificate. With TLS 1.3 the agent learns of that only
+// after the handshake, from an alert or from the end of the connection, whichever it notices first. For the end, the
+// library's error can be recognized only by its text.
 func tlsAlert(err error) bool {
 	var op *net.OpError
 	return errors.As(err, &op) && op.Op == "remote error" ||

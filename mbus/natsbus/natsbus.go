@@ -1,9 +1,9 @@
-// Package natsbus connects an agent to the Director's NATS server: mutual TLS, one
-// subscription, replies to the subject that a request names, and reports to the Health Monitor.
+// Package natsbus connects an agent to the Director's NATS server with mutual TLS. It has one subscription for
+// requests, replies to the subject that a request names, and publishes reports to the Health Monitor.
 //
-// The library's own reconnecting is switched off. Each attempt is a fresh connection, so that
-// names are resolved again, an authentication error cannot end the attempts, publishing never
-// waits for a dial, and what was published but perhaps lost with the connection is sent again.
+// The library's reconnecting is switched off, and each attempt makes a new connection. So names are resolved again, an
+// authentication error does not end the attempts, publishing never waits for a dial, and messages that may have been
+// lost with a connection are sent again.
 package natsbus
 
 import (
@@ -31,12 +31,12 @@ import (
 type Failure struct {
 	Server string // host:port
 	Err    error
-	// Refused means that one side rejected the other's identity.
+	// Refused means that one side rejected the other's certificate.
 	Refused bool
 }
 
-// Identity has the server URLs of the Director's bus and the agent's credentials for it. All certificates are PEM; an
-// empty CA means the system's authorities.
+// Identity has the server URLs of the Director's bus and the agent's credentials. Certificates are PEM; if CA is empty,
+// the system's authorities are used.
 type Identity struct {
 	URLs        []secret.URL
 	CA          string
@@ -44,25 +44,25 @@ type Identity struct {
 	PrivateKey  secret.String
 }
 
-// Options configure a Bus.
+// Options configures a Bus.
 type Options struct {
 	AgentID  string
 	Identity Identity
 	Handler  mbus.Handler
-	// BeforeConnect is called before each connection attempt and after a rotation with the
-	// resolved addresses of every server in use, so that firewall rules and neighbor entries
-	// can follow them. It should be quick.
+	// BeforeConnect is called before each connection attempt and after a rotation, with the resolved addresses of all
+	// servers in use, to update firewall rules and neighbor entries. It should return quickly.
 	BeforeConnect func(ctx context.Context, servers []netip.AddrPort)
-	// OnConnect is called with the server's address each time the agent has become reachable. It must not block.
+	// OnConnect is called with the server's address each time the agent has connected and subscribed. It must not
+	// block.
 	OnConnect func(server string)
-	// OnFailure is called each time connecting to a server has failed or the connection was lost. It must not block.
+	// OnFailure is called each time an attempt to connect has failed or the connection was lost. It must not block.
 	OnFailure func(Failure)
 	// OnDelivered is called with the subject of each report that the server has confirmed. It must not block.
 	OnDelivered func(subject string)
 	Audit       mbus.Auditor
 	Log         *logrus.Entry
 
-	pace   *pace // usual if nil
+	pace   *pace // nil means usual
 	lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 }
 
@@ -72,20 +72,20 @@ type Bus struct {
 	hostname string
 	pace     pace
 
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu      sync.Mutex
-	ctx     context.Context // of Run; nil before and after
+	ctx     context.Context // set while Run runs
 	current *link
-	next    *link // during a rotation
-	// duplicates is set while both links of a rotation may deliver copies of one request; overlaps counts the
-	// rotations of which that is true.
+	next    *link // the second link, during a rotation
+	// duplicates is set while both links of a rotation may deliver copies of one request. overlaps counts the rotations
+	// for which that is the case.
 	duplicates *duplicates
 	overlaps   int
 	links      sync.WaitGroup
 	unanswered unanswered
 }
 
-// New checks the identity and connects to nothing yet.
+// New checks the options. It does not connect.
 func New(o Options) (*Bus, error) {
 	if o.AgentID == "" {
 		return nil, errors.New("nats: no agent id")
@@ -113,7 +113,7 @@ func New(o Options) (*Bus, error) {
 	return b, nil
 }
 
-// Run connects and stays connected until ctx ends.
+// Run keeps the bus connected until ctx ends.
 func (b *Bus) Run(ctx context.Context) error {
 	b.mu.Lock()
 	if b.ctx != nil {
@@ -132,27 +132,27 @@ func (b *Bus) Run(ctx context.Context) error {
 	return nil
 }
 
-// start runs a link; the caller holds mu.
+// start runs a link. The caller holds mu.
 func (b *Bus) start(l *link) {
 	ctx, cancel := context.WithCancel(b.ctx)
 	l.cancel, l.busCtx = cancel, b.ctx
 	b.links.Go(func() { l.run(ctx) })
 }
 
-// Connected reports whether the agent is subscribed at this moment.
+// Connected reports whether the agent is connected and subscribed.
 func (b *Bus) Connected() bool { return b.active().connected.Load() }
 
 // LastError returns the error of the last attempt to connect, or nil.
 func (b *Bus) LastError() error { return b.active().lastError() }
 
-// connected reports that l has a connection, unless l is one that a rotation tries beside the current one.
+// connected calls OnConnect if l is the current link. It ignores the second link of a rotation.
 func (b *Bus) connected(l *link) {
 	if b.options.OnConnect != nil && l == b.active() {
 		b.options.OnConnect(l.server())
 	}
 }
 
-// failed reports that l has no connection, with the same exception.
+// failed calls OnFailure if l is the current link. It ignores the second link of a rotation.
 func (b *Bus) failed(l *link, server string, err error) {
 	if b.options.OnFailure != nil && l == b.active() {
 		var rejected *rejection
@@ -166,11 +166,11 @@ func (b *Bus) active() *link {
 	return b.current
 }
 
-// errTooLong means that a message is larger than the server takes.
+// errTooLong means that a message is larger than the server accepts.
 var errTooLong = errors.New("message exceeds the server's limit")
 
-// Publish sends a report such as hm.agent.heartbeat.<id>. Without connection it is kept for a
-// minute and sent when there is one.
+// Publish sends a report such as hm.agent.heartbeat.<id>. While there is no connection, the report is kept for up to a
+// minute.
 func (b *Bus) Publish(_ context.Context, target, topic string, payload any) error {
 	subject := target + ".agent." + topic + "." + b.options.AgentID
 	data, err := json.Marshal(payload)
@@ -185,7 +185,7 @@ func (b *Bus) Publish(_ context.Context, target, topic string, payload any) erro
 	return nil
 }
 
-// receive is called in arrival order by the library's goroutine for the subscription.
+// receive decodes and handles a request. The library calls it in order of arrival.
 func (b *Bus) receive(ctx context.Context, l *link, data []byte) {
 	b.mu.Lock()
 	twice := b.duplicates
@@ -206,7 +206,7 @@ func (b *Bus) receive(ctx context.Context, l *link, data []byte) {
 	b.options.Handler.Handle(ctx, r, b.answer(l, r.Method, r.ReplyTo))
 }
 
-// answer returns what a request that came over l is answered with.
+// answer returns the function that replies to a request received over l.
 func (b *Bus) answer(l *link, method, replyTo string) func(mbus.Reply) {
 	server := ""
 	if b.options.Audit != nil {
@@ -224,7 +224,7 @@ func (b *Bus) answer(l *link, method, replyTo string) func(mbus.Reply) {
 	}
 }
 
-// route is the way back of a reply: that of its request while it is open, else the current one.
+// route returns the link for a reply: the one that received the request or, if that is closed, the current one.
 func (b *Bus) route(l *link) *link {
 	if l.connected.Load() {
 		return l
@@ -232,7 +232,7 @@ func (b *Bus) route(l *link) *link {
 	return b.active()
 }
 
-// addresses are the servers of all links in use; the caller holds mu.
+// addresses returns the server addresses of all links in use. The caller holds mu.
 func (b *Bus) addresses() (all []netip.AddrPort) {
 	for _, l := range []*link{b.current, b.next} {
 		if l != nil {
@@ -243,7 +243,7 @@ func (b *Bus) addresses() (all []netip.AddrPort) {
 	return slices.Compact(all)
 }
 
-// beforeConnect calls the hook with the addresses of all links in use.
+// beforeConnect calls BeforeConnect with the addresses of all links in use.
 func (b *Bus) beforeConnect(ctx context.Context) {
 	if b.options.BeforeConnect == nil {
 		return
@@ -263,8 +263,8 @@ type Rotation struct {
 	new *link
 }
 
-// Rotate connects and subscribes under another identity. The current one stays in force until
-// Commit; when the new one does not work before ctx ends, nothing has changed.
+// Rotate connects and subscribes with another identity. The current connection stays in use until Commit. If the new
+// one does not work before ctx ends, nothing changes.
 func (b *Bus) Rotate(ctx context.Context, id Identity) (*Rotation, error) {
 	l, err := b.newLink(id)
 	if err != nil {
@@ -297,15 +297,15 @@ func (b *Bus) Rotate(ctx context.Context, id Identity) (*Rotation, error) {
 	}
 }
 
-// drainTime bounds the time that a replaced connection gets to hand on the messages it had received.
+// drainTime bounds the time in which a replaced connection may deliver the messages that it has received.
 const drainTime = 5 * time.Second
 
-// overlapTime is the time for which both connections stay subscribed. The server looks up the subscribers of a
-// request before it delivers it. A busy server may do so before the new subscription and deliver after the end of the
-// old one, and that request would reach neither.
+// overlapTime is how long both connections stay subscribed. A server looks up the subscribers of a request before it
+// delivers it. If a busy server looks them up before the new subscription and delivers after the old one has ended, the
+// request is lost.
 const overlapTime = 250 * time.Millisecond
 
-// Commit makes the new connection the current one and closes the old.
+// Commit makes the new connection the current one and closes the old one.
 func (r *Rotation) Commit(ctx context.Context) {
 	b := r.bus
 	b.mu.Lock()
@@ -321,15 +321,15 @@ func (r *Rotation) Commit(ctx context.Context) {
 	}
 }
 
-// beginOverlap starts the recognition of duplicates; the caller holds mu.
+// beginOverlap starts to recognize duplicates. The caller holds mu.
 func (b *Bus) beginOverlap() {
 	if b.overlaps++; b.duplicates == nil {
 		b.duplicates = newDuplicates()
 	}
 }
 
-// endOverlap ends it, a while after one of the two links was closed: copies of what that one delivered may still be
-// queued in the other.
+// endOverlap stops recognizing duplicates a while after one of the two links was closed: the other may still have
+// copies in its queue.
 func (b *Bus) endOverlap() {
 	time.AfterFunc(overlapTime, func() {
 		b.mu.Lock()
@@ -340,7 +340,7 @@ func (b *Bus) endOverlap() {
 	})
 }
 
-// Abort closes the new connection; the old one stays.
+// Abort closes the new connection and keeps the old one.
 func (r *Rotation) Abort(ctx context.Context) {
 	r.bus.mu.Lock()
 	r.bus.next = nil

@@ -10,12 +10,12 @@ import (
 )
 
 const (
-	// outboxBytes bounds the messages kept while there is no connection.
+	// outboxBytes bounds the unconfirmed messages that are kept.
 	outboxBytes = 8 << 20
-	// outboxAge is the age at which a message is no longer worth sending: callers have given up by then, and an
-	// old report would be taken for a new one.
+	// outboxAge is the age at which a message is dropped. Its caller has given up by then, and an old report would be
+	// taken for a new one.
 	outboxAge = time.Minute
-	// confirmEvery is the pause between two flushes (PING) that confirm delivery to the server.
+	// confirmEvery is the pause between two flushes (PING and PONG) that confirm delivery to the server.
 	confirmEvery = 20 * time.Millisecond
 )
 
@@ -23,30 +23,30 @@ type message struct {
 	subject string
 	data    []byte
 	at      time.Time
-	reply   bool // the only one to a request
+	reply   bool // the reply to a request
 }
 
-// outbox sends messages and keeps each until the server has confirmed it. After a lost connection it keeps what it
-// sends for callersReturn, and then sends the replies among it once more. A Director does not ask again for a reply
-// that was lost on the way; a reply that comes twice does no harm, since the caller drops the second.
+// outbox sends messages and keeps each until the server has confirmed it. After a lost connection it also keeps what it
+// sends during callersReturn, and then sends the replies among it once more: a Director does not ask again for a lost
+// reply, and ignores one that comes twice.
 type outbox struct {
 	callersReturn time.Duration
 	log           *logrus.Entry
-	delivered     func(subject string) // of Options.OnDelivered; may be nil
+	delivered     func(subject string) // Options.OnDelivered; may be nil
 
 	mu          sync.Mutex
 	nc          *nats.Conn // nil while not connected
-	waiting     []message  // not sent on the current connection
-	unconfirmed []message  // the last ones that were sent on the current connection
-	bytes       int        // of both
-	sent        uint64     // messages so far
+	waiting     []message  // not yet sent on the current connection
+	unconfirmed []message  // sent on the current connection, not confirmed
+	bytes       int        // size of both
+	sent        uint64     // number of messages sent
 	confirming  bool
 	callersAway bool    // callers may not have reconnected yet; nothing is confirmed
 	lost        bool    // there was a connection before
-	next        *outbox // gets all messages, after a rotation
+	next        *outbox // receives all messages after a rotation
 }
 
-// send publishes m now, or when there is a connection again.
+// send publishes m, or keeps it until there is a connection.
 func (o *outbox) send(m message) {
 	if m.at.IsZero() {
 		m.at = time.Now()
@@ -69,7 +69,7 @@ func (o *outbox) send(m message) {
 	o.trim()
 }
 
-// confirmSoon has confirm called; the caller holds mu.
+// confirmSoon schedules confirm. The caller holds mu.
 func (o *outbox) confirmSoon() {
 	if o.confirming || o.callersAway {
 		return
@@ -79,7 +79,7 @@ func (o *outbox) confirmSoon() {
 	time.AfterFunc(confirmEvery, func() { o.confirm(nc) })
 }
 
-// trim forgets the oldest messages beyond outboxBytes; the caller holds mu.
+// trim drops the oldest messages beyond outboxBytes. The caller holds mu.
 func (o *outbox) trim() {
 	for o.bytes > outboxBytes && len(o.unconfirmed)+len(o.waiting) > 1 {
 		oldest, reason := &o.unconfirmed, "too much is not confirmed by the server yet"
@@ -92,12 +92,12 @@ func (o *outbox) trim() {
 	}
 }
 
-// dropped logs that a message was given up: its caller waits in vain, and nothing else says why.
+// dropped logs that a message was given up. Nothing else would say why its caller gets no answer.
 func (o *outbox) dropped(m message, reason string) {
 	o.log.WithFields(logrus.Fields{"subject": m.subject, "bytes": len(m.data), "reason": reason}).Warn("message dropped")
 }
 
-// confirm flushes (PING, PONG) what was sent so far, and repeats that while there is more.
+// confirm flushes the messages sent so far (PING and PONG), and repeats that until all are confirmed.
 func (o *outbox) confirm(nc *nats.Conn) {
 	o.mu.Lock()
 	last := o.sent
@@ -135,7 +135,7 @@ func (o *outbox) confirm(nc *nats.Conn) {
 	}
 }
 
-// attach sends everything that waited over a new connection.
+// attach sends the waiting messages over a new connection.
 func (o *outbox) attach(nc *nats.Conn) {
 	o.mu.Lock()
 	waiting := o.waiting
@@ -153,8 +153,7 @@ func (o *outbox) attach(nc *nats.Conn) {
 	}
 }
 
-// resendReplies sends those replies a second time that were sent when their callers may not have
-// reconnected yet.
+// resendReplies sends a reply again if its caller may not have reconnected when it was first sent.
 func (o *outbox) resendReplies(nc *nats.Conn) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -172,7 +171,7 @@ func (o *outbox) resendReplies(nc *nats.Conn) {
 	}
 }
 
-// detach gives the connection up; what it had not confirmed waits for the next one.
+// detach forgets the connection and keeps its unconfirmed messages for the next one.
 func (o *outbox) detach() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -181,7 +180,7 @@ func (o *outbox) detach() {
 	o.unconfirmed = nil
 }
 
-// handOver gives everything that is not confirmed, now and later, to another outbox.
+// handOver passes unconfirmed messages, and all that are sent later, to another outbox.
 func (o *outbox) handOver(to *outbox) {
 	o.mu.Lock()
 	left := append(o.unconfirmed, o.waiting...)

@@ -16,10 +16,10 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// ProbeStep is a step on the way to a subscription, in the order in which they are taken.
+// ProbeStep is a step of connecting and subscribing.
 type ProbeStep string
 
-// The steps of a probe.
+// The steps of a probe, in order.
 const (
 	ProbeDNS           ProbeStep = "DNS"
 	ProbeTCP           ProbeStep = "TCP"
@@ -32,20 +32,20 @@ const (
 // Probed is the result of probing one server.
 type Probed struct {
 	Server    string // host:port
-	Password  bool   // the URL has one
+	Password  bool   // whether the URL has one
 	Addresses []netip.Addr
-	// Failed is the step that failed with Err; empty if all steps passed.
+	// Failed is the step that failed with Err, or "" if all steps passed.
 	Failed ProbeStep
 	Err    error
-	// Timeout means that the step failed because nothing more arrived, and not because of an answer.
+	// Timeout means that the step failed because no answer came in time.
 	Timeout bool
-	// Certificate is the server's, verified or not; nil if the TLS handshake did not get that far.
+	// Certificate is the server's certificate, verified or not; nil if the TLS handshake did not get that far.
 	Certificate *x509.Certificate
 }
 
-// Probe connects to each server as the agent would, subscribes to the agent's subject, and
-// disconnects. A running agent is not disturbed: requests that arrive meanwhile are ignored here.
-// The error is for an identity that cannot be used at all.
+// Probe connects to each server as the agent would, subscribes to the agent's subject, and disconnects. It does not
+// disturb a running agent: it ignores the requests that it receives meanwhile. The error reports an identity that
+// cannot be used at all.
 func Probe(ctx context.Context, agentID string, id Identity, timeout time.Duration) ([]Probed, error) {
 	servers, err := parseServers(id.URLs)
 	if err != nil {
@@ -108,7 +108,7 @@ func probe(ctx context.Context, agentID string, server *url.URL, config *tls.Con
 	return p
 }
 
-// failedStep says which step an error of connect belongs to; dialed is the one in which the dialer failed.
+// failedStep returns the step in which connect failed. dialed is the step in which the dialer failed.
 func failedStep(dialed ProbeStep, err error, encrypted bool) ProbeStep {
 	switch {
 	case dialed != "":

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// unanswered counts the requests that have no reply yet, so that a stopping agent closes its connection after the
-// last reply.
+// unanswered counts the requests without a reply, so that a stopping agent closes its connection only after the last
+// one.
 type unanswered struct {
 	mu    sync.Mutex
 	count int
@@ -22,7 +22,7 @@ func (u *unanswered) add(n int) {
 	}
 }
 
-// wait returns when everything is answered, or after limit.
+// wait returns when all requests have a reply, or after limit.
 func (u *unanswered) wait(limit time.Duration) {
 	u.mu.Lock()
 	if u.count == 0 {
