@@ -19,11 +19,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// chain is a set of services that depend on each other, with the one goroutine that looks at them and acts: within a
-// chain one thing happens after the other, and a program that takes its time delays nothing outside of it.
+// chain is a set of services that depend on each other. One goroutine checks and controls them, so that only one thing
+// happens at a time within a chain, and a slow program delays no other chain.
 type chain struct {
 	*Supervisor
-	services []*service // in the order of the files
+	services []*service // in the order of the control files
 	done     <-chan struct{}
 	kick     chan struct{}
 	ticks    chan tick
@@ -31,13 +31,13 @@ type chain struct {
 	cycle    uint64
 }
 
-// tick begins a cycle.
+// tick starts a cycle.
 type tick struct {
 	number    uint64
 	processes processes
 }
 
-// run serves the chain until ctx ends.
+// run checks and controls the services until ctx ends.
 func (c *chain) run(ctx context.Context) {
 	for {
 		select {
@@ -60,7 +60,7 @@ func (c *chain) run(ctx context.Context) {
 	}
 }
 
-// requested carries out what was asked for.
+// requested carries out the pending requests.
 func (c *chain) requested(ctx context.Context) {
 	for _, s := range c.services {
 		if verb := s.currentStatus().pending; verb != monitfile.Ignore && ctx.Err() == nil {
@@ -72,7 +72,7 @@ func (c *chain) requested(ctx context.Context) {
 	}
 }
 
-// control carries out an action on a service, and what follows from it for services that depend on it.
+// control carries out an action on a service, and what it implies for dependent services.
 func (c *chain) control(ctx context.Context, s *service, verb monitfile.Verb) {
 	switch verb {
 	case monitfile.Start:
@@ -112,7 +112,7 @@ func (c *chain) control(ctx context.Context, s *service, verb monitfile.Verb) {
 	}
 }
 
-// dependants are the services that depend on s, directly or not: each before those it depends on.
+// dependants returns the services that depend on s, directly or not. Each comes before those on which it depends.
 func (c *chain) dependants(s *service) (all []*service) {
 	seen := map[*service]bool{s: true}
 	var visit func(*service)
@@ -129,7 +129,7 @@ func (c *chain) dependants(s *service) (all []*service) {
 	return all
 }
 
-// prerequisites are the services that s depends on directly.
+// prerequisites returns the services on which s depends directly.
 func (c *chain) prerequisites(s *service) (all []*service) {
 	for _, p := range c.services {
 		if slices.Contains(s.DependsOn, p.Name) {
@@ -146,8 +146,8 @@ func (c *chain) superviseWithPrerequisites(s *service) {
 	s.supervise()
 }
 
-// stopDependants stops what depends on s and is to be started again after it, and returns those services. What is
-// neither supervised nor runs is left alone.
+// stopDependants stops the services that depend on s, and returns those that must be started again afterwards. It skips
+// services that are neither supervised nor running.
 func (c *chain) stopDependants(ctx context.Context, s *service) (stopped []*service) {
 	for _, d := range c.dependants(s) {
 		if d.currentStatus().monitor != Off || d.runs() {
@@ -158,7 +158,7 @@ func (c *chain) stopDependants(ctx context.Context, s *service) (stopped []*serv
 	return stopped
 }
 
-// startAgain starts services, the last one first: the order in which stopDependants stopped them is the reverse.
+// startAgain starts services in reverse order, because stopDependants has stopped them in order.
 func (c *chain) startAgain(ctx context.Context, stopped []*service) {
 	visited := map[*service]bool{}
 	for _, s := range slices.Backward(stopped) {
@@ -166,7 +166,8 @@ func (c *chain) startAgain(ctx context.Context, stopped []*service) {
 	}
 }
 
-// start starts a service after those that it depends on, each once, and waits until its process is there.
+// start starts a service and waits for its process. It first starts the services on which this one depends. Each is
+// visited once.
 func (c *chain) start(ctx context.Context, s *service, visited map[*service]bool) {
 	if visited[s] {
 		return
@@ -207,8 +208,8 @@ func (c *chain) start(ctx context.Context, s *service, visited map[*service]bool
 	c.settle(ctx, s)
 }
 
-// stop runs the stop program, if there is something to stop, and waits for the end of the process and of the program.
-// It reports whether nothing runs now.
+// stop runs the stop program, unless there is none or no process runs, and waits until the process and the program have
+// ended. It reports whether the service is stopped.
 func (c *chain) stop(ctx context.Context, s *service) bool {
 	// Its end is wanted, and not an event.
 	s.watch.Close()
@@ -245,7 +246,7 @@ func (c *chain) stop(ctx context.Context, s *service) bool {
 	return true
 }
 
-// awaitEnd waits for the end of a program, and reports whether it has ended.
+// awaitEnd waits until a program has ended, or for timeout. It reports whether the program has ended.
 func awaitEnd(ctx context.Context, pid int, timeout time.Duration) bool {
 	ended := make(chan struct{})
 	w, err := pidfile.Follow(pid, func() { close(ended) })
@@ -263,13 +264,13 @@ func awaitEnd(ctx context.Context, pid int, timeout time.Duration) bool {
 	}
 }
 
-// executed is the event of a start or stop program that did or did not do its work.
+// executed records the result of a start or stop program.
 func (c *chain) executed(ctx context.Context, s *service, found outcome, text string) {
 	c.post(ctx, s, "execution", defaultRule(eventExec, monitfile.Alert), found, text)
 }
 
-// settle looks for the process of a service that has just been started or taken under supervision, and watches it. If
-// its file has no further tests, nothing more is needed to know that it is well.
+// settle records and watches the process of a service that was just started or is now supervised. If the control file
+// has no further tests, the service is then known to be well.
 func (c *chain) settle(ctx context.Context, s *service) {
 	if s.Type != monitfile.Process || s.currentStatus().monitor == Off {
 		return
@@ -294,8 +295,8 @@ func (c *chain) settle(ctx context.Context, s *service) {
 	}
 }
 
-// until waits for a process or its end: by the pid file, by the end of the process that it names, and by a look each
-// second, as monit does. Nothing announces a file that its writer keeps open, or a certain command line.
+// until waits until done returns true, or for timeout. It checks when the pid file changes, when the process in it ends
+// and, as monit does, each second: a file that its writer keeps open, and a new command line, cause no event.
 func (c *chain) until(ctx context.Context, s *service, timeout time.Duration, done func() bool) bool {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -312,7 +313,7 @@ func (c *chain) until(ctx context.Context, s *service, timeout time.Duration, do
 	return done()
 }
 
-// awaitChange waits until a file has changed so that something holds, or until ctx ends.
+// awaitChange waits for a change of a file after which holds returns true, or until ctx ends.
 func awaitChange(ctx context.Context, path string, holds func() bool) {
 	// Where there is no file, or the kernel has no room for another watch, the time has to do.
 	if path == "" || watch.Until(ctx, path, func() (bool, error) { return holds(), nil }) != nil {
@@ -320,7 +321,7 @@ func awaitChange(ctx context.Context, path string, holds func() bool) {
 	}
 }
 
-// follow watches the process of a service.
+// follow watches a process of the service.
 func (c *chain) follow(s *service, pid int) {
 	if s.watch != nil && s.watch.Pid == pid {
 		return
@@ -335,7 +336,7 @@ func (c *chain) follow(s *service, pid int) {
 	s.watch = w
 }
 
-// call has the chain's goroutine do something.
+// call runs a function in the chain's goroutine.
 func (c *chain) call(do func(context.Context)) {
 	select {
 	case c.calls <- do:
@@ -343,7 +344,7 @@ func (c *chain) call(do func(context.Context)) {
 	}
 }
 
-// ended follows on the end of a process: a release may replace it by itself, so its pid file is watched for a while.
+// ended handles the end of a process. A release may replace the process itself, so the pid file is watched for a while.
 func (c *chain) ended(ctx context.Context, s *service, w *pidfile.Watch) {
 	if w == nil || s.watch != w {
 		return // it was stopped, or has been replaced
@@ -368,7 +369,7 @@ func (c *chain) ended(ctx context.Context, s *service, w *pidfile.Watch) {
 	}()
 }
 
-// replaced decides when the grace period after the end of a process is over.
+// replaced checks whether the process was replaced, when its pid file has changed or the grace period is over.
 func (c *chain) replaced(ctx context.Context, s *service, readErr error) {
 	if !s.waiting || s.currentStatus().monitor == Off {
 		return
@@ -387,7 +388,7 @@ func (c *chain) replaced(ctx context.Context, s *service, readErr error) {
 	}
 }
 
-// newPid is the event of a process that was replaced.
+// newPid records that the process was replaced.
 func (c *chain) newPid(ctx context.Context, s *service, pid int) {
 	if old := s.currentStatus().process.pid; old != 0 && old != pid {
 		c.post(ctx, s, "pid", defaultRule(eventPid, monitfile.Alert), changed,
@@ -395,7 +396,7 @@ func (c *chain) newPid(ctx context.Context, s *service, pid int) {
 	}
 }
 
-// missing is the event of a service without its process, or without its file.
+// missing records that the process or file of a service is missing.
 func (c *chain) missing(ctx context.Context, s *service) {
 	s.update(func(v *status) { v.process = process{} })
 	text := s.Path + " doesn't exist"
@@ -405,7 +406,7 @@ func (c *chain) missing(ctx context.Context, s *service) {
 	c.post(ctx, s, "existence", c.existence(s), failed, text)
 }
 
-// existence is the rule about a service that is not there: restart it, unless its file says something else.
+// existence returns the rule for a missing process or file: restart, unless the control file has another.
 func (c *chain) existence(s *service) rule {
 	for _, t := range s.Tests {
 		if t.Kind == monitfile.NotExist {
@@ -415,7 +416,8 @@ func (c *chain) existence(s *service) rule {
 	return defaultRule(eventNonexist, monitfile.Restart)
 }
 
-// post takes in what a look found, sends an alert if the state of the test changed, and acts. key names the test.
+// post records the outcome of a check. It sends an alert if the state of the test has changed, and runs the actions
+// that are due. key identifies the test.
 func (c *chain) post(ctx context.Context, s *service, key any, r rule, found outcome, text string) {
 	text = cut(text)
 	h := s.histories[key]
@@ -447,7 +449,7 @@ func (c *chain) post(ctx context.Context, s *service, key any, r rule, found out
 	c.act(ctx, s, r.then, eventNames[r.event][index(found)], text)
 }
 
-// act does what follows from an event.
+// act carries out the action of a test.
 func (c *chain) act(ctx context.Context, s *service, a monitfile.Action, event, text string) {
 	switch a.Verb {
 	case monitfile.Ignore, monitfile.Alert:
@@ -474,7 +476,7 @@ func (c *chain) act(ctx context.Context, s *service, a monitfile.Action, event, 
 	c.control(ctx, s, a.Verb)
 }
 
-// exec runs the program of an action, unless it still runs from the last time.
+// exec runs the program of an action, unless it is still running.
 func (c *chain) exec(s *service, program *monitfile.Command, event, text string) {
 	if _, runs := s.programs[program]; runs {
 		return
@@ -487,7 +489,7 @@ func (c *chain) exec(s *service, program *monitfile.Command, event, text string)
 	c.followProgram(s, program, pid)
 }
 
-// followProgram waits for the end of a program of a test.
+// followProgram waits for the end of an action's program.
 func (c *chain) followProgram(s *service, program *monitfile.Command, pid int) {
 	var w *pidfile.Watch
 	w, err := pidfile.Follow(pid, func() {
@@ -503,8 +505,7 @@ func (c *chain) followProgram(s *service, program *monitfile.Command, pid int) {
 	s.programs[program] = w
 }
 
-// adopt takes over a service from the chain that it belonged to before the files were read again. Its process is
-// watched again from the first tick on.
+// adopt moves a service to this chain after the control files were read again. The next tick watches its process again.
 func (c *chain) adopt(s *service) {
 	s.watch.Close()
 	s.watch, s.waiting = nil, false
@@ -514,7 +515,7 @@ func (c *chain) adopt(s *service) {
 	}
 }
 
-// launch starts a program of a service in monit's environment.
+// launch starts a program of a service with monit's environment.
 func (c *chain) launch(s *service, program *monitfile.Command, event, text string) (pid int, err error) {
 	uid, gid, err := account(program)
 	if err != nil {
@@ -526,7 +527,7 @@ func (c *chain) launch(s *service, program *monitfile.Command, event, text strin
 	return command.Detach(command.Detached{Args: program.Args, Env: c.environment(s, event, text), UID: uid, GID: gid})
 }
 
-// environment is all that programs find: monit purges the rest.
+// environment returns the whole environment of a program. Like monit, it passes on no other variables.
 func (c *chain) environment(s *service, event, text string) []string {
 	env := []string{"PATH=/bin:/usr/bin:/sbin:/usr/sbin", "MONIT_DATE=" + time.Now().Format(time.RFC1123Z),
 		"MONIT_SERVICE=" + s.Name, "MONIT_HOST=" + c.host, "MONIT_EVENT=" + event, "MONIT_DESCRIPTION=" + text}
@@ -542,7 +543,7 @@ func (c *chain) environment(s *service, event, text string) []string {
 	return env
 }
 
-// account finds the user and the group of a program, by name or number.
+// account returns the ids of a program's user and group, which are names or numbers.
 func account(program *monitfile.Command) (uid, gid int, err error) {
 	if program.User != "" {
 		if uid, err = strconv.Atoi(program.User); err != nil {

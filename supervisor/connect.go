@@ -18,7 +18,7 @@ import (
 	"cambium/supervisor/monitfile"
 )
 
-// connect applies the connection tests of a service.
+// connect runs the connection tests of a service.
 func (c *chain) connect(ctx context.Context, s *service) {
 	var results []connected
 	for i := range s.Tests {
@@ -45,7 +45,7 @@ func where(e monitfile.Endpoint) string {
 	return "INET[" + net.JoinHostPort(e.Host, strconv.Itoa(e.Port)) + "]"
 }
 
-// probe connects, and with HTTP sends a request and reads the status of its answer.
+// probe connects to an endpoint. For HTTP it also sends a request and checks the status of the answer.
 func probe(ctx context.Context, e monitfile.Endpoint) error {
 	ctx, cancel := context.WithTimeout(ctx, e.Timeout)
 	defer cancel()
@@ -89,10 +89,10 @@ func probe(ctx context.Context, e monitfile.Endpoint) error {
 	return checkAnswer(conn)
 }
 
-// maxAnswer bounds the bytes read of a job's answer; monit reads half a kilobyte.
+// maxAnswer bounds the bytes read of an answer; monit reads half a kilobyte.
 const maxAnswer = 4 << 10
 
-// checkAnswer reads the first line of an HTTP answer, which has its status.
+// checkAnswer checks the status line of an HTTP answer.
 func checkAnswer(answer io.Reader) error {
 	line, err := bufio.NewReaderSize(answer, maxAnswer).ReadSlice('\n')
 	if errors.Is(err, bufio.ErrBufferFull) {
@@ -112,10 +112,10 @@ func checkAnswer(answer io.Reader) error {
 	return nil
 }
 
-// udpWait bounds the wait for a refusal by a UDP port: an open one may send nothing at all.
+// udpWait bounds the wait for a refusal by a UDP port, because an open one may send nothing.
 const udpWait = time.Second
 
-// probeUDP sends a byte to each address of the host, as monit does to the first one, until one does not refuse it.
+// probeUDP sends a byte to the host's addresses in turn, until one does not refuse it. monit tries only the first.
 func probeUDP(ctx context.Context, e monitfile.Endpoint) error {
 	addresses, err := net.DefaultResolver.LookupHost(ctx, e.Host)
 	for _, address := range addresses {
@@ -126,7 +126,7 @@ func probeUDP(ctx context.Context, e monitfile.Endpoint) error {
 	return err
 }
 
-// refusal sends a byte to a UDP address and returns the error that comes back.
+// refusal sends a byte to a UDP address and returns the error that comes back, or nil.
 func refusal(ctx context.Context, address string) error {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "udp", address)
 	if err != nil {

@@ -2,7 +2,7 @@ package supervisor
 
 import "cambium/supervisor/monitfile"
 
-// event is a kind of trouble. The bits are those of monit's status documents.
+// event is a set of problems. The bits are those of monit's status documents.
 type event uint32
 
 const (
@@ -19,8 +19,8 @@ const (
 	eventPpid       event = 0x80000
 )
 
-// eventNames are the words of monit's alerts and of its summary: failed, recovered, changed. The Health Monitor grades
-// alerts by them, and scripts look for them.
+// eventNames has the names of events in monit's alerts and summary: failed, recovered, changed. The Health Monitor
+// grades alerts by them, and scripts search for them.
 var eventNames = map[event][3]string{
 	eventResource:   {"Resource limit matched", "Resource limit succeeded", "Resource limit changed"},
 	eventTimeout:    {"Timeout", "Timeout recovery", "Timeout changed"},
@@ -35,16 +35,16 @@ var eventNames = map[event][3]string{
 	eventPpid:       {"PPID failed", "PPID succeeded", "PPID changed"},
 }
 
-// outcome is the result of one look at a service.
+// outcome is the result of one check.
 type outcome int
 
 const (
 	passed outcome = iota
 	failed
-	changed // a value that is not the one of the last look; it is an event each time
+	changed // the value differs from that of the last check; this is an event each time
 )
 
-// rule is a test with its actions.
+// rule says when a test is an event, and which actions follow.
 type rule struct {
 	event          event
 	rate, recovery monitfile.Rate
@@ -53,25 +53,25 @@ type rule struct {
 
 var once = monitfile.Rate{Count: 1, Cycles: 1}
 
-// ruleOf makes the rule of a test that a file has.
+// ruleOf returns the rule of a test in a control file.
 func ruleOf(e event, t monitfile.Test) rule {
 	return rule{e, t.Rate, t.RecoveryRate, t.Then, t.Recovery}
 }
 
-// defaultRule returns the rule that applies to an event without a test in the file: the given verb at once, and an
-// alert on recovery.
+// defaultRule returns the rule for an event without a test in the control file: the given verb at the first failure,
+// and an alert on recovery.
 func defaultRule(e event, then monitfile.Verb) rule {
 	return rule{e, once, once, monitfile.Action{Verb: then}, monitfile.Action{Verb: monitfile.Alert}}
 }
 
 // history records the results of a test in the last 64 cycles.
 type history struct {
-	failures, looks uint64 // a bit for each look, the last one lowest
+	failures, looks uint64 // a bit for each check; the lowest is the last
 	failed          bool
 }
 
-// add takes in what a look found. It reports whether the state of the test changed, which is worth an alert, and
-// whether its action follows: at a change, and each time that a failed test fails again.
+// add records the outcome of a check. change reports that the state of the test has changed and an alert is due. act
+// reports that the action of the test is due, which is also the case whenever a failed test fails again.
 func (h *history) add(found outcome, r rule) (change, act bool) {
 	if found == changed {
 		return true, true
@@ -90,7 +90,7 @@ func (h *history) add(found outcome, r rule) (change, act bool) {
 	return false, h.failed && found == failed
 }
 
-// count is the number of bits among the lowest n.
+// count returns the number of bits set among the lowest n.
 func count(bits uint64, n int) (set int) {
 	for i := range min(n, 64) {
 		set += int(bits >> i & 1)

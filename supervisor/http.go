@@ -17,10 +17,10 @@ import (
 	"cambium/supervisor/monitfile"
 )
 
-// maxForm is more than any request of the agent, a script or monit's own program takes.
+// maxForm bounds the body of a request. The agent, scripts and monit's own program send less.
 const maxForm = 4096
 
-// Handler is monit's HTTP interface.
+// Handler returns a handler for monit's HTTP interface.
 func (s *Supervisor) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !s.allowed(r) {
@@ -55,8 +55,8 @@ func (s *Supervisor) Handler() http.Handler {
 	})
 }
 
-// allowed reports whether the request carries the account. The file is read each time, because the agent may replace
-// it.
+// allowed reports whether the request has the right credentials. It reads the file each time, because the agent may
+// replace it.
 func (s *Supervisor) allowed(r *http.Request) bool {
 	want, err := os.ReadFile(s.UserFile)
 	user, password, given := r.BasicAuth()
@@ -70,8 +70,8 @@ func (s *Supervisor) allowed(r *http.Request) bool {
 var verbs = map[string]monitfile.Verb{"start": monitfile.Start, "stop": monitfile.Stop, "restart": monitfile.Restart,
 	"monitor": monitfile.Monitor, "unmonitor": monitfile.Unmonitor}
 
-// request makes an action on services pending, or on none of them. It is carried out as soon as their chains are free;
-// the answer does not wait for it.
+// request schedules an action for the named services, or for none if one of them cannot do it. The chains carry it out
+// later; the answer does not wait.
 func (s *Supervisor) request(w http.ResponseWriter, names []string, action string) {
 	verb, known := verbs[action]
 	if !known {
@@ -109,7 +109,7 @@ func (s *Supervisor) request(w http.ResponseWriter, names []string, action strin
 	}
 }
 
-// rejectionOf finds a job whose file cannot be used. The caller holds the mutex.
+// rejectionOf returns the rejected control file of a job, or nil. The caller holds the mutex.
 func (s *Supervisor) rejectionOf(job string) *rejection {
 	for path, r := range s.rejected {
 		if jobOf(path) == job {
@@ -119,7 +119,7 @@ func (s *Supervisor) rejectionOf(job string) *rejection {
 	return nil
 }
 
-// refuse answers with an error in a page like monit's, whose program shows what follows the heading.
+// refuse answers with an error page like monit's. monit's program shows the text after the heading.
 func refuse(w http.ResponseWriter, code int, reason string) {
 	w.Header().Set("Content-Type", "text/html")
 	w.WriteHeader(code)
@@ -127,8 +127,8 @@ func refuse(w http.ResponseWriter, code int, reason string) {
 		http.StatusText(code), latin1(reason))
 }
 
-// latin1 writes text for a document in ISO-8859-1: markup and what is not ASCII become character references. A byte
-// that is not UTF-8 is taken for ISO-8859-1, as readers of monit's documents take it.
+// latin1 escapes text for a document in ISO-8859-1: markup and characters outside ASCII become character references. A
+// byte that is not UTF-8 is taken for ISO-8859-1, as readers of monit's documents do.
 func latin1(text string) string {
 	var runes []rune
 	for rest := text; rest != ""; {
@@ -150,7 +150,7 @@ func latin1(text string) string {
 	return b.String()
 }
 
-// document is the status in XML, in one of the two forms that monit has.
+// document returns the status as XML, in one of monit's two formats.
 func (s *Supervisor) document(second, full bool) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -196,7 +196,8 @@ func (s *Supervisor) document(second, full bool) string {
 	return b.String()
 }
 
-// rejectedService stands for the services of a file that cannot be used, so that every client sees the job fail.
+// rejectedService returns a failed service for a control file that cannot be used, so that every client sees that the
+// job fails.
 func (s *Supervisor) rejectedService(path string) *service {
 	v := &service{Check: monitfile.Check{Type: monitfile.Process, Name: jobOf(path), Groups: []string{group}}}
 	if r := s.rejected[path]; !r.off {
@@ -205,7 +206,7 @@ func (s *Supervisor) rejectedService(path string) *service {
 	return v
 }
 
-// document writes one service. The caller holds the mutex.
+// document writes one service of the document. The caller holds the mutex.
 func (v *service) document(b *strings.Builder, second, full bool) {
 	if second {
 		fmt.Fprintf(b, `<service name="%s"><type>%d</type>`, latin1(v.Name), v.Type)
@@ -273,11 +274,11 @@ func uptime(p process) int {
 
 var typeNames = [...]string{"Filesystem", "Directory", "File", "Process", "Remote Host", "System", "Fifo"}
 
-// fine maps the type of a service without errors to its state in the summary.
+// fine has the state of a service without errors in the summary, by type.
 var fine = [...]string{"accessible", "accessible", "accessible", "running", "online with all services", "running",
 	"accessible"}
 
-// condition is the state of a service in the words of monit's summary.
+// condition returns the state of a service as in monit's summary.
 func (v *service) condition() string {
 	text := fine[v.Type]
 	switch {
@@ -299,7 +300,7 @@ func (v *service) condition() string {
 	return text
 }
 
-// text is the status for people and scripts: the summary, or with details of all services or of one.
+// text returns the status as text: the summary, or the details of all services or of one.
 func (s *Supervisor) text(summary bool, only string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -357,7 +358,7 @@ func (v *service) details(line func(name, value string)) {
 	line("data collected", v.looked.Format(time.ANSIC))
 }
 
-// span is a time as monit writes it: days, hours and minutes.
+// span formats a duration as monit does: days, hours and minutes.
 func span(d time.Duration) string {
 	minutes := int(d.Minutes())
 	var parts []string

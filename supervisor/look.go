@@ -17,7 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// checkService checks one service in a cycle, unless it is unmonitored, waits, or is due in a later cycle.
+// checkService checks a service in a cycle, unless it is unmonitored, a replacement of its process is awaited, or it is
+// due in a later cycle.
 func (c *chain) checkService(ctx context.Context, s *service, all processes) {
 	if v := s.currentStatus(); v.monitor == Off || s.waiting {
 		return
@@ -135,7 +136,7 @@ func (c *chain) lookAtProcess(ctx context.Context, s *service, all processes) {
 	c.connect(ctx, s)
 }
 
-// amount is memory in the unit of a test: bytes, or percent of the machine's.
+// amount converts memory to the unit of a test: bytes, or a percentage of the machine's memory.
 func amount(kilobytes uint64, percent bool) float64 {
 	bytes := float64(kilobytes) * 1024
 	if percent {
@@ -152,7 +153,7 @@ func machineMemory() float64 {
 	return float64(info.Totalram) * float64(info.Unit)
 }
 
-// compare applies a test to what was measured.
+// compare tests a measured value.
 func (c *chain) compare(ctx context.Context, s *service, t *monitfile.Test, e event, value float64) {
 	matches := map[monitfile.Operator]bool{monitfile.Greater: value > t.Limit, monitfile.Less: value < t.Limit,
 		monitfile.Equal: value == t.Limit, monitfile.NotEqual: value != t.Limit}[t.Operator]
@@ -169,7 +170,7 @@ func (c *chain) compare(ctx context.Context, s *service, t *monitfile.Test, e ev
 	c.post(ctx, s, t, ruleOf(e, *t), found, text)
 }
 
-// lookForChange compares a value with the one of the last look.
+// lookForChange compares values with those of the last check.
 func (c *chain) lookForChange(ctx context.Context, s *service, t *monitfile.Test, values map[string]int64) {
 	value, measured := values[t.Subject]
 	if !measured {
@@ -186,10 +187,10 @@ func (c *chain) lookForChange(ctx context.Context, s *service, t *monitfile.Test
 	}
 }
 
-// looks are those at files, which may be on a file system that does not answer.
+// looks bounds access to files, whose file system may not answer.
 var looks bounded.Group
 
-// access is the rule about what cannot be looked at.
+// access is the rule for a file or file system that cannot be read.
 var access = defaultRule(eventData, monitfile.Alert)
 
 func (c *chain) lookAtFile(ctx context.Context, s *service) {
@@ -280,7 +281,7 @@ func (c *chain) measureSystem(ctx context.Context, s *service, t *monitfile.Test
 	}
 }
 
-// usedMemory returns the memory, in KiB, that programs cannot get without swapping.
+// usedMemory returns the memory in KiB that programs could get only by swapping.
 func usedMemory() uint64 {
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {

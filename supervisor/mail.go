@@ -16,20 +16,20 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// maxMails bounds the alerts that wait for the agent; the oldest are dropped first.
+// maxMails bounds the undelivered alerts. The oldest are dropped first.
 const maxMails = 5000
 
-// permanentFailure is the lowest code of SMTP that tells not to send the same again.
+// permanentFailure is the lowest SMTP reply code after which the same mail must not be sent again.
 const permanentFailure = 500
 
 // mailTimeout bounds the delivery of one alert.
 const mailTimeout = 15 * time.Second
 
-// maxText is the length of a text that jobs have a part in, such as an answer or a path: it becomes part of alerts,
-// log, status and state.
+// maxText bounds texts that jobs can influence, such as answers and paths. They are used in alerts, logs, status and
+// state.
 const maxText = 500
 
-// cut bounds a text where it enters.
+// cut shortens text to maxText.
 func cut(text string) string {
 	if len(text) <= maxText {
 		return text
@@ -37,7 +37,7 @@ func cut(text string) string {
 	return strings.ToValidUTF8(text[:maxText], "") + "…"
 }
 
-// mail is an alert on its way to the agent.
+// mail is an undelivered alert.
 type mail struct {
 	ID          string    `json:"id"`
 	Service     string    `json:"service"`
@@ -47,20 +47,20 @@ type mail struct {
 	Date        time.Time `json:"date"`
 }
 
-// alertQueue holds the alerts that have not been delivered.
+// alertQueue holds the undelivered alerts.
 type alertQueue struct {
 	address string
 	log     *logrus.Entry
 	more    chan struct{}
-	// delivered is called after alerts were delivered, so that a restart does not send them again.
+	// delivered is called after alerts were delivered, so that they are not sent again after a restart.
 	delivered func()
 
 	mu    sync.Mutex
 	queue []mail
 }
 
-// alert sends an alert, at most one for each event of a service in a cycle, unless it was over in between: a process
-// that ends in the cycle of its start is news.
+// alert sends an alert: in each cycle, at most one for each event of a service, unless the service has recovered in
+// between. A process that ends in the cycle in which it was started is worth a new alert.
 func (c *chain) alert(s *service, e event, found outcome, action monitfile.Verb, text string) {
 	entry := c.log(s).WithField("event", eventNames[e][index(found)]).WithField("action", action)
 	if found == passed {
@@ -79,7 +79,7 @@ func (c *chain) alert(s *service, e event, found outcome, action monitfile.Verb,
 		Date: time.Now()}, c.host)
 }
 
-// index is the place of an outcome in eventNames.
+// index returns the position of an outcome in eventNames.
 func index(found outcome) int { return [...]int{passed: 1, failed: 0, changed: 2}[found] }
 
 func (m *alertQueue) add(one mail, host string) {
@@ -87,7 +87,7 @@ func (m *alertQueue) add(one mail, host string) {
 	m.enqueue(one)
 }
 
-// enqueue appends an alert that has its ID.
+// enqueue adds an alert that has its id.
 func (m *alertQueue) enqueue(one mail) {
 	for _, text := range []*string{&one.ID, &one.Service, &one.Event, &one.Action, &one.Description} {
 		*text = cut(*text)
@@ -98,15 +98,14 @@ func (m *alertQueue) enqueue(one mail) {
 	token(m.more)
 }
 
-// pending returns what has not been delivered.
+// pending returns a copy of the queue.
 func (m *alertQueue) pending() []mail {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return append([]mail(nil), m.queue...)
 }
 
-// send delivers alerts until ctx ends, in their order. While the agent does not take them, delivery is retried at each
-// interval.
+// send delivers the alerts in order until ctx ends. If the agent does not accept an alert, it retries at each interval.
 func (m *alertQueue) send(ctx context.Context, interval time.Duration) {
 	for {
 		before := m.pending()
@@ -144,7 +143,7 @@ func (m *alertQueue) send(ctx context.Context, interval time.Duration) {
 	}
 }
 
-// deliver sends one alert, in the form that a stemcell's monit is told to use.
+// deliver sends one alert in the mail format for which a stemcell configures monit.
 func (m *alertQueue) deliver(ctx context.Context, one mail) error {
 	ctx, cancel := context.WithTimeout(ctx, mailTimeout)
 	defer cancel()

@@ -15,26 +15,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// process is a process as the kernel lists it, and the sums over it and its descendants.
+// process is a process with its sums over all descendants.
 type process struct {
 	pid, parent int
 	started     time.Time
-	ticks       uint64 // of CPU time
-	kilobytes   uint64 // resident
+	ticks       uint64 // CPU time
+	kilobytes   uint64 // resident memory
 	children    int
 	totalTicks  uint64
 	totalKB     uint64
-	// CPU percentages of the machine since the last look.
+	// CPU percentages of the machine since the last check.
 	cpu, totalCPU float64
 }
 
-// processes are all processes at one time, by pid.
+// processes holds all processes at one time, by pid.
 type processes map[int]process
 
-// hertz is the unit of times below /proc; it is the same on all of Linux.
+// hertz is the unit of times in /proc, which is the same on all Linux machines.
 const hertz = 100
 
-// readProcesses lists all processes. One that ends meanwhile is left out.
+// readProcesses returns all processes. It skips a process that ends meanwhile.
 func readProcesses() processes {
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {
@@ -62,7 +62,7 @@ func readProcesses() processes {
 	return all.withSums()
 }
 
-// parseStat reads the line of /proc/PID/stat.
+// parseStat parses the line of /proc/PID/stat.
 func parseStat(pid int, text []byte, booted time.Time) (process, bool) {
 	// The name is in parentheses and may hold anything.
 	end := bytes.LastIndexByte(text, ')')
@@ -83,7 +83,7 @@ func parseStat(pid int, text []byte, booted time.Time) (process, bool) {
 		kilobytes: number(24) * uint64(os.Getpagesize()) / 1024}, true
 }
 
-// withSums adds each process to all its ancestors.
+// withSums adds each process to its ancestors.
 func (all processes) withSums() processes {
 	sums := make(processes, len(all))
 	for pid, p := range all {
@@ -102,8 +102,8 @@ func (all processes) withSums() processes {
 	return sums
 }
 
-// childrenFirst lists each process once, after all of its children. A list that was not read at one instant may have a
-// loop, whose processes are left out.
+// childrenFirst lists each process once, after its children. Since the processes were not read at one instant, they may
+// form a loop; such processes are skipped.
 func (all processes) childrenFirst() []int {
 	children := make(map[int]int, len(all))
 	for _, p := range all {
@@ -127,11 +127,11 @@ func (all processes) childrenFirst() []int {
 	return order
 }
 
-// commandLines are reads that a process can hold up.
+// commandLines bounds reads of command lines, because a process can block them.
 var commandLines bounded.Group
 
-// matching finds the process with the lowest pid whose command line fits. The error is bounded.ErrHangs if one could not
-// be read in time.
+// matching returns the lowest pid whose command line matches the pattern. The error is bounded.ErrHangs if a command
+// line could not be read in time.
 func (all processes) matching(pattern *regexp.Regexp) (found int, err error) {
 	if all == nil {
 		all = readProcesses()
@@ -151,15 +151,15 @@ func (all processes) matching(pattern *regexp.Regexp) (found int, err error) {
 	return found, err
 }
 
-// usage records the CPU time that a process and its tree had used at the last look.
+// usage records the CPU time of a process and its descendants at the last check.
 type usage struct {
 	pid          int
 	at           time.Time
 	ticks, total uint64
 }
 
-// share returns the percentages of the machine's CPU time that a process and its tree used since the last look; 0 at
-// the first one.
+// share returns the percentages of the machine's CPU time that a process, and it with its descendants, used since the
+// last check; 0 at the first check.
 func (u *usage) share(p process, now time.Time, cpus int) (own, total float64) {
 	if elapsed := now.Sub(u.at).Seconds(); u.pid == p.pid && elapsed > 0 {
 		percent := func(now, before uint64) float64 {

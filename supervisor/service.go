@@ -12,31 +12,31 @@ import (
 	"cambium/supervisor/monitfile"
 )
 
-// Monitor says whether a service is supervised. The numbers are those of monit's status documents.
+// Monitor says whether a service is supervised. The values are those of monit's status documents.
 type Monitor int
 
-// A service is Initializing until it has been looked at once.
+// A service is Initializing until it was checked for the first time.
 const (
 	Off Monitor = iota
 	On
 	Initializing
 )
 
-// status is the part of a service's state that others can see. Only its chain changes it, except for the pending
-// action; all changes are made under the mutex.
+// status is the part of a service's state that other goroutines can read. Only its chain changes it, except for the
+// pending action. All changes are made with the mutex held.
 type status struct {
 	monitor Monitor
-	pending monitfile.Verb // an action that was asked for and has not ended
-	next    monitfile.Verb // what follows it: unmonitor, if that was asked for meanwhile
+	pending monitfile.Verb // a requested action that has not ended
+	next    monitfile.Verb // the next action: unmonitor, if that was requested meanwhile
 	errors  event
-	message string // of the error that came last
+	message string // text of the last error
 	// starts and cycles count for tests of the form "3 restarts within 5 cycles".
 	starts, cycles int
-	restarts       int // by itself, after it had run
+	restarts       int // restarts by the supervisor, after the service had run
 	lastEnd        time.Time
 	endReason      string
 	looked         time.Time
-	process        process // of a service that is a process; zero while it does not run
+	process        process // of a process service; zero while it does not run
 	connected      []connected
 }
 
@@ -49,22 +49,23 @@ type connected struct {
 
 type service struct {
 	monitfile.Check
-	mu *sync.Mutex // the supervisor's
+	mu *sync.Mutex // the supervisor's mutex
 	status
-	kick chan struct{} // of its chain
+	kick chan struct{} // the chain's
 
-	// Only the chain's goroutine uses these.
+	// Only the chain's goroutine uses the fields below.
 	histories map[any]*history
 	watch     *pidfile.Watch
-	waiting   bool      // a process has ended, and its pid file is watched
-	restarted time.Time // by itself, after it had run
-	// starting is until when its start program has time: it is not run again if the files are read meanwhile.
+	waiting   bool      // the process has ended, and its pid file is watched
+	restarted time.Time // the last restart by the supervisor, after the service had run
+	// starting is the end of the time for the start program. The program is not run again before, even if the control
+	// files are read again.
 	starting time.Time
-	skipped  int // cycles, of a service that is looked at every nth
+	skipped  int // cycles since the last check, if only each nth cycle checks the service
 	stamps   map[string]int64
-	programs map[*monitfile.Command]*pidfile.Watch // running programs of exec
+	programs map[*monitfile.Command]*pidfile.Watch // running programs of exec actions
 	usage    usage
-	alerted  map[event]uint64 // the cycle of the last alert
+	alerted  map[event]uint64 // the cycle of the last alert for an event
 }
 
 // update changes the status.
@@ -81,7 +82,7 @@ func (s *service) currentStatus() status {
 	return s.status
 }
 
-// reset forgets what is known about the health of a service: it is not supervised anymore.
+// reset forgets the health of a service that is no longer supervised.
 func (s *service) reset() {
 	s.histories = map[any]*history{}
 	s.watch.Close()
@@ -93,7 +94,7 @@ func (s *service) reset() {
 	})
 }
 
-// supervise begins to supervise a service that was not.
+// supervise starts the supervision of a service that is not supervised.
 func (s *service) supervise() {
 	s.update(func(v *status) {
 		if v.monitor == Off {
@@ -102,13 +103,14 @@ func (s *service) supervise() {
 	})
 }
 
-// pid is the process of the service, or 0 if none runs.
+// pid returns the pid of the service, or 0 if it does not run.
 func (s *service) pid(processes processes) int {
 	pid, _ := s.find(processes)
 	return pid
 }
 
-// find is pid, with bounded.ErrHangs where that cannot be known: a process that runs is not started again.
+// find is like pid, but returns bounded.ErrHangs if the command lines cannot be read, so that a running process is not
+// started again.
 func (s *service) find(processes processes) (pid int, err error) {
 	if s.Matching != nil {
 		pid, err = processes.matching(s.Matching)
@@ -127,7 +129,7 @@ func (s *service) find(processes processes) (pid int, err error) {
 	return pid, nil
 }
 
-// missing says that no process runs, and why if there may be one.
+// missing says that no process runs, and why its pid file cannot be used.
 func (s *service) missing() string {
 	const text = "process is not running"
 	if s.Matching != nil {
@@ -139,12 +141,12 @@ func (s *service) missing() string {
 	return text
 }
 
-// runs reports whether a process service runs; other services have no process.
+// runs reports whether the service has a running process. Only process services have one.
 func (s *service) runs() bool {
 	return s.Type == monitfile.Process && s.pid(nil) != 0
 }
 
-// restartTests are the tests of the form "3 restarts within 5 cycles".
+// restartTests returns the tests of the form "3 restarts within 5 cycles".
 func (s *service) restartTests() (tests []*monitfile.Test) {
 	for i := range s.Tests {
 		if s.Tests[i].Kind == monitfile.Restarts {
@@ -154,7 +156,8 @@ func (s *service) restartTests() (tests []*monitfile.Test) {
 	return tests
 }
 
-// needsCycle reports whether tests decide if a service is well, beyond the existence of its process.
+// needsCycle reports whether the service has tests beyond the existence of its process, so that a cycle must decide
+// whether it is well.
 func (s *service) needsCycle() bool {
 	return slices.ContainsFunc(s.Tests, func(t monitfile.Test) bool { return t.Kind != monitfile.Restarts })
 }

@@ -11,11 +11,11 @@ import (
 	"cambium/internal/atomicfile"
 )
 
-// state is the document that survives restarts.
+// state is the document that survives a restart.
 type state struct {
 	Version  int                      `json:"version"`
 	Services map[string]*serviceState `json:"services"`
-	// Mails are alerts that have not been delivered.
+	// Mails holds the undelivered alerts.
 	Mails []mail `json:"mails,omitempty"`
 }
 
@@ -28,8 +28,8 @@ type serviceState struct {
 
 const stateVersion = 1
 
-// readState reads the document. One that cannot be understood is set aside: jobs that run matter more than the memory
-// of which ones were stopped, and the Director starts and stops them anyway.
+// readState reads the document. A damaged one is set aside: running jobs matter more than the memory of which were
+// stopped, and the Director starts and stops them anyway.
 func (s *Supervisor) readState() (state, error) {
 	empty := state{Version: stateVersion}
 	text, err := os.ReadFile(s.StateFile)
@@ -52,7 +52,8 @@ func (s *Supervisor) readState() (state, error) {
 	return read, nil
 }
 
-// WriteState writes the document for a supervisor that takes over: which services are monitored.
+// WriteState writes the document for a supervisor that takes over from monit. monitored says which services are
+// supervised.
 func WriteState(path string, monitored map[string]bool) error {
 	doc := state{Version: stateVersion, Services: map[string]*serviceState{}}
 	for name, on := range monitored {
@@ -68,7 +69,7 @@ func WriteState(path string, monitored map[string]bool) error {
 	return nil
 }
 
-// state is the document of now.
+// state returns the current document.
 func (s *Supervisor) state() state {
 	doc := state{Version: stateVersion, Services: map[string]*serviceState{}, Mails: s.alerts.pending()}
 	s.mu.Lock()
@@ -79,7 +80,7 @@ func (s *Supervisor) state() state {
 	return doc
 }
 
-// saveState writes the document if it changed.
+// saveState writes the document if it has changed.
 func (s *Supervisor) saveState() {
 	s.saving.Lock()
 	defer s.saving.Unlock()

@@ -1,10 +1,10 @@
-// Package supervisor runs jobs as monit does, and answers as monit does, but reacts to the end of a process at once
-// instead of at the next cycle. It reads the control files that releases ship (package monitfile), and runs as a
-// process of its own in place of monit.
+// Package supervisor runs jobs and answers requests as monit does, but reacts to the end of a process at once and not
+// in the next cycle. It reads the control files that releases contain (package monitfile), and runs in a process of its
+// own in place of monit.
 //
-// Services that depend on each other form a chain, with one goroutine that looks at them and acts. A tick begins a
-// cycle in all chains; the end of a process and a request come in between. What is decided about a service is in
-// event.go (when a test fires) and chain.go (what follows).
+// Services that depend on each other form a chain, with one goroutine that checks and controls them. A tick starts a
+// cycle in all chains. Ends of processes and requests are handled in between. event.go decides when a test fires, and
+// chain.go what follows.
 package supervisor
 
 import (
@@ -28,38 +28,38 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// Version is the monit whose behavior and documents these are.
+// Version is the version of monit whose behavior and documents are reproduced.
 const Version = "5.2.5"
 
-// Group is the group of services that belong to the jobs of a deployment.
+// group is the group of the services that belong to a deployment's jobs.
 const group = "vcap"
 
-// Options configure a supervisor.
+// Options configures a supervisor.
 type Options struct {
-	// Patterns name the control files.
+	// Patterns are the glob patterns of the control files.
 	Patterns []string
-	// Cycle is the time between two looks at a service, Grace the time that a job has to replace a process that has
-	// ended. 10 s and 2 s are monit's and ours.
+	// Cycle is the time between two checks of a service. monit's is 10 s. Grace is the time in which a job may replace
+	// a process that has ended. Ours is 2 s.
 	Cycle, Grace time.Duration
-	// StateFile keeps what survives a restart of the supervisor and of the machine.
+	// StateFile is the path of the document that survives a restart of the supervisor or the machine.
 	StateFile string
-	// UserFile holds the account of the HTTP interface as "user:password".
+	// UserFile holds the credentials of the HTTP interface as "user:password".
 	UserFile string
 	// MailAddress is the address to which alerts are sent.
 	MailAddress string
 	Log         *logrus.Entry
 }
 
-// Supervisor supervises all services of a machine.
+// Supervisor supervises the services of a machine.
 type Supervisor struct {
 	Options
 	host   string
 	reload chan struct{}
-	wake   chan struct{} // a look at all services is due
+	wake   chan struct{} // starts a cycle at once
 
 	mu          sync.Mutex
 	services    []*service
-	rejected    map[string]*rejection // by file
+	rejected    map[string]*rejection // by path
 	incarnation time.Time
 	began       time.Time
 
@@ -68,14 +68,14 @@ type Supervisor struct {
 	alerts alertQueue
 }
 
-// rejection is a control file that cannot be used. Its job is a service that fails until it is stopped, as any other:
-// the Director stops an instance before it brings a better file.
+// rejection is a control file that cannot be used. Its job appears as a service that fails until it is stopped, like
+// any other, because the Director stops an instance before it installs a better file.
 type rejection struct {
 	error
 	off bool
 }
 
-// New reads the control files.
+// New reads the control files and the state.
 func New(o Options) (*Supervisor, error) {
 	host, err := os.Hostname()
 	if err != nil {
@@ -95,10 +95,10 @@ func New(o Options) (*Supervisor, error) {
 	return s, nil
 }
 
-// Reload has the control files read again. Running processes are not touched.
+// Reload makes Run read the control files again. Running processes are not affected.
 func (s *Supervisor) Reload() { token(s.reload) }
 
-// Validate begins a cycle at once.
+// Validate starts a cycle at once.
 func (s *Supervisor) Validate() { token(s.wake) }
 
 func token(c chan struct{}) {
@@ -108,7 +108,7 @@ func token(c chan struct{}) {
 	}
 }
 
-// Run supervises until ctx ends. Processes run on afterwards.
+// Run supervises the services until ctx ends. Their processes continue to run.
 func (s *Supervisor) Run(ctx context.Context) {
 	var sending sync.WaitGroup
 	sending.Go(func() { s.alerts.send(ctx, s.Cycle) })
@@ -123,7 +123,8 @@ func (s *Supervisor) Run(ctx context.Context) {
 	s.saveState()
 }
 
-// generation supervises the services as they were read, until they are read again.
+// generation supervises the current services until ctx ends or a reload is due. It returns the number of the last
+// cycle.
 func (s *Supervisor) generation(ctx context.Context, number uint64) uint64 {
 	ctx, cancel := context.WithCancel(ctx)
 	chains := s.chains(ctx)
@@ -156,7 +157,7 @@ func (s *Supervisor) generation(ctx context.Context, number uint64) uint64 {
 	}
 }
 
-// chains divides the services by their dependencies.
+// chains groups the services by their dependencies.
 func (s *Supervisor) chains(ctx context.Context) (all []*chain) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -191,7 +192,7 @@ func (s *Supervisor) chains(ctx context.Context) (all []*chain) {
 	return all
 }
 
-// load reads the control files. Services that are known already keep their state and their history.
+// load reads the control files. Known services keep their state and their history.
 func (s *Supervisor) load(state state) {
 	checks, rejected := readFiles(s.Patterns)
 	for path, err := range rejected {
@@ -235,7 +236,7 @@ func (s *Supervisor) load(state state) {
 	s.incarnation = time.Now()
 }
 
-// newService makes a service with what was known about it.
+// newService returns a service with its state from before a restart, if there is one.
 func newService(check monitfile.Check, mu *sync.Mutex, before *serviceState) *service {
 	v := &service{Check: check, mu: mu, histories: map[any]*history{}, stamps: map[string]int64{},
 		programs: map[*monitfile.Command]*pidfile.Watch{}, alerted: map[event]uint64{}}
@@ -251,8 +252,8 @@ func newService(check monitfile.Check, mu *sync.Mutex, before *serviceState) *se
 	return v
 }
 
-// inherit takes over from a service whose check was another one what is under way: a request, and a start program that
-// is the same. Its check may just be in another line of the file.
+// inherit keeps what is under way when the check of a service changes: a request, and the time for an unchanged start
+// program. The check may only have moved to another line of the file.
 func (s *service) inherit(before *service) {
 	if before == nil {
 		return
@@ -263,7 +264,7 @@ func (s *service) inherit(before *service) {
 	}
 }
 
-// release closes what a service that is gone has open.
+// release closes the watches of a service that is gone.
 func (s *service) release() {
 	if s == nil {
 		return
@@ -274,7 +275,7 @@ func (s *service) release() {
 	}
 }
 
-// readFiles reads all control files; those that cannot be used are returned with the reason.
+// readFiles reads all control files. It returns those that cannot be used with the reason.
 func readFiles(patterns []string) ([]monitfile.Check, map[string]error) {
 	texts, rejected := map[string][]byte{}, map[string]error{}
 	for _, pattern := range patterns {
@@ -299,7 +300,7 @@ func readFiles(patterns []string) ([]monitfile.Check, map[string]error) {
 	return checks, rejected
 }
 
-// parse understands control files, each by itself and then all together.
+// parse parses each control file, and then resolves their dependencies.
 func parse(texts map[string][]byte) ([]monitfile.Check, map[string]error) {
 	files, rejected := map[string][]monitfile.Check{}, map[string]error{}
 	for path, text := range texts {
@@ -315,13 +316,13 @@ func parse(texts map[string][]byte) ([]monitfile.Check, map[string]error) {
 	return checks, rejected
 }
 
-// CheckFiles reports what is wrong with control files, in the order of their names.
+// CheckFiles returns the errors of control files, in the order of their paths.
 func CheckFiles(patterns ...string) error {
 	_, rejected := readFiles(patterns)
 	return joined(rejected)
 }
 
-// CheckTexts is CheckFiles before there are files, by the names that they are to have.
+// CheckTexts returns the errors of control files that do not exist yet, given by path.
 func CheckTexts(texts map[string][]byte) error {
 	_, rejected := parse(texts)
 	return joined(rejected)
@@ -337,7 +338,7 @@ func joined(rejected map[string]error) error {
 
 var fileName = regexp.MustCompile(`^\d+_(.*)\.monitrc$`)
 
-// jobOf is the job that a control file belongs to.
+// jobOf returns the job to which a control file belongs.
 func jobOf(path string) string {
 	if match := fileName.FindStringSubmatch(filepath.Base(path)); match != nil {
 		return match[1]

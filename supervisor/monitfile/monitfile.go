@@ -1,5 +1,5 @@
-// Package monitfile reads the control files that releases ship for monit: the grammar of monit 5.2.5, as far as
-// releases and operators use it. It only reads text; whether a user, a program or a host exists is not asked here.
+// Package monitfile parses the control files for monit that releases contain: the part of the grammar of monit 5.2.5
+// that releases and operators use. It only reads text, and does not check whether a user, a program or a host exists.
 package monitfile
 
 import (
@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Type is the kind of a service. The numbers are those of monit's status documents.
+// Type is the kind of a service. The values are those of monit's status documents.
 type Type int
 
 // The kinds of services.
@@ -22,48 +22,48 @@ const (
 	Fifo
 )
 
-// Mode says what a service's failed tests may do.
+// Mode limits the actions that the failed tests of a service may take.
 type Mode int
 
-// The modes. A passive service gets alerts, and no other action.
+// The modes. A passive service only gets alerts.
 const (
 	Active Mode = iota
 	Passive
 	Manual
 )
 
-// Check is one service.
+// Check is a service with its tests.
 type Check struct {
 	Type Type
 	Name string
-	// Source and Line locate the beginning of the check.
+	// Source and Line say where the check begins.
 	Source string
 	Line   int
 
-	// Exactly one of these names what is checked; none does for System.
+	// One of these fields identifies the checked object, except for System.
 	Pidfile  string         // of a process
-	Matching *regexp.Regexp // of a process's command line
-	Path     string         // of a file, directory, FIFO or file system
-	Address  string         // of a host
+	Matching *regexp.Regexp // matches the process's command line
+	Path     string         // path of a file, directory, FIFO or file system
+	Address  string         // address of a host
 
-	Start, Stop *Command // nil if the file has none
+	Start, Stop *Command // nil if the control file has none
 	Groups      []string
 	DependsOn   []string
-	Every       int // check each nth cycle only; 0 and 1 are each
+	Every       int // check only in each nth cycle; 0 and 1 mean each cycle
 	Mode        Mode
 	Tests       []Test
 }
 
-// Command is a program with its arguments. It is executed without a shell and without a search of PATH.
+// Command is a program with its arguments. It is executed without a shell and without searching PATH.
 type Command struct {
 	Args []string
-	// User and Group are names or numbers; empty: root's.
+	// User and Group are names or numbers; empty means root's.
 	User, Group string
-	// Timeout bounds a start or stop; 30 s by default.
+	// Timeout bounds a start or stop. The default is 30 s.
 	Timeout time.Duration
 }
 
-// TestKind says which property of a service a test examines.
+// TestKind is the property of a service that a test checks.
 type TestKind int
 
 // The kinds of tests.
@@ -76,7 +76,7 @@ const (
 	Value                      // timestamp, size, space, inode against a value
 )
 
-// Operator compares what was measured with the limit of a test.
+// Operator compares a measured value with the limit of a test.
 type Operator int
 
 // The operators.
@@ -91,41 +91,41 @@ const (
 type Test struct {
 	Kind TestKind
 	Line int
-	// Connection is set for that kind only.
+	// Connection is set only for tests of kind Connection.
 	Connection *Endpoint
 	// Subject is the measured quantity, in lower case: totalmem, mem, cpu, totalcpu, children, loadavg(1), loadavg(5),
 	// loadavg(15), pid, ppid, timestamp, size, space, inode.
 	Subject  string
 	Operator Operator
-	// Limit is in bytes for sizes, in seconds for a timestamp's age, or in percent if Percent is set.
+	// Limit is in bytes for sizes, in seconds for the age of a timestamp, or in percent if Percent is set.
 	Limit   float64
 	Percent bool
-	// Restarts and Cycles are the numbers of "if Restarts restarts within Cycles cycles".
+	// Restarts and Cycles are set for "if Restarts restarts within Cycles cycles".
 	Restarts, Cycles int
 
 	Rate Rate
 	Then Action
-	// Recovery is taken when the test passes again; alert by default, as in monit.
+	// Recovery is the action when the test passes again. The default is alert, as in monit.
 	Recovery     Action
 	RecoveryRate Rate
 }
 
-// Rate sets the threshold of a test: it must fail in Count of the last Cycles cycles. Both are at least 1.
+// Rate is the threshold of a test, which fires if it fails in Count of the last Cycles cycles. Both are at least 1.
 type Rate struct{ Count, Cycles int }
 
-// Endpoint is the peer of a connection test, and the request to send to it.
+// Endpoint is the peer of a connection test and the request for it.
 type Endpoint struct {
-	Host       string // of a port; localhost by default
+	Host       string // host of Port; localhost by default
 	Port       int
-	Unix       string // the path of a socket, instead of Host and Port
+	Unix       string // path of a socket, instead of Host and Port
 	UDP, TLS   bool
-	HTTP       bool   // send a request and read a status
-	Request    string // the path of the request; / by default
+	HTTP       bool   // send an HTTP request and check the status
+	Request    string // path of the request; / by default
 	HostHeader string
 	Timeout    time.Duration // 5 s by default
 }
 
-// Verb names the effect of an action. The numbers are those of monit's status documents.
+// Verb is the kind of an action. The values are those of monit's status documents.
 type Verb int
 
 // The verbs.
@@ -144,13 +144,13 @@ var verbs = [...]string{"ignore", "alert", "restart", "stop", "exec", "unmonitor
 
 func (v Verb) String() string { return verbs[v] }
 
-// Action is taken when a test fails or passes again.
+// Action is done when a test fails or passes again.
 type Action struct {
 	Verb Verb
-	Exec *Command // of Exec
+	Exec *Command // program of Exec
 }
 
-// Error is a mistake in a file. Column is 0 where the mistake is that of a check as a whole, in relation to others.
+// Error is an error in a control file. Column is 0 if the error concerns a check as a whole.
 type Error struct {
 	Source       string
 	Line, Column int

@@ -8,37 +8,37 @@ import (
 	"time"
 )
 
-// maxFile is the size of a control file in bytes above which it is not read. Those of releases have a few kilobytes.
+// maxFile bounds the size of a control file in bytes. Those of releases have a few kilobytes.
 const maxFile = 1 << 20
 
-// The defaults of monit.
+// monit's defaults.
 const (
 	programTimeout = 30 * time.Second
 	networkTimeout = 5 * time.Second
 )
 
-// maxRate is the number of cycles that monit remembers of a test.
+// maxRate is the number of cycles for which monit remembers the results of a test.
 const maxRate = 64
 
-// types are the words for kinds of services. device is the older word for a file system.
+// types maps keywords to kinds of services. device is the older word for filesystem.
 var types = map[string]Type{
 	"process": Process, "file": File, "filesystem": Filesystem, "device": Filesystem, "directory": Directory,
 	"fifo": Fifo, "host": Host, "system": System,
 }
 
-// typeNames are the words again, for errors.
+// typeNames has the keywords of the kinds, for errors.
 var typeNames = [...]string{"filesystem", "directory", "file", "process", "host", "system", "fifo"}
 
-// subject describes a quantity that a test can measure: on which kinds of services, and in which units.
+// subject describes a quantity that a test can measure.
 type subject struct {
 	kind    TestKind
 	of      []Type
-	changed bool // "if changed …" is a test, too
-	percent bool // the value may be a percentage, and must be if there are no units
+	changed bool // "if changed" can test it
+	percent bool // the value may be a percentage, and must be one if there are no units
 	units   map[string]float64
 }
 
-// The units. A value without one is in bytes or seconds.
+// Units and their factors. Without a unit, a value is in bytes or seconds.
 var (
 	sizes = map[string]float64{
 		"b": 1, "byte": 1, "bytes": 1, "kb": 1 << 10, "kilobyte": 1 << 10, "kilobytes": 1 << 10,
@@ -66,7 +66,7 @@ var subjects = map[string]subject{
 	"ppid":      {kind: Changed, of: []Type{Process}, changed: true},
 }
 
-// aliases are other words for subjects.
+// aliases maps other names of subjects.
 var aliases = map[string]string{"memory": "mem", "totalmemory": "totalmem", "child": "children", "inodes": "inode"}
 
 var operators = map[string]Operator{
@@ -74,7 +74,8 @@ var operators = map[string]Operator{
 	"=": Equal, "==": Equal, "eq": Equal, "equal": Equal, "!=": NotEqual, "ne": NotEqual, "notequal": NotEqual,
 }
 
-// Parse reads the checks of one file. What it does not understand is an *Error; then no check of the file counts.
+// Parse parses the checks of a file. If there is anything that it does not understand, it returns an *Error and no
+// checks.
 func Parse(source string, text []byte) ([]Check, error) {
 	s := &scanner{source: source, rest: string(text), line: 1, column: 1}
 	if len(text) > maxFile {
@@ -95,7 +96,7 @@ func Parse(source string, text []byte) ([]Check, error) {
 	return checks, nil
 }
 
-// notAClause refuses what begins no clause.
+// notAClause fails, because the next token begins no clause.
 func (s *scanner) notAClause(expected string) {
 	t := s.peek()
 	if word := t.lower(); word == "set" || word == "include" {
@@ -105,7 +106,7 @@ func (s *scanner) notAClause(expected string) {
 	s.unexpected(t, expected)
 }
 
-// check reads what follows the word check, up to the next check.
+// check parses a check after the word check.
 func (s *scanner) check(at token) Check {
 	s.service = ""
 	c := Check{Type: Process, Source: s.source, Line: at.line}
@@ -125,7 +126,7 @@ func (s *scanner) check(at token) Check {
 	return c
 }
 
-// object reads what is checked.
+// object parses the pid file, path or address of a check.
 func (s *scanner) object(c *Check) {
 	switch c.Type {
 	case System:
@@ -151,7 +152,7 @@ func (s *scanner) object(c *Check) {
 	}
 }
 
-// clause reads one attribute or test of a check.
+// clause parses one attribute or test of a check.
 func (s *scanner) clause(c *Check) {
 	keyword, _ := s.take("start", "stop", "group", "depends", "depend", "every", "mode", "if")
 	switch keyword {
@@ -183,7 +184,7 @@ func (s *scanner) clause(c *Check) {
 	}
 }
 
-// command reads a program with its user, and the time that it may take if it has one.
+// command parses a program with its user and, if timed, its time-out.
 func (s *scanner) command(timed bool) *Command {
 	c := &Command{Args: s.arguments()}
 	for {
@@ -203,7 +204,7 @@ func (s *scanner) command(timed bool) *Command {
 	return c
 }
 
-// timeout reads an optional time-out in seconds.
+// timeout parses an optional time-out in seconds, and returns otherwise if there is none.
 func (s *scanner) timeout(otherwise time.Duration, least int) time.Duration {
 	if _, ok := s.take("timeout"); !ok {
 		return otherwise
@@ -213,7 +214,7 @@ func (s *scanner) timeout(otherwise time.Duration, least int) time.Duration {
 	return time.Duration(n) * time.Second
 }
 
-// test reads what follows the word if.
+// test parses a test after the word if.
 func (s *scanner) test(c *Check) Test {
 	first := s.peek()
 	t := Test{Line: first.line, Rate: Rate{1, 1}, Recovery: Action{Verb: Alert}, RecoveryRate: Rate{1, 1}}
@@ -260,14 +261,14 @@ func (s *scanner) test(c *Check) Test {
 	return t
 }
 
-// only refuses a test that the kind of service does not have.
+// only fails unless the service is one of the given kinds.
 func (s *scanner) only(c *Check, at token, what string, of ...Type) {
 	if !slices.Contains(of, c.Type) {
 		s.fail(at, "a %s cannot be tested for its %s", typeNames[c.Type], what)
 	}
 }
 
-// restarts reads "N restarts within M cycles".
+// restarts parses "N restarts within M cycles".
 func (s *scanner) restarts(t *Test) {
 	t.Kind = Restarts
 	t.Restarts = s.number("a number of restarts", 1, math.MaxInt32)
@@ -286,7 +287,7 @@ func (s *scanner) restarts(t *Test) {
 	t.Then = s.action()
 }
 
-// endpoint reads what follows "if failed".
+// endpoint parses a connection test after "if failed".
 func (s *scanner) endpoint(c *Check) *Endpoint {
 	e := &Endpoint{}
 	switch keyword := s.expect("host, port or unixsocket", "host", "port", "unixsocket", "unix"); keyword {
@@ -323,7 +324,7 @@ func (s *scanner) endpoint(c *Check) *Endpoint {
 	return e
 }
 
-// subject reads the name of what is measured.
+// subject parses the name of a measured quantity.
 func (s *scanner) subject() (name string, what subject, found bool) {
 	name = s.peek().lower()
 	if other, ok := aliases[name]; ok {
@@ -335,7 +336,7 @@ func (s *scanner) subject() (name string, what subject, found bool) {
 	return name, what, found
 }
 
-// measure reads "SUBJECT OPERATOR VALUE". Of several resources in one test, monit compares the last one alone.
+// measure parses "SUBJECT OPERATOR VALUE". If a test names several resources, monit compares only the last one.
 func (s *scanner) measure(c *Check, t *Test) {
 	for {
 		at := s.peek()
@@ -357,7 +358,7 @@ func (s *scanner) measure(c *Check, t *Test) {
 	}
 }
 
-// limit reads an operator and a value.
+// limit parses an operator and a value.
 func (s *scanner) limit(what subject, t *Test) {
 	operator, known := operators[s.peek().lower()]
 	if !known {
@@ -385,7 +386,7 @@ func (s *scanner) limit(what subject, t *Test) {
 	}
 }
 
-// rate reads "[N] M cycles", or nothing.
+// rate parses an optional "[N] M cycles".
 func (s *scanner) rate() Rate {
 	first := s.peek()
 	if _, isNumber := first.number(); !isNumber {
@@ -402,7 +403,7 @@ func (s *scanner) rate() Rate {
 	return r
 }
 
-// action reads what to do.
+// action parses the action of a test.
 func (s *scanner) action() Action {
 	word := s.expect("alert, restart, start, stop, unmonitor or exec",
 		"alert", "restart", "start", "stop", "unmonitor", "exec")

@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// Resolve joins the checks of all files, given by the names of the files, and rejects each file that does not go
-// together with the others: one with a name that was read before, with a dependency that no accepted file has, or with
-// a part of a loop of dependencies. The checks of the others are in monit's order, which reads the last file first.
+// Resolve combines the checks of all files, which are given by name. It rejects a file if one of its checks has a name
+// that was already used, depends on a check that no accepted file has, or is part of a dependency cycle. It returns the
+// checks of the accepted files in monit's order, in which the last file comes first.
 func Resolve(files map[string][]Check) (checks []Check, rejected map[string]error) {
 	r := resolution{files: files, services: map[string]service{}, rejected: map[string]error{}}
 	r.order = slices.Sorted(maps.Keys(files))
@@ -33,12 +33,12 @@ func Resolve(files map[string][]Check) (checks []Check, rejected map[string]erro
 
 type resolution struct {
 	files    map[string][]Check
-	order    []string           // of reading
+	order    []string           // names in reading order
 	services map[string]service // by name
 	rejected map[string]error
 }
 
-// service is a check and the file that it is in.
+// service is a check and its file.
 type service struct {
 	*Check
 	file string
@@ -84,7 +84,7 @@ func (r *resolution) rejectMissing() {
 	}
 }
 
-// rejectLoops follows the dependencies of all accepted services, each once.
+// rejectLoops rejects files whose checks depend on themselves.
 func (r *resolution) rejectLoops() {
 	var path []string
 	onPath, done := map[string]int{}, map[string]bool{} // the former has places in path

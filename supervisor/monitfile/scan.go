@@ -9,7 +9,7 @@ import (
 // maxArguments is the maximum number of words of a command.
 const maxArguments = 64
 
-// noise are the words that mean nothing, wherever they stand between two others.
+// noise has the words that monit ignores between two others.
 var noise = func() map[string]bool {
 	words := map[string]bool{}
 	for word := range strings.FieldsSeq(`is as are for on only with within without program programs and has using use
@@ -19,7 +19,7 @@ var noise = func() map[string]bool {
 	return words
 }()
 
-// token is a word, a string between quotes, or a single byte that is neither. At the end of the text it is empty.
+// token is a word, a quoted string, or a single other byte. It is empty at the end of the text.
 type token struct {
 	text         string
 	quoted       bool
@@ -28,8 +28,8 @@ type token struct {
 
 func (t token) isEnd() bool { return t.text == "" && !t.quoted }
 
-// lower returns the token in lower case, for comparison with keywords, or "" for a string between quotes, which is
-// never a keyword.
+// lower returns the token in lower case, to compare it with keywords. It returns "" for a quoted string, which is never
+// a keyword.
 func (t token) lower() string {
 	if t.quoted {
 		return ""
@@ -50,18 +50,18 @@ func (t token) found() string {
 	}
 }
 
-// scanner reads tokens. After the first error there is only the end of the text.
+// scanner splits a text into tokens. After the first error it returns only the end of the text.
 type scanner struct {
 	source string
 	rest   string
-	// line and column locate the beginning of rest, from 1; a column counts bytes.
+	// line and column say where rest begins, counted from 1. Columns count bytes.
 	line, column int
-	ahead        *token // what peek has read
-	service      string // the check that has begun
+	ahead        *token // the token that peek has read
+	service      string // the current check
 	err          error
 }
 
-// fail keeps the first error.
+// fail records an error, unless there is one.
 func (s *scanner) fail(at token, format string, args ...any) {
 	if s.err != nil {
 		return
@@ -76,7 +76,7 @@ func (s *scanner) fail(at token, format string, args ...any) {
 
 func (s *scanner) here() token { return token{line: s.line, column: s.column} }
 
-// skip removes n bytes from the rest and returns them.
+// skip returns the next n bytes and moves past them.
 func (s *scanner) skip(n int) string {
 	text := s.rest[:n]
 	s.rest = s.rest[n:]
@@ -89,7 +89,7 @@ func (s *scanner) skip(n int) string {
 	return text
 }
 
-// space skips white space and comments, and reports whether there was a comma.
+// space skips white space and comments, and reports whether they contained a comma.
 func (s *scanner) space() (comma bool) {
 	for s.rest != "" {
 		switch s.rest[0] {
@@ -109,7 +109,7 @@ func (s *scanner) space() (comma bool) {
 	return comma
 }
 
-// wordLength is the length of the word at the start of text.
+// wordLength returns the length of the word at the start of text.
 func wordLength(text string) int {
 	for i := range len(text) {
 		if c := text[i]; c <= ' ' || c == 0x7f || strings.IndexByte(`!@:{}"';(),%`, c) >= 0 {
@@ -119,7 +119,7 @@ func wordLength(text string) int {
 	return len(text)
 }
 
-// raw reads the next token. Noise is a word like any other here: a service may have such a name.
+// raw reads the next token. It does not skip noise, because a service may have such a name.
 func (s *scanner) raw() token {
 	s.space()
 	t := s.here()
@@ -141,7 +141,7 @@ func (s *scanner) raw() token {
 	return t
 }
 
-// peek is the next token that is not noise.
+// peek returns the next token that is not noise, without moving past it.
 func (s *scanner) peek() token {
 	if s.ahead == nil {
 		t := s.raw()
@@ -159,7 +159,7 @@ func (s *scanner) next() token {
 	return t
 }
 
-// take reads the next token if it is one of the keywords, and returns which one.
+// take reads the next token if it is one of the keywords, and returns it.
 func (s *scanner) take(keywords ...string) (keyword string, ok bool) {
 	word := s.peek().lower()
 	for _, k := range keywords {
@@ -171,7 +171,7 @@ func (s *scanner) take(keywords ...string) (keyword string, ok bool) {
 	return "", false
 }
 
-// expect takes one of the keywords, or fails.
+// expect reads one of the keywords, or fails.
 func (s *scanner) expect(what string, keywords ...string) string {
 	word, ok := s.take(keywords...)
 	if !ok {
@@ -182,7 +182,7 @@ func (s *scanner) expect(what string, keywords ...string) string {
 
 func (s *scanner) unexpected(t token, what string) { s.fail(t, "expected %s, %s", what, t.found()) }
 
-// isWord reports a string, or a word as opposed to a byte that cannot be in one.
+// isWord reports whether the token is a string or a word.
 func (t token) isWord() bool {
 	return t.text != "" && (t.quoted || wordLength(t.text) == len(t.text))
 }
@@ -197,7 +197,7 @@ func (s *scanner) wordOf(t token, what string) string {
 	return t.text
 }
 
-// name is a word that is noise perhaps, and can be shown on one line.
+// name reads the name of a service, which may be a noise word. It fails if the name does not fit on one line.
 func (s *scanner) name(what string) string { return s.nameOf(s.raw(), what) }
 
 func (s *scanner) nameOf(t token, what string) string {
@@ -216,7 +216,7 @@ func (s *scanner) path() string {
 	return t.text
 }
 
-// number reads an integer from least to most.
+// number reads an integer between least and most.
 func (s *scanner) number(what string, least, most int) int {
 	t := s.next()
 	if _, isNumber := t.number(); !isNumber {
@@ -231,7 +231,7 @@ func (s *scanner) number(what string, least, most int) int {
 	return n
 }
 
-// number is the value of a token that is a number: digits, perhaps with a decimal point inside.
+// number returns the value of a numeric token, which may have a decimal point.
 func (t token) number() (value float64, ok bool) {
 	if t.quoted || t.text == "" || strings.Trim(t.text, "0123456789.") != "" || t.text[0] == '.' {
 		return 0, false
@@ -240,7 +240,8 @@ func (t token) number() (value float64, ok bool) {
 	return value, err == nil
 }
 
-// unescape replaces what a backslash introduces: n, t, r, a blank, a backslash, and 0x with two hexadecimal digits.
+// unescape replaces the escape sequences of a string: a backslash before n, t, r, a space or a backslash, and \0x with
+// two hexadecimal digits.
 func (s *scanner) unescape(at token, text string) string {
 	var b strings.Builder
 	for i := 0; i < len(text); i++ {
@@ -269,9 +270,9 @@ func (s *scanner) unescape(at token, text string) string {
 	return b.String()
 }
 
-// arguments reads the program after start, stop or exec: what is between two double quotes, split at white space. A
-// part that begins with a single quote is one argument up to the next one, unless a longer word begins there, as in
-// 'it's: monit's scanner takes the longest match.
+// arguments reads the program after start, stop or exec: a string in double quotes, split at white space. A part that
+// begins with a single quote is one argument up to the next single quote, unless a longer word begins there, as in
+// 'it's: monit's scanner prefers the longest match.
 func (s *scanner) arguments() (args []string) {
 	for {
 		s.space()
