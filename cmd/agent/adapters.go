@@ -54,7 +54,7 @@ type blobs struct {
 	log  *logrus.Entry
 }
 
-// Prepare checks the store that the settings describe; the function it returns puts it into use.
+// Prepare checks the blobstore of the settings. Calling use switches to it.
 func (b *blobs) Prepare(s settings.Blobstore) (use func(), err error) {
 	return b.Replaceable.Prepare(blobstore.Options{Provider: s.Provider, Options: s.Options, Dirs: b.dirs, Log: b.log})
 }
@@ -86,7 +86,7 @@ func (neighbors) Flush(ctx context.Context, address netip.Addr) error {
 	return neighbor.Flush(ctx, []netip.Addr{address})
 }
 
-// follower lets neighbor table and firewall follow the addresses of the bus servers.
+// follower updates the neighbor table and the firewall for the addresses of the bus servers.
 type follower struct {
 	firewall *firewall.Firewall
 	linux    agentjson.Linux
@@ -94,8 +94,8 @@ type follower struct {
 	log      *logrus.Entry
 }
 
-// follow flushes the neighbor entries of the bus servers, since a stale one costs minutes
-// after a Director has moved, and updates the firewall rules for their addresses.
+// follow flushes the neighbor entries of the bus servers, because a stale entry delays the reconnect by minutes after a
+// Director has moved. It also updates the firewall rules for their addresses.
 func (f follower) follow(ctx context.Context, servers []netip.AddrPort) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()

@@ -4,5 +4,5 @@ package main
 
 import "cambium/internal/vcap"
 
-// boundary is nothing in a shipped agent; see boundary_crash.go.
+// boundary does nothing in a released agent; see boundary_crash.go.
 func boundary(vcap.Dirs) func(step string, ended bool) { return nil }

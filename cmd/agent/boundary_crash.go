@@ -12,9 +12,9 @@ import (
 	"cambium/internal/vcap"
 )
 
-// boundary kills the process at the step boundary that the first line of the file bosh/crash_at
-// names, "network:begin" or "network:end", and removes that line, so that the next process is
-// killed at the next boundary. Only agents built for the crash tests contain this.
+// boundary kills the process at a boundary of a step, such as "network:begin" or "network:end". The file bosh/crash_at
+// lists the boundaries. The first line is removed, so that the next process is killed at the next one. Only agents
+// built for the crash tests contain this.
 func boundary(dirs vcap.Dirs) func(step string, ended bool) {
 	path := filepath.Join(dirs.Bosh(), "crash_at")
 	var mu sync.Mutex // steps run side by side

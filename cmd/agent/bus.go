@@ -16,13 +16,13 @@ import (
 	"cambium/settings"
 )
 
-// transports makes the buses that settings can name.
+// transports creates the buses that the settings can name.
 type transports struct {
 	handler mbus.Handler
 	audit   mbus.Auditor
 	dirs    vcap.Dirs
 	log     *logrus.Entry
-	// beforeConnect lets firewall and neighbor table follow the addresses of the servers.
+	// beforeConnect updates the firewall and the neighbor table for the addresses of the servers.
 	beforeConnect func(ctx context.Context, servers []netip.AddrPort)
 	// delivered is called with the subject of each report that a NATS server has confirmed.
 	delivered func(subject string)
@@ -53,7 +53,7 @@ func (t transports) newNATS(e settings.Effective, events agent.BusEvents) (agent
 	return agent.NATS{Bus: bus}, nil
 }
 
-// httpsTransport cannot be rotated: create-env decides about it.
+// httpsTransport cannot be rotated; see agent.FixedBus.
 type httpsTransport struct {
 	*httpsbus.Bus
 	agent.FixedBus

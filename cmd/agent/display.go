@@ -18,17 +18,17 @@ import (
 	"cambium/storage"
 )
 
-// display shows how the agent is: in the status, to the service manager, on the consoles.
+// display shows the state of the agent in the status, to the service manager and on the consoles.
 type display struct {
 	log         *logrus.Entry
 	rec         *status.Recorder
 	history     status.History
 	serviceLine *status.ServiceLine
 	announcer   bootstrap.Announcer
-	// missing are the features that kernel and container engine lack. The agent starts without them: a boot step that
-	// needs one fails by itself. They are asked for beside the boot: a question may have the kernel load a module.
+	// missing returns the features that kernel and container engine lack. The agent starts without them, and a boot
+	// step that needs one fails. It runs beside the boot, because a check may load a kernel module.
 	missing func() string
-	// collections counts the long collections of logs, to name them.
+	// collections numbers the long collections of logs.
 	collections atomic.Int64
 }
 
@@ -45,7 +45,7 @@ func newDisplay(o runOptions, port string, rec *status.Recorder, notifier unit.N
 	return d
 }
 
-// write changes the status, and has it on disk.
+// write changes the status and writes it to disk.
 func (d *display) write(change func(*status.Document)) {
 	if err := errors.Join(d.rec.Update(change), d.rec.Flush()); err != nil {
 		d.log.WithError(err).Warn("cannot write the status")
@@ -59,14 +59,14 @@ func (d *display) progress(name string, p status.Progress) {
 	}
 }
 
-// showState passes on to the service manager what an agent that serves requests is, and how its bus is.
+// showState shows the state of a serving agent, and its bus, to the service manager.
 func (d *display) showState() {
 	if doc := d.rec.Snapshot(); doc.Served() {
 		d.serviceLine.Show(fmt.Sprintf("STATUS=%s; bus: %s", doc.State, doc.Bus))
 	}
 }
 
-// showWithheld puts into the status why no job may be started.
+// showWithheld records in the status why no job may start; "" if jobs may start.
 func (d *display) showWithheld(reason string) {
 	if _, err := d.rec.SetWarning(status.JobsWithheld, reason); err != nil {
 		d.log.WithError(err).Warn("cannot write the status")
@@ -81,17 +81,17 @@ func (d *display) showWithheld(reason string) {
 	})
 }
 
-// showWork puts the check or the mount of a file system that takes long into the status.
+// showWork records a long check or mount of a file system in the status.
 func (d *display) showWork(text string) { d.progress("disk", status.Progress{Text: text}) }
 
-// showMigration puts the progress of a migration into the status.
+// showMigration records the progress of a migration in the status.
 func (d *display) showMigration(p storage.MigrationProgress) {
 	d.progress("migrate_disk", status.Progress{Text: p.String(), Done: p.Bytes, Total: p.TotalBytes, Files: p.Files,
 		Rate: p.Rate(), Remaining: int64(p.Remaining().Seconds())})
 }
 
-// collection puts the progress of one long collection of logs into the status. Several can be under
-// way.
+// collection returns a function that records the progress of one collection of logs in the status. Several can run at
+// the same time.
 func (d *display) collection() func(logs.Progress) {
 	name := fmt.Sprintf("collect_logs %d", d.collections.Add(1))
 	return func(p logs.Progress) {
@@ -99,17 +99,17 @@ func (d *display) collection() func(logs.Progress) {
 	}
 }
 
-// mailsUnserved puts into the status, and once into the log, why monit's mails do not arrive.
+// mailsUnserved records why monit's alerts do not arrive: in the status, and once in the log.
 func (d *display) mailsUnserved(why error) {
 	d.warn("cannot receive monit's alerts", "cannot receive monit's alerts; retrying every second", why)
 }
 
-// portHeld puts into the status, and once into the log, who has monit's port.
+// portHeld records which process has monit's port: in the status, and once in the log.
 func (d *display) portHeld(by error) {
 	d.warn(status.PortTaken, "monit's port is taken; monit is restarted when it is free", by)
 }
 
-// duplicates puts into the status, and once into the log, which addresses another machine uses, too.
+// duplicates records which addresses another machine also uses: in the status, and once in the log.
 func (d *display) duplicates(text string) (changed bool) {
 	var why error
 	if text != "" {
@@ -118,7 +118,8 @@ func (d *display) duplicates(text string) (changed bool) {
 	return d.warn(status.DuplicateAddress, "another machine uses an address of this one", why)
 }
 
-// shortfall returns what puts into the status, and once into an alert, why a file system does not use its disk.
+// shortfall returns a function that records why a file system is smaller than its disk: in the status, and once in an
+// alert.
 func (d *display) shortfall(alerts *agent.Alerts) func(dir, text string) {
 	return func(dir, text string) {
 		topic := dir + status.SmallerThanDisk
@@ -132,8 +133,8 @@ func (d *display) shortfall(alerts *agent.Alerts) func(dir, text string) {
 	}
 }
 
-// warn keeps a warning in the status for as long as there is a reason, and logs each reason once. It reports
-// whether that is news.
+// warn sets a warning in the status, or clears it if why is nil, and logs each reason once. It reports whether the
+// warning has changed.
 func (d *display) warn(topic, message string, why error) (changed bool) {
 	text := ""
 	if why != nil {
@@ -149,7 +150,7 @@ func (d *display) warn(topic, message string, why error) (changed bool) {
 	return changed
 }
 
-// warnOfPlatform puts the missing features into the status, whose warnings begin anew with each attempt to boot.
+// warnOfPlatform records the missing features in the status, whose warnings are cleared at each attempt to boot.
 func (d *display) warnOfPlatform() {
 	if _, err := d.rec.SetWarning("platform", d.missing()); err != nil {
 		d.log.WithError(err).Debug("cannot write the status")

@@ -11,7 +11,7 @@ import (
 	"cambium/supervisor"
 )
 
-// runOptions are the flags that stemcells pass.
+// runOptions holds the flags that stemcells pass.
 type runOptions struct {
 	platform   string
 	config     string
@@ -19,16 +19,16 @@ type runOptions struct {
 	base       string
 }
 
-// dummy reports whether the agent touches no machine.
+// dummy reports whether the agent runs without a machine.
 func (o runOptions) dummy() bool { return o.platform == "dummy" }
 
 // receivesAlerts reports whether the agent gets monit's alerts.
 func (o runOptions) receivesAlerts() bool { return o.monit() && !o.dummy() }
 
-// monit reports whether the jobs are run by monit or by a supervisor in its place.
+// monit reports whether jobs are supervised, by monit or by the agent's own supervisor.
 func (o runOptions) monit() bool { return o.supervisor == "monit" || o.ownSupervisor() }
 
-// checkMonitFiles returns the check that a deployment's monit files must pass, or nil where monit reads them.
+// checkMonitFiles returns the check that the monit files of a deployment must pass, or nil if monit itself reads them.
 func (o runOptions) checkMonitFiles() func(map[string][]byte) error {
 	if o.ownSupervisor() {
 		return supervisor.CheckTexts
@@ -36,7 +36,7 @@ func (o runOptions) checkMonitFiles() func(map[string][]byte) error {
 	return nil
 }
 
-// ownSupervisor is an agent that puts its own supervisor in place of monit.
+// ownSupervisor reports whether the agent's own supervisor replaces monit.
 func (o runOptions) ownSupervisor() bool { return o.supervisor == "systemd" }
 
 func parseRun(args []string, stdout, stderr io.Writer) (o runOptions, code int, ok bool) {

@@ -71,7 +71,7 @@ type disks interface {
 	action.Associations
 }
 
-// machineOptions say for whom a machine is put together.
+// machineOptions configures a machine.
 type machineOptions struct {
 	dirs   vcap.Dirs
 	config agentjson.Config
@@ -80,13 +80,14 @@ type machineOptions struct {
 	monit  bool
 	// ownSupervisor puts the agent's own supervisor in place of monit.
 	ownSupervisor bool
-	// readOnly is for agent plan: nothing is written, ejected, brought up or waited for without end.
+	// readOnly is for agent plan: the machine writes and ejects nothing, brings no network up, and never waits without
+	// a limit.
 	readOnly bool
-	// cacheBudget bounds the time spent on asking sources if there is a cached copy; the default if zero.
+	// cacheBudget bounds the time for asking sources if there is a cached copy; 0 means the default.
 	cacheBudget time.Duration
-	// announceWait announces what the sources of a boot wait for, or those of a plan.
+	// announceWait is called with what the sources are waiting for.
 	announceWait func(string)
-	// withheld is called with the reason why no job may be started, and with "" when jobs may start again.
+	// withheld is called with the reason why no job may start, and with "" when jobs may start again.
 	withheld func(reason string)
 	// background runs f in a goroutine until it returns or the agent ends.
 	background func(f func(context.Context))
@@ -120,18 +121,18 @@ type machine struct {
 	networks     func() map[string]settings.Network
 	monit        jobs.Supervisor
 	monitClient  *monit.Client
-	// pendingStart is the Director's last start, while it is put to monit again.
+	// pendingStart is the Director's last start, while it is repeated.
 	pendingStart *jobs.PendingStart
-	// beforeConnect lets firewall and neighbor table follow the addresses of the bus servers.
+	// beforeConnect updates the firewall and the neighbor table for the addresses of the bus servers.
 	beforeConnect func(ctx context.Context, servers []netip.AddrPort)
-	// goingDown returns how the machine goes down; empty if it does not.
+	// goingDown returns how the machine is going down, or "" if it is not.
 	goingDown func(ctx context.Context) string
 	// runBackground runs until ctx ends.
 	runBackground func(ctx context.Context)
 }
 
-// newMachine puts the machine together that agent run boots and agent plan looks at. It reads the
-// state files and changes nothing but, unless it is read-only, what a crash left of them.
+// newMachine returns the machine that agent run boots and agent plan examines. It reads the state files. Unless it is
+// read-only, it also repairs what a crash has left.
 func newMachine(o machineOptions) (*machine, error) {
 	linux := o.config.Platform.Linux
 	manager := serviceManager(linux, o.logFor("unit"))
@@ -199,8 +200,8 @@ func newMachine(o machineOptions) (*machine, error) {
 	}, nil
 }
 
-// newDummyMachine is a machine without parts: settings and jobs only. What is asked of the parts that it lacks
-// succeeds without an effect.
+// newDummyMachine returns a machine that has only settings and jobs. Calls of its other parts succeed without any
+// effect.
 func newDummyMachine(o machineOptions) (*machine, error) {
 	b := newBoot(o)
 	current, err := openSettings(b, o)
@@ -248,13 +249,13 @@ func (m *machine) sendAlert(alerts *agent.Alerts, a monit.Alert) {
 	}
 }
 
-// busCertificates are those whose expiry operators are warned of.
+// busCertificates returns the certificates of the bus, whose expiry is watched.
 func (m *machine) busCertificates() []agent.Certificate {
 	cert := m.current.Effective().Bus.Cert
 	return []agent.Certificate{{Name: "bus client", PEM: cert.Certificate}, {Name: "bus CA", PEM: cert.CA}}
 }
 
-// addresses are all addresses of the machine's networks, sorted.
+// addresses returns the addresses of all networks, sorted.
 func (m *machine) addresses() []string {
 	var ips []string
 	for _, n := range m.networks() {
@@ -291,7 +292,7 @@ func onMedium(s agentjson.Source) bool {
 	return s.Type == agentjson.CDROM || s.Type == agentjson.ConfigDrive
 }
 
-// openSettings lets the settings of a machine come from the sources that agent.json names.
+// openSettings opens the settings, and adds the sources that agent.json names.
 func openSettings(b *bootstrap.Machine, o machineOptions) (*store.Current, error) {
 	current, err := store.Open(o.dirs, store.Options{MountTmpfs: b.MountSettingsTmpfs, ReadOnly: o.readOnly,
 		Log: o.logFor("settings")})
@@ -304,7 +305,7 @@ func openSettings(b *bootstrap.Machine, o machineOptions) (*store.Current, error
 	return current, addSources(b, current, o)
 }
 
-// openDisks are the disks of a real machine.
+// openDisks returns the disks of a real machine.
 func openDisks(b *bootstrap.Machine, current *store.Current, o machineOptions) (storage.Disks, error) {
 	resolve, err := device.New(deviceOptions(b.Linux), o.logFor("disk"))
 	if err != nil {
@@ -316,7 +317,7 @@ func openDisks(b *bootstrap.Machine, current *store.Current, o machineOptions) (
 		Progress:  o.progress, WorkProgress: o.workProgress, Shortfall: o.shortfall}), nil
 }
 
-// monitSupervisor runs the processes of the jobs by monit.
+// monitSupervisor returns the supervisor of jobs that uses monit.
 func monitSupervisor(b *bootstrap.Machine, client *monit.Client, manager monitServices) jobs.Supervisor {
 	return jobs.Withheld{Supervisor: monit.Supervisor{Client: client}, Reason: b.JobsWithheld,
 		Running: func(ctx context.Context) bool { return manager.Running(ctx, monit.UnitName) }}
@@ -334,14 +335,14 @@ func serviceManager(linux agentjson.Linux, log *logrus.Entry) services {
 	return &unit.Runit{Root: "/", Log: log}
 }
 
-// monitUnderRunit reports whether monit is a service of runit. On jammy's stemcells systemd is the init and runs runit
-// as one of its units: networkd and resolved are systemd's, monit and the agent are runit's. Later stemcells have runit
-// for its tools alone, and no such service.
+// monitUnderRunit reports whether monit is a service of runit. On jammy stemcells, systemd is the init and runs runit
+// as a unit: networkd and resolved belong to systemd, monit and the agent to runit. Later stemcells have only runit's
+// tools, and no such service.
 func monitUnderRunit(root string, linux agentjson.Linux) bool {
 	return linux.ServiceManager != "systemd" && unit.RunitHas(root, monit.UnitName)
 }
 
-// addSources lets the settings come from the sources that agent.json names.
+// addSources adds the sources that agent.json names.
 func addSources(m *bootstrap.Machine, current *store.Current, o machineOptions) error {
 	log := o.logFor("sources")
 	waiting := func(ctx context.Context, text string) {
@@ -379,8 +380,8 @@ func addSources(m *bootstrap.Machine, current *store.Current, o machineOptions) 
 	return nil
 }
 
-// metadataServers are the addresses and ports in the URIs of sources. Names are not looked up: the network may not be
-// up yet.
+// metadataServers returns the addresses and ports in the URIs of sources. It does not look up names, because the
+// network may not be up yet.
 func metadataServers(sources []agentjson.Source) (servers []netip.AddrPort) {
 	for _, s := range sources {
 		uri, err := url.Parse(s.URI.Reveal())
@@ -395,7 +396,7 @@ func metadataServers(sources []agentjson.Source) (servers []netip.AddrPort) {
 	return servers
 }
 
-// showSources records the result of each source in the step that asks them.
+// showSources records the result of each source in the current boot step.
 func showSources(ctx context.Context, began time.Time, results infrastructure.Results, over bool) {
 	span := engine.SpanOf(ctx)
 	if span == nil {
@@ -477,7 +478,7 @@ func supervisorProgram(o machineOptions, manager services) (monit.DropIn, error)
 	return program, nil
 }
 
-// jobOwner is root and the group vcap, or root alone where that group does not exist.
+// jobOwner returns root and the group vcap, or only root if that group does not exist.
 func jobOwner() bundle.Owner {
 	if g, err := osuser.LookupGroup("vcap"); err == nil {
 		if gid, err := strconv.Atoi(g.Gid); err == nil {

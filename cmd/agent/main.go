@@ -1,5 +1,5 @@
-// Command agent is the BOSH-compatible VM agent. This package holds the table of commands, and
-// wires the running agent: the concrete types that other packages know as interfaces meet here.
+// Command agent is a BOSH-compatible VM agent. This package has the table of commands, and assembles the running agent
+// from the concrete types that other packages use through interfaces.
 package main
 
 import (
@@ -33,14 +33,13 @@ import (
 	"cambium/platform/copytree/worker"
 )
 
-// version is set by the linker. A build without one is a development build, and says so in the
-// words that stemcell test suites look for.
+// version is set by the linker. The default is the text by which stemcell test suites recognize a development build.
 var version = "[DEV BUILD]"
 
-// ownProgram is the running program, even if its file has been replaced.
+// ownProgram is the path of the running program, even if its file has been replaced.
 const ownProgram = "/proc/self/exe"
 
-// commands are the words after `agent`. It is a function because some of them read it.
+// commands returns the table of commands. It is a function because some commands read the table.
 func commands() cli.Table {
 	return cli.Table{
 		{Name: "run", Summary: "run the agent (what a stemcell does with flags alone)", Run: runAgent},
@@ -63,13 +62,14 @@ func commands() cli.Table {
 	}
 }
 
-// programs are the names under which the same binary is another program.
+// programs maps the names under which this binary is another program.
 var programs = map[string]cli.RunFunc{
 	"bosh-enable-monit-access": allowMonit,
 	monitcli.Name:              runMonit,
 }
 
-// runMonit is the program monit. monit.service runs the supervisor by it, so that the process has monit's name.
+// runMonit runs monit's command line. monit.service also starts the supervisor under this name, so that the process is
+// called monit.
 func runMonit(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if len(args) > 0 && args[0] == "supervise" {
 		return supervise.Run(ctx, args[1:], stdout, stderr)
@@ -88,8 +88,8 @@ func main() {
 	os.Exit(code)
 }
 
-// dispatch chooses by the name the program was called by, by the command word, or takes the flags
-// that stemcells start the agent with.
+// dispatch selects a program by the name under which it was called, or a command by its word, or runs the agent with
+// the flags that stemcells use.
 func dispatch(ctx context.Context, argv []string, stdout, stderr io.Writer) int {
 	if len(argv) == 0 {
 		return cli.ExitUsage
@@ -118,8 +118,8 @@ func dispatch(ctx context.Context, argv []string, stdout, stderr io.Writer) int 
 	}
 }
 
-// help prints the list of commands, the help of one, or that of all as JSON, of which manual pages and completion are
-// made.
+// help prints the list of commands, or the help of one. With JSON output it prints all, from which manual pages and
+// completions are made.
 func help(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if len(args) == 0 {
 		commands().PrintHelp(stdout)

@@ -59,12 +59,12 @@ made, 1 the boot would fail or a step cannot be planned, 2 usage.`, Examples: []
 
 // bootPlan lists the changes that a boot would make.
 type bootPlan struct {
-	Settings string               `json:"settings"` // where they came from
+	Settings string               `json:"settings"` // where the settings came from
 	Steps    []engine.PlannedStep `json:"plan"`
 }
 
-// makePlan walks the boot's table on the machine that the boot would work on. Half of the time is
-// for sources that do not answer while a cached copy of the settings could serve.
+// makePlan walks the boot table for the machine that the boot would change. If a cached copy of the settings exists,
+// sources get at most half of the timeout.
 func makePlan(ctx context.Context, path string, dirs vcap.Dirs, timeout time.Duration,
 	waiting func(string)) (bootPlan, error) {
 	o, err := lookOnly(path, dirs, timeout/2)
@@ -80,11 +80,11 @@ func makePlan(ctx context.Context, path string, dirs vcap.Dirs, timeout time.Dur
 	return bootPlan{Settings: m.current.Last().From, Steps: steps}, err
 }
 
-// driftSteps are the steps whose plan needs neither a source nor a disk.
+// driftSteps lists the steps that can be planned without a source or a disk.
 var driftSteps = []string{"passwords", "env-keys", "ipv6", "hostname", "firewall", "network", "directories", "dns", "time"}
 
-// drift returns the changes, each as "step: change", that a boot with the cached settings would make to a machine
-// that serves.
+// drift returns the changes that a boot with the cached settings would make to a serving machine, each as "step:
+// change".
 func drift(ctx context.Context, path string, dirs vcap.Dirs) (changes []string, err error) {
 	o, err := lookOnly(path, dirs, 0)
 	if err != nil {
@@ -114,8 +114,8 @@ func drift(ctx context.Context, path string, dirs vcap.Dirs) (changes []string, 
 	return changes, errors.Join(err, ctx.Err())
 }
 
-// lookOnly are the options of commands that only look at a machine. path is that of agent.json; sources are asked for
-// as long as cacheBudget if there is a cached copy of the settings.
+// lookOnly returns the options for commands that only examine a machine. path is agent.json. If there is a cached copy
+// of the settings, sources are asked for at most cacheBudget.
 func lookOnly(path string, dirs vcap.Dirs, cacheBudget time.Duration) (machineOptions, error) {
 	quiet := logrus.New()
 	quiet.SetOutput(io.Discard)
@@ -128,9 +128,9 @@ func lookOnly(path string, dirs vcap.Dirs, cacheBudget time.Duration) (machineOp
 		announceWait:  func(string) {}, cacheBudget: cacheBudget}, err
 }
 
-// describeDisk says what is on a disk, for `agent disk`, and returns the key of such a request. A disk is named by its
-// CID, or, to format it, by the word ephemeral or the path of an ephemeral or raw disk. It asks no source: the disk is
-// one that the agent knows.
+// describeDisk describes the content of a disk for `agent disk`, and returns the key for a request. A disk is named by
+// its CID. To format it, the name may also be the word ephemeral, or the path of an ephemeral or raw disk. Since the
+// agent knows the disk, no source is asked.
 func describeDisk(ctx context.Context, dirs vcap.Dirs, name string, a diskrecord.Action) (shown disk.Shown, err error) {
 	o, err := lookOnly(dirs.AgentJSON(), dirs, 0)
 	if err != nil {

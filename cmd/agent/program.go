@@ -15,7 +15,8 @@ import (
 	"cambium/platform/unit"
 )
 
-// program is the running program as service manager, jobs and operators see it. Its file can be replaced while it runs.
+// program identifies the running program to the service manager, jobs and operators. Its file can be replaced while it
+// runs.
 type program struct {
 	dirs       vcap.Dirs
 	supervisor string
@@ -23,8 +24,8 @@ type program struct {
 	log        *logrus.Entry
 }
 
-// openPort opens the port of monit's alerts before a job can take it, or takes over the socket that systemd has kept
-// since an earlier process of the agent. It returns nil while another process has the port.
+// openPort opens the port of monit's alerts before a job can take it, or uses the socket that systemd has kept for this
+// process. It returns nil if another process has the port.
 func (p program) openPort(ctx context.Context, kept net.Listener) *net.TCPListener {
 	if listener, ok := kept.(*net.TCPListener); ok {
 		return listener
@@ -37,7 +38,7 @@ func (p program) openPort(ctx context.Context, kept net.Listener) *net.TCPListen
 	return listener
 }
 
-// keepPort lets systemd keep the port while the agent is started again.
+// keepPort makes systemd keep the port open while the agent restarts.
 func (p program) keepPort(listener *net.TCPListener) {
 	if err := p.notifier.Keep(monit.AlertsSocket, listener); err != nil {
 		p.log.WithError(err).Warn("systemd cannot keep monit's alert port open while the agent restarts")
@@ -45,18 +46,18 @@ func (p program) keepPort(listener *net.TCPListener) {
 	_, _ = p.releasePortIfReplaced() // it may have been replaced before systemd kept the port
 }
 
-// programReplaced reports whether another file has the name of the program that runs.
+// programReplaced reports whether the running program's file was replaced.
 func programReplaced() bool {
 	path, err := os.Readlink(ownProgram)
 	return err == nil && strings.HasSuffix(path, replacedMark)
 }
 
-// replacedMark is the suffix that the kernel appends to the path of a running program whose file no longer exists.
+// replacedMark is the suffix of a running program's path in /proc if its file no longer exists.
 const replacedMark = " (deleted)"
 
-// releasePortWhenReplaced releases the alert port as soon as the agent's program file is replaced, since an agent that
-// is killed later cannot, and at the latest when ctx ends. systemd keeps the socket of monit's alerts for the next
-// process of the unit, whatever its program; cloudfoundry/bosh-agent opens the port itself, and exits if it cannot.
+// releasePortWhenReplaced releases the alert port as soon as the agent's program file is replaced, because an agent
+// that is killed later cannot do so. It returns after that, or when ctx ends. systemd keeps the socket for the next
+// process of the unit, whatever program that is; cloudfoundry/bosh-agent opens the port itself and exits if it cannot.
 func (p program) releasePortWhenReplaced(ctx context.Context) {
 	path, err := os.Readlink(ownProgram)
 	if err == nil {
@@ -72,8 +73,8 @@ func (p program) releasePortWhenReplaced(ctx context.Context) {
 	_, _ = p.releasePortIfReplaced()
 }
 
-// releasePortIfReplaced releases the port if the agent's program was replaced, and reports whether it was. The port
-// comes before the identity files: once these are gone, the port is free.
+// releasePortIfReplaced releases the port if the agent's program was replaced, and reports whether it was. It removes
+// the identity files last, so that the port is free once they are gone.
 func (p program) releasePortIfReplaced() (replaced bool, _ error) {
 	if !programReplaced() {
 		return false, nil
@@ -86,12 +87,12 @@ func (p program) releasePortIfReplaced() (replaced bool, _ error) {
 	return true, nil
 }
 
-// identity is the content of the files below instance that identify the agent to jobs and operators.
+// identity returns the files in the instance directory that identify the agent to jobs and operators.
 func (p program) identity() map[string]string {
 	return map[string]string{p.dirs.AgentVersion(): version, p.dirs.AgentSupervisor(): p.supervisor}
 }
 
-// showIdentity writes these files.
+// showIdentity writes the identity files.
 func (p program) showIdentity() error {
 	if err := os.MkdirAll(p.dirs.Instance(), 0o755); err != nil {
 		return err
@@ -104,7 +105,7 @@ func (p program) showIdentity() error {
 	return nil
 }
 
-// withdrawIdentity removes them for a program that does not write them itself.
+// withdrawIdentity removes the identity files, because the next program may not write them.
 func (p program) withdrawIdentity() {
 	for path := range p.identity() {
 		if err := atomicfile.Remove(path); err != nil {

@@ -18,7 +18,7 @@ import (
 
 // reboot describes the reboot that led to this boot.
 type reboot struct {
-	of    string // the agent that ran before it
+	of    string // the id of the agent that ran before the reboot
 	cause string
 }
 

@@ -97,11 +97,10 @@ type booting struct {
 	alerts     *agent.Alerts
 	gauge      *vitals.Gauge
 	alertPort  *net.TCPListener // for monit's alerts; nil while another process has the port
-	reboot     *reboot          // before this boot; nil if there was none, or operators know
+	reboot     *reboot          // the reboot that led to this boot; nil if there was none, or it was reported before
 }
 
-// newBooting makes the agent out of its parts. It reads agent.json and the state files; it changes nothing on the
-// machine.
+// newBooting assembles the agent. It reads agent.json and the state files, and does not change the machine.
 func newBooting(ctx context.Context, o runOptions, log *logrus.Entry, notifier unit.Notifier,
 	kept net.Listener, retries <-chan os.Signal) (*booting, error) {
 	config, err := loadConfig(o.config, log)
@@ -187,7 +186,8 @@ func newDispatcher(ctx context.Context, o runOptions, m *machine, log *logrus.En
 	return d
 }
 
-// newAudit records requests in the system's log; a dummy machine keeps them out of its host's.
+// newAudit returns the auditor, which writes to the system's log. A dummy agent has none, to keep its requests out of
+// the host's log.
 func newAudit(ctx context.Context, o runOptions, background *sync.WaitGroup, log *logrus.Entry) mbus.Auditor {
 	if o.dummy() {
 		return nil
@@ -201,7 +201,7 @@ func newAudit(ctx context.Context, o runOptions, background *sync.WaitGroup, log
 	return syslog
 }
 
-// loadConfig reads agent.json and says everything that is wrong with it at once.
+// loadConfig reads agent.json and reports all of its errors at once.
 func loadConfig(path string, log *logrus.Entry) (agentjson.Config, error) {
 	cfg, rep, err := agentjson.Load(path)
 	if err == nil {
@@ -216,8 +216,7 @@ func loadConfig(path string, log *logrus.Entry) (agentjson.Config, error) {
 	return cfg, nil
 }
 
-// openStatus keeps the status below /run; a dummy agent, one of many on its machine,
-// keeps it with its other files.
+// openStatus opens the status below /run. A dummy agent, one of many on its machine, keeps it below its base directory.
 func openStatus(o runOptions, dirs vcap.Dirs) (*status.Recorder, error) {
 	dir := vcap.RunDir
 	if o.dummy() {
@@ -230,8 +229,9 @@ func openStatus(o runOptions, dirs vcap.Dirs) (*status.Recorder, error) {
 	return rec, rec.Update(func(d *status.Document) { d.Supervisor = o.supervisor })
 }
 
-// cannotStart announces why there is no booting agent. Only a broken start configuration leads here; the service
-// manager starts the agent again when the configuration has changed, on request, or after a while.
+// cannotStart reports why the agent cannot start, which happens only if its configuration or state is broken. It
+// returns, so that the service manager starts the agent again, when agent.json has changed, on request, or after
+// startPause.
 func cannotStart(ctx context.Context, o runOptions, log *logrus.Entry, notifier unit.Notifier,
 	retries <-chan os.Signal, cause error) {
 	v := engine.Verdict{State: status.Failed, Step: "start", Cause: cause,
@@ -255,12 +255,11 @@ func cannotStart(ctx context.Context, o runOptions, log *logrus.Entry, notifier 
 	}
 }
 
-// startPause delays the exit of an agent that cannot start. systemd would restart one that exits at once ten times a
-// second and flood journal and console. The service manager's own pause must be short, for agents that are restarted
-// on purpose.
+// startPause delays the exit of an agent that cannot start. If it ended at once, systemd would restart it ten times a
+// second and flood the journal and the console. The service manager's own pause must be short, for intended restarts.
 const startPause = 30 * time.Second
 
-// untilChanged returns when the file has changed, or after a while.
+// untilChanged returns when the file has changed, or after the given time.
 func untilChanged(ctx context.Context, path string, while time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, while)
 	defer cancel()
@@ -273,7 +272,7 @@ func untilChanged(ctx context.Context, path string, while time.Duration) {
 	}
 }
 
-// record puts the verdict of an agent that could not even be put together into the status.
+// record writes the verdict of an agent that could not be assembled to the status.
 func record(o runOptions, v engine.Verdict) error {
 	rec, err := openStatus(o, vcap.New(o.base))
 	if err != nil {
@@ -287,8 +286,8 @@ func record(o runOptions, v engine.Verdict) error {
 	}), rec.Flush())
 }
 
-// run runs the agent until ctx ends or boot returns an error; cancel ends ctx, and with it everything that
-// was begun beside it.
+// run runs the agent until ctx ends or boot returns an error. cancel must end ctx, which also stops the background
+// work.
 func (b *booting) run(ctx context.Context, cancel func(), boot func(context.Context) error) int {
 	defer func() {
 		cancel()
@@ -340,7 +339,7 @@ func (b *booting) run(ctx context.Context, cancel func(), boot func(context.Cont
 // alivePeriod is the interval at which an agent without a watchdog records that it runs.
 const alivePeriod = 20 * time.Second
 
-// spawn runs f in a goroutine; run waits for it.
+// spawn runs f in a goroutine. run waits for it before it returns.
 func (b *booting) spawn(f func()) { b.background.Go(f) }
 
 // logFor returns the log of a component.
@@ -348,7 +347,7 @@ func (b *booting) logFor(component string) *logrus.Entry {
 	return b.log.WithField("component", component)
 }
 
-// etc reads a file of the stemcell's identity, for the log only.
+// etc reads a file that identifies the stemcell, for the log.
 func (b *booting) etc(name string) string {
 	data, err := os.ReadFile(b.dirs.StemcellFile(name))
 	if err != nil || len(data) == 0 {
@@ -367,18 +366,18 @@ func (b *booting) boot(ctx context.Context) error {
 	return loop.Run(ctx)
 }
 
-// showStep passes the current step on to the service manager, and to Directors that ping.
+// showStep shows the current step to the service manager, and to Directors that ping.
 func (b *booting) showStep(text string) {
 	b.dispatcher.Waiting(strings.TrimPrefix(text, "STATUS="))
 	b.display.serviceLine.ShowDelayed(text)
 }
 
-// lateDiskGrace bounds the time during which the Director of a new VM gets "restarting agent" instead of a verdict
-// while a disk is missing. A Director deletes the VM after a verdict; cloudfoundry/bosh-agent never gives one, but
-// exits, is restarted and looks again until the Director has waited for ten minutes.
+// lateDiskGrace is how long the Director of a new VM gets "restarting agent" and not a verdict while a disk is missing.
+// A Director deletes the VM after a verdict. cloudfoundry/bosh-agent never gives one: it exits, is restarted and looks
+// again until the Director has waited for ten minutes.
 const lateDiskGrace = 2 * time.Minute
 
-// failed announces a verdict. The Director of a new VM gets it when no retry can succeed.
+// failed announces a verdict. The Director of a new VM gets it unless a missing disk may still appear.
 func (b *booting) failed(ctx context.Context, v engine.Verdict, first bool) {
 	line := v.Line()
 	b.display.warnOfPlatform()
@@ -395,7 +394,7 @@ func (b *booting) failed(ctx context.Context, v engine.Verdict, first bool) {
 	b.spawn(func() { b.display.history.Keep(ctx, 0) })
 }
 
-// failing announces a failed step or an expired wait, and withdraws that when the step succeeds after all.
+// failing announces a failed step or an expired wait, or withdraws the announcement if the step succeeds after all.
 func (b *booting) failing(ctx context.Context, v engine.Verdict) {
 	if v.Cause == nil {
 		b.dispatcher.Retrying()
@@ -405,7 +404,7 @@ func (b *booting) failing(ctx context.Context, v engine.Verdict) {
 	b.failed(ctx, v, b.machine.First())
 }
 
-// ready makes the serving agent and opens the gate: everything the Director relies on is set up.
+// ready assembles the serving agent and lets the dispatcher serve requests.
 func (b *booting) ready(ctx context.Context, v engine.Verdict) error {
 	tasks, err := task.Open(ctx, task.Options{Path: b.machine.current.Place().TaskRecord(),
 		Log: b.logFor("task")})
@@ -453,14 +452,14 @@ func (b *booting) ready(ctx context.Context, v engine.Verdict) error {
 	return nil
 }
 
-// serving is the agent that a Director can use. Its constructor fills it without names of fields, as that of booting.
+// serving is the agent that a Director can use. Like booting, it is filled without field names.
 type serving struct {
 	*booting
 	instance *jobs.Instance
 	deps     action.Deps
 }
 
-// newServing makes the parts that the actions work with.
+// newServing assembles the dependencies of the actions.
 func newServing(b *booting, tasks *task.Tasks) *serving {
 	m, log := b.machine, b.logFor("jobs")
 	e := m.current.Effective()
@@ -512,7 +511,7 @@ func newServing(b *booting, tasks *task.Tasks) *serving {
 	}}
 }
 
-// report starts heartbeats and alerts.
+// report starts to send heartbeats and alerts.
 func (s *serving) report(ctx context.Context) {
 	log := s.logFor("report")
 	run := func(name string, f func(context.Context) error) {

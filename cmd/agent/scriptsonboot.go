@@ -24,13 +24,13 @@ type holdBack struct {
 	manager monitServices
 }
 
-// due reports that the machine has booted, and that jobs are to wait for their scripts then.
+// due reports whether the machine has just booted and its jobs must wait for their scripts.
 func (h holdBack) due(ctx context.Context) bool {
 	return h.machine.Settings.Effective().ScriptsOnBoot(h.machine.Linux.ScriptsOnBoot) &&
 		!atomicfile.Exists(vcap.RunDir.HeldBack()) && !h.manager.Running(ctx, monit.UnitName)
 }
 
-// files are those that keep removes.
+// files lists the files that keep would remove.
 func (h holdBack) files(ctx context.Context) ([]string, error) {
 	files, err := jobs.FilesOfStopped(h.machine.Dirs)
 	if err != nil || !h.due(ctx) {
@@ -40,7 +40,8 @@ func (h holdBack) files(ctx context.Context) ([]string, error) {
 	return append(files, held...), err
 }
 
-// keep removes the files of jobs that stay stopped, or wait for their scripts, before the supervisor reads them.
+// keep removes the monit files of jobs that stay stopped or must wait for their scripts, before the supervisor reads
+// them.
 func (h holdBack) keep(ctx context.Context) ([]string, error) {
 	removed, err := jobs.KeepStopped(h.machine.Dirs)
 	if err == nil && h.due(ctx) {
@@ -61,7 +62,7 @@ func mark(path string) error {
 	return errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o600))
 }
 
-// newBootScripts shows failures in the status, and the first one in an alert.
+// newBootScripts reports failures in the status, and the first one also in an alert.
 func newBootScripts(b *booting, instance *jobs.Instance, scripts script.Runner) *jobs.BootScripts {
 	var told atomic.Bool
 	run := func(ctx context.Context, jobs []string, name string, env map[string]string) error {

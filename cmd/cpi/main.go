@@ -1,7 +1,6 @@
-// Command cpi is the CPI of the lab: it reads one request from standard input and writes one
-// reply to standard output, as a Director and `bosh create-env` expect it. Its exit status is 0 also
-// when the reply is an error, since callers do not read the reply otherwise. It holds no state: the
-// holder does, a process that it starts when a call needs one.
+// Command cpi is the CPI of the lab. It reads one request from standard input and writes one reply to standard output,
+// as a Director and `bosh create-env` expect. Its exit status is 0 even if the reply is an error, because callers
+// ignore the reply otherwise. It holds no state: if a call needs any, the CPI starts a holder process.
 package main
 
 import (
@@ -25,12 +24,12 @@ import (
 type config struct {
 	Dir   string             `json:"dir"`
 	Name  string             `json:"name"`
-	Host  string             `json:"host"` // the local socket if empty
+	Host  string             `json:"host"` // if empty, the local socket is used
 	TLS   cpi.Identity       `json:"tls"`
 	Agent iaas.AgentDefaults `json:"agent"`
 }
 
-// defaultDir is the lab's.
+// defaultDir returns the default directory of the lab.
 func defaultDir() string {
 	if dir := os.Getenv("CAMBIUM_LAB_DIR"); dir != "" {
 		return dir
@@ -52,8 +51,8 @@ func readConfig(path string) (config, error) {
 	return c, nil
 }
 
-// complete lays the properties of a cpi-config over the configuration and fills in what neither has. The directory is
-// the job's alone: a caller does not choose paths.
+// complete merges the properties of a cpi-config into the configuration and sets defaults. The directory is always that
+// of the job, because a caller must not choose paths.
 func (c config) complete(context cpi.Context) (config, error) {
 	dir := c.Dir
 	for name, property := range map[string]struct {
@@ -79,7 +78,7 @@ func (c config) complete(context cpi.Context) (config, error) {
 	return c, iaas.ValidName(c.Name)
 }
 
-// answer is the CPI without the process around it. It passes one reply on.
+// answer answers the request on stdin, and passes the reply to pass.
 func answer(ctx context.Context, stdin io.Reader, configPath string, pass func(cpi.Reply) error) {
 	data, err := io.ReadAll(stdin)
 	var r cpi.Request
@@ -103,7 +102,7 @@ func answer(ctx context.Context, stdin io.Reader, configPath string, pass func(c
 	client.Deliver(ctx, cpi.Envelope{Request: r, Agent: agent}, pass)
 }
 
-// clientFor reaches the holder that a request is for, and has the defaults of its agents.
+// clientFor returns a client of the holder for a request, and the defaults for its agents.
 func clientFor(r cpi.Request, configPath string) (cpi.Client, iaas.AgentDefaults, error) {
 	c, err := readConfig(configPath)
 	if err == nil {
@@ -119,7 +118,7 @@ func clientFor(r cpi.Request, configPath string) (cpi.Client, iaas.AgentDefaults
 	return cpi.NewClient(c.Dir, c.Name), c.Agent, nil
 }
 
-// printReply writes a reply in one go, and nothing else: callers read all of standard output as one document.
+// printReply writes the reply in one piece. Callers parse all of standard output as one document.
 func printReply(reply cpi.Reply) error {
 	data, err := json.Marshal(reply)
 	if err != nil {
@@ -131,7 +130,7 @@ func printReply(reply cpi.Reply) error {
 }
 
 // endWithReader calls end when nobody can read standard output any more. The bosh CLI starts the CPI in a process group
-// of its own: an interrupt ends the CLI alone.
+// of its own, so that an interrupt ends only the CLI.
 func endWithReader(end func()) {
 	// Without events poll waits for the other end of a pipe or socket to be closed. It never returns for a file.
 	fds := []unix.PollFd{{Fd: int32(os.Stdout.Fd())}}

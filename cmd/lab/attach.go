@@ -16,7 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attach runs a program in a virtual machine, on this terminal if there is one. A machine's shell command calls it.
+// attach runs a program in a virtual machine, on this terminal if there is one. The shell command of a machine calls
+// it.
 func attach(ctx context.Context, c *call) error {
 	if err := c.parse(1, 1); err != nil {
 		return err
@@ -92,7 +93,8 @@ func windowSize() (rows, columns int) {
 	return int(size.Row), int(size.Col)
 }
 
-// rawTerminal hands every key to the machine; it fails when there is no terminal.
+// rawTerminal switches the terminal to raw mode, so that every key is sent to the machine. It fails if there is no
+// terminal.
 func rawTerminal() (restore func(), err error) {
 	fd := int(os.Stdin.Fd())
 	old, err := unix.IoctlGetTermios(fd, unix.TCGETS)

@@ -12,7 +12,7 @@ import (
 	"cambium/lab/tree"
 )
 
-// cache removes what is not used from the cache of trees and images.
+// cache removes unused trees and images from the cache.
 func cache(_ context.Context, c *call) error {
 	var o image.PruneOptions
 	c.flags.DurationVar(&o.Older, "older", image.DefaultOlder, "remove what was not used for this `duration`")
@@ -34,7 +34,7 @@ func cache(_ context.Context, c *call) error {
 	return c.result(value, text)
 }
 
-// prune returns what was removed, as JSON and as text.
+// prune removes them, and returns what was removed as JSON and as text.
 func prune(o image.PruneOptions) (value map[string]any, text func(io.Writer), err error) {
 	dir := tree.DefaultDir()
 	p, err := image.Cache{Dir: dir}.Prune(o)
@@ -50,7 +50,7 @@ func prune(o image.PruneOptions) (value map[string]any, text func(io.Writer), er
 	return value, func(w io.Writer) { writePruned(w, dir, p, o.DryRun, freed) }, nil
 }
 
-// cacheSize returns the disk space that trees and images occupy, in bytes.
+// cacheSize returns the size of the cache in bytes.
 func cacheSize(dir string) (bytes int64, err error) {
 	p, err := image.Cache{Dir: dir}.Prune(image.PruneOptions{All: true, DryRun: true})
 	for _, e := range append(p.Removed, p.InUse...) {

@@ -66,7 +66,7 @@ func callAgent(ctx context.Context, c *call) error {
 	})
 }
 
-// argument parses JSON, and takes everything else as a string, unless it begins like JSON.
+// argument parses JSON. It takes any other text as a string, unless the text begins like JSON.
 func argument(text string) (json.RawMessage, error) {
 	if json.Valid([]byte(text)) {
 		return json.RawMessage(text), nil

@@ -2,7 +2,7 @@ package main
 
 import "cambium/lab"
 
-// commands is the table of commands, in the order of the help.
+// commands returns the table of commands, in the order of the help.
 func commands() []command {
 	return []command{
 		{"up", "[flags]", "start a lab with one machine",

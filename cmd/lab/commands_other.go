@@ -4,13 +4,13 @@ package main
 
 import "context"
 
-// commands are those that need neither machines nor a lab of this host.
+// commands returns the commands that need no machines and no lab on this host.
 func commands() []command {
 	return []command{callCommand(), watchCommand(), completionCommand(), versionCommand()}
 }
 
-// stateDir is empty: there are no labs.
+// stateDir returns "", because labs run only on Linux.
 func stateDir() string { return "" }
 
-// watchVM has nothing to look at: there are no VMs of a CPI.
+// watchVM finds nothing, because the CPI runs only on Linux.
 func (*call) watchVM(context.Context, string, bool) (bool, error) { return false, nil }

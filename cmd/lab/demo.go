@@ -36,12 +36,12 @@ type show struct {
 	lab *lab.Lab
 	i   *lab.Instance
 	d   director.Deployment
-	// boot is the account of the first boot, before restart and reboot replace it.
+	// boot is the status after the first boot, before restart and reboot replace it.
 	boot status.Document
-	pid  string // of the web server
+	pid  string // pid of the web server
 }
 
-// demoStep is one line.
+// demoStep is one line of the demo.
 type demoStep struct {
 	text string
 	do   func(s *show, ctx context.Context) (string, error)
@@ -64,7 +64,7 @@ func demo(ctx context.Context, c *call) error {
 	return s.lab.Close(context.WithoutCancel(ctx))
 }
 
-// demoPlan reads the command line.
+// demoPlan parses the command line.
 func demoPlan(c *call) (p plan, err error) {
 	c.flags.StringVar(&p.Agent, "agent", "", "the agent's `binary` (default the one beside lab)")
 	c.flags.StringVar(&p.Name, "lab", os.Getenv("LAB"), "the lab's `name` (default the first free of lab1, lab2, …)")
@@ -79,7 +79,7 @@ func demoPlan(c *call) (p plan, err error) {
 	return p, nil
 }
 
-// run starts a lab and takes the steps; a lab in which one failed is removed.
+// run starts a lab and performs the steps. If one fails, it removes the lab.
 func (s *show) run(ctx context.Context, p plan) error {
 	begin := time.Now()
 	engine, err := p.engine(s.c.progress)
@@ -96,10 +96,10 @@ func (s *show) run(ctx context.Context, p plan) error {
 	return nil
 }
 
-// upFile is the descriptor on which the process that keeps a demo says that it is over.
+// upFile is the file descriptor on which the process that holds a demo's lab reports that the demo is over.
 const upFile = 3
 
-// demoInBackground has another process run the demo and keep its lab, and returns when the demo is over.
+// demoInBackground starts another process that runs the demo and then holds its lab. It returns when the demo is over.
 func (c *call) demoInBackground(ctx context.Context, args []string) error {
 	own, err := os.Executable()
 	if err != nil {
@@ -131,7 +131,7 @@ func (c *call) demoInBackground(ctx context.Context, args []string) error {
 	return nil
 }
 
-// demoKeep is the process that keeps the lab of a demo.
+// demoKeep runs the process that holds the lab of a demo.
 func demoKeep(ctx context.Context, c *call) error {
 	c.name = "demo" // in its errors
 	p, err := demoPlan(c)
@@ -145,10 +145,10 @@ func demoKeep(ctx context.Context, c *call) error {
 	return s.keep(ctx, p)
 }
 
-// stepTimeout bounds each wait of a step for the machine; an emulated one is slow.
+// stepTimeout bounds each wait of a step. An emulated machine is slow.
 const stepTimeout = 5 * time.Minute
 
-// perform takes the steps.
+// perform performs the steps.
 func (s *show) perform(ctx context.Context, begin time.Time) error {
 	steps := []demoStep{
 		{"make a machine with a blank ephemeral and a persistent disk", (*show).create},
@@ -284,7 +284,7 @@ func (s *show) state(ctx context.Context) (string, error) {
 	return "web is " + state.Processes[0].State, s.web(ctx)
 }
 
-// web asks the web server until it answers.
+// web polls the web server until it answers.
 func (s *show) web(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
@@ -311,7 +311,7 @@ func (s *show) web(ctx context.Context) error {
 	}
 }
 
-// output runs a program in the machine and returns its output as one line.
+// output runs a program in the machine, and returns its output as one line.
 func (s *show) output(ctx context.Context, args ...string) (string, error) {
 	out, err := s.i.Output(ctx, args...)
 	return strings.Join(strings.Fields(out), " "), err
@@ -387,7 +387,7 @@ func contents(archive []byte) (names []string, err error) {
 	}
 }
 
-// sequence makes calls one after the other.
+// sequence calls methods one after the other.
 func (s *show) sequence(ctx context.Context, calls ...[]any) error {
 	for _, c := range calls {
 		if _, err := s.i.Agent.Do(ctx, c[0].(string), c[1:]...); err != nil {
@@ -414,7 +414,7 @@ func (s *show) restart(ctx context.Context) (string, error) {
 	return "process " + pid + " still", err
 }
 
-// waitReady waits for the agent after a restart.
+// waitReady waits until the agent is ready after a restart.
 func (s *show) waitReady(ctx context.Context) error {
 	within, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
@@ -466,7 +466,7 @@ func printFirstBoot(w io.Writer, d status.Document) {
 	}
 }
 
-// explain shows the status and the log of a failed demo.
+// explain prints the status and the log after a failed demo.
 func (s *show) explain(ctx context.Context) {
 	if s.i == nil || !s.i.Running() {
 		return
@@ -479,7 +479,7 @@ func (s *show) explain(ctx context.Context) {
 	s.c.progress("the end of the agent's log:\n%s", strings.Join(lines[max(0, len(lines)-30):], "\n"))
 }
 
-// keep holds the lab until `lab down` ends it.
+// keep holds the lab until `lab down`.
 func (s *show) keep(ctx context.Context, p plan) error {
 	server, err := control.Serve(s.lab, p.Dir)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"cambium/lab"
 )
 
-// answers measures how long after its end a Director, which polls get_task once a second, learns of a task: with
-// replies to get_task held and without. Each time the job is stopped and started.
+// answers stops and starts the job, and measures how long after its end a Director that polls get_task once a second
+// learns of a task: with delayed answers to get_task, and without.
 func (s *show) answers(ctx context.Context) (string, error) {
 	var waits [2]time.Duration
 	for n, seconds := range []int{2, 0} {
@@ -38,7 +38,7 @@ func (s *show) answers(ctx context.Context) (string, error) {
 
 var taskTook = regexp.MustCompile(`task (?:done|failed) .*\btask=(\S+) took=(\S+)`)
 
-// waitsOf calls methods and adds up how much longer the caller waited for their tasks than they took.
+// waitsOf calls methods, and adds up how much longer the caller waited for the tasks than they took.
 func (s *show) waitsOf(ctx context.Context, methods ...string) (sum time.Duration, err error) {
 	caller := *s.i.Agent
 	caller.Poll = time.Second

@@ -40,7 +40,7 @@ func (s *show) migrate(ctx context.Context) (string, error) {
 	return s.size(ctx)
 }
 
-// size is that of the file system on the persistent disk.
+// size returns the size of the file system on the persistent disk.
 func (s *show) size(ctx context.Context) (string, error) {
 	return s.output(ctx, "findmnt", "-n", "-o", "SOURCE,SIZE", "/var/vcap/store")
 }

@@ -19,7 +19,7 @@ const (
 	engineHelp   = "what makes the machines: nspawn (containers, a second each) or qemu (virtual machines, half a minute each)"
 )
 
-// missing says what this host lacks for the engine.
+// missing returns an error for what this host lacks for the engine.
 func (p *plan) missing() error {
 	switch p.Engine {
 	case engineNspawn:
@@ -30,7 +30,7 @@ func (p *plan) missing() error {
 	return usagef("unknown engine %q; want nspawn or qemu", p.Engine)
 }
 
-// engine is nil for the lab's own choice.
+// engine returns nil to let the lab choose.
 func (p *plan) engine(progress func(format string, args ...any)) (machine.Engine, error) {
 	if p.Engine != engineQEMU {
 		return nil, nil

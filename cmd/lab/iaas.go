@@ -24,7 +24,7 @@ import (
 	"cambium/lab/release"
 )
 
-// iaasFlag names the IaaS that the CPI works with.
+// iaasFlag adds the flag for the IaaS of the CPI.
 func (c *call) iaasFlag(name *string) {
 	c.flags.StringVar(name, "iaas", iaas.DefaultName, "the `name` of the CPI's IaaS, if there are several")
 }
@@ -58,7 +58,7 @@ func enter(ctx context.Context, c *call) error {
 	return err
 }
 
-// holdIaaS is the process that has the CPI's IaaS.
+// holdIaaS runs the process that holds the CPI's IaaS.
 func holdIaaS(ctx context.Context, c *call) error {
 	if err := c.parse(2, 2); err != nil {
 		return err
@@ -69,7 +69,7 @@ func holdIaaS(ctx context.Context, c *call) error {
 	return nil
 }
 
-// cpiRelease packs the CPI, and the demo's release.
+// cpiRelease packs the CPI's release and the demo's release.
 func cpiRelease(_ context.Context, c *call) error {
 	program, output := "", ""
 	c.flags.StringVar(&program, "program", "", "the CPI's `binary` (default the one beside lab)")
@@ -95,7 +95,7 @@ func cpiRelease(_ context.Context, c *call) error {
 	return c.result(files, func(w io.Writer) { _, _ = fmt.Fprintf(w, "%s\n%s\n", files["cpi"], files["web"]) })
 }
 
-// agentRelease packs the release in a directory that scripts/agent-release has made.
+// agentRelease packs the release in a directory that scripts/agent-release has prepared.
 func agentRelease(_ context.Context, c *call) error {
 	output, number := "", ""
 	c.flags.StringVar(&output, "output", "cambium-agent.tgz", "the `file` to write")
@@ -113,7 +113,7 @@ func agentRelease(_ context.Context, c *call) error {
 	return c.result(map[string]string{"release": output, "version": number}, func(w io.Writer) { _, _ = fmt.Fprintln(w, output) })
 }
 
-// releaseVersion is the program's version in the form that releases have.
+// releaseVersion converts the program's version to that of a release.
 func releaseVersion(version string) string {
 	return strings.Trim(strings.Map(func(r rune) rune {
 		switch {
@@ -132,7 +132,7 @@ type iaasListing struct {
 	Held bool `json:"held"`
 }
 
-// listIaaS finds those below the lab's directory.
+// listIaaS returns the IaaSes below the lab's directory.
 func listIaaS(ctx context.Context, dir string) ([]iaasListing, error) {
 	paths, err := filepath.Glob(filepath.Join(dir, "*.iaas"))
 	if err != nil {
@@ -185,7 +185,7 @@ func writeIaaS(w io.Writer, l iaasListing) {
 	_ = table.Flush()
 }
 
-// listDeleted shows the VMs that the CPI has deleted, the last one first.
+// listDeleted shows the VMs that the CPI has deleted, the latest first.
 func listDeleted(c *call) error {
 	names, err := iaas.WithDeleted(c.dir)
 	if err != nil {
@@ -218,7 +218,7 @@ func listDeleted(c *call) error {
 	})
 }
 
-// owner says whose an object is, as far as that is known.
+// owner describes the owner of an object as far as it is known.
 func owner(c iaas.Common) string {
 	text := ""
 	for _, key := range []string{"deployment", "name"} {
@@ -232,7 +232,7 @@ func owner(c iaas.Common) string {
 	return strings.TrimSpace(text)
 }
 
-// hostRoute gives this host a link to the VMs, or takes it away.
+// hostRoute adds or removes a link from this host to the VMs.
 func hostRoute(ctx context.Context, c *call) error {
 	name, outside := "", false
 	c.iaasFlag(&name)
@@ -261,7 +261,7 @@ func hostRoute(ctx context.Context, c *call) error {
 	return c.result(map[string]string{"host_route": c.args[0]}, func(io.Writer) {})
 }
 
-// cpiTLS prints the identity of a CPI that runs inside a VM.
+// cpiTLS prints the certificates for a CPI that runs inside a VM.
 func cpiTLS(ctx context.Context, c *call) error {
 	name, containers := "", false
 	c.iaasFlag(&name)
@@ -283,7 +283,7 @@ func cpiTLS(ctx context.Context, c *call) error {
 	return c.result(id, nil)
 }
 
-// cpiClean lists what the CPI has made, or removes what is named.
+// cpiClean lists the objects of the CPI, or removes those that are named.
 func cpiClean(ctx context.Context, c *call) error {
 	name, director := "", ""
 	disks, stemcells := false, false
@@ -333,12 +333,12 @@ func cpiClean(ctx context.Context, c *call) error {
 	})
 }
 
-// removal is an object with the method that removes it.
+// removal is an object and the method that removes it.
 type removal struct{ method, cid string }
 
-// choose finds the objects that are meant, in the order in which they can be removed. A disk that
-// is named without permission to lose its data is an error. A stemcell must be asked for: create-env takes one that its
-// state file names for uploaded.
+// choose returns the selected objects in the order in which they can be removed. It fails if a disk or snapshot is named
+// and disks is false. The stemcells of a Director are included only if stemcells is set, because create-env assumes that
+// the stemcell in its state file is still uploaded.
 func choose(l iaas.Listing, cids []string, director string, disks, stemcells bool) ([]removal, error) {
 	wanted := map[string]bool{}
 	for _, cid := range cids {

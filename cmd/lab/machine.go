@@ -127,7 +127,7 @@ func list(ctx context.Context, c *call) error {
 	})
 }
 
-// container finds the machine that is meant, of a lab or, by its CID, of the CPI.
+// container finds a machine of a lab by its name, or a VM of the CPI by its CID.
 func (c *call) container(ctx context.Context, name string) (control.Machine, error) {
 	m, err := c.machine(ctx, name)
 	if err == nil || name == "" {
@@ -140,7 +140,7 @@ func (c *call) container(ctx context.Context, name string) (control.Machine, err
 	return m, errors.Join(err, listErr)
 }
 
-// vmNamed is the VM of the CPI with a CID.
+// vmNamed returns the CPI's VM with the CID.
 func vmNamed(clouds []iaasListing, cid string) (control.Machine, bool) {
 	for _, l := range clouds {
 		for _, vm := range l.VMs {
@@ -153,7 +153,7 @@ func vmNamed(clouds []iaasListing, cid string) (control.Machine, bool) {
 	return control.Machine{}, false
 }
 
-// machine finds the one of a lab that is meant.
+// machine finds a machine of a lab.
 func (c *call) machine(ctx context.Context, name string) (control.Machine, error) {
 	client, err := c.client()
 	if err != nil {
@@ -194,8 +194,8 @@ func shell(ctx context.Context, c *call) error {
 	return c.inside(ctx, m, c.extra...)
 }
 
-// inside runs a program in the machine on this terminal. The last words of the command that the
-// lab gives out are the shell, which args replace.
+// inside runs a program in the machine, on this terminal. The last words of the lab's command for a shell are the
+// shell; args replace them.
 func (c *call) inside(ctx context.Context, m control.Machine, args ...string) error {
 	if !m.Running {
 		return fmt.Errorf("machine %s is off", m.Name)
@@ -217,8 +217,8 @@ func (c *call) inside(ctx context.Context, m control.Machine, args ...string) er
 	return err
 }
 
-// watchVM shows the jobs of a VM of the CPI, by its CID, and reports whether there is such a VM. Its heartbeats go to
-// the NATS server of its Director, of which the lab has no certificate.
+// watchVM shows the jobs of a VM of the CPI, and reports whether there is a VM with the CID. It cannot show heartbeats:
+// they go to the NATS server of the VM's Director, for which the lab has no certificate.
 func (c *call) watchVM(ctx context.Context, cid string, once bool) (bool, error) {
 	clouds, err := listIaaS(ctx, c.dir)
 	m, found := vmNamed(clouds, cid)
@@ -279,7 +279,7 @@ func power(ctx context.Context, c *call) error {
 	return c.switchMachine(ctx, map[string]string{"on": "start", "off": "stop", "cut": "kill", "cycle": "cycle"})
 }
 
-// switchMachine does what the first argument stands for.
+// switchMachine runs the verb that the first argument names.
 func (c *call) switchMachine(ctx context.Context, verbs map[string]string) error {
 	var noWait bool
 	c.flags.BoolVar(&noWait, "no-wait", false, "do not wait for the agent's first answer after a start")

@@ -1,10 +1,9 @@
-// Command lab makes machines with the agent in them on one Linux host, for tests, for the demo
-// and for people who develop CPIs, stemcells or the agent.
+// Command lab runs machines with the agent on one Linux host, for tests, for the demo, and for people who develop CPIs,
+// stemcells or the agent.
 //
-// What it says follows a few rules. Results go to standard output, progress and errors to
-// standard error. --json makes the result JSON. An error is one line with the cause, and where
-// there is one, what to do. The exit status is 0 when all went well, 1 when something failed
-// and 2 when the command line was wrong.
+// Its output follows a few rules. Results go to standard output, progress and errors to standard error. With --json the
+// result is JSON. An error is one line with the cause and, if possible, what to do. The exit status is 0 on success, 1
+// if something failed, and 2 if the command line was wrong.
 package main
 
 import (
@@ -27,7 +26,7 @@ import (
 
 var version = "unknown"
 
-// command is one word of the command line.
+// command is a command of the lab, such as up.
 type command struct {
 	name     string
 	args     string
@@ -66,11 +65,11 @@ func completionCommand() command {
 		[]string{"source <(lab completion bash)"}, completionOf, false}
 }
 
-// call is one run of a command.
+// call is one invocation of a command.
 type call struct {
 	command
 	flags  *flag.FlagSet
-	args   []string // before parse: the command's command line; after it: what is not a flag
+	args   []string // all arguments before parse, and those that are not flags after it
 	json   bool
 	dir    string
 	lab    string
@@ -79,15 +78,14 @@ type call struct {
 	extra  []string // after "--"
 }
 
-// usageError is a mistake on the command line.
+// usageError is an error in the command line.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// parse reads the flags, which may stand before and after other arguments, and checks the
-// number of these.
+// parse parses flags before and after arguments, and checks the number of arguments.
 func (c *call) parse(least, most int) error {
 	c.flags.BoolVar(&c.json, "json", false, "print the result as JSON")
 	if c.flags.Lookup("lab") == nil { // a command that makes a lab says more
@@ -117,7 +115,7 @@ func (c *call) parse(least, most int) error {
 	return nil
 }
 
-// result prints the value as JSON, or else what text writes.
+// result prints the value as JSON, or as the text that the function writes.
 func (c *call) result(value any, text func(io.Writer)) error {
 	if !c.json {
 		text(c.stdout)
@@ -133,7 +131,7 @@ func (c *call) progress(format string, args ...any) {
 	_, _ = fmt.Fprintf(c.stderr, format+"\n", args...)
 }
 
-// client connects to the lab's process.
+// client connects to the process that holds the lab.
 func (c *call) client() (*control.Client, error) { return control.Open(c.dir, c.lab) }
 
 func usage(w io.Writer, all []command) {
@@ -161,7 +159,7 @@ func (c *call) help(w io.Writer) {
 	}
 }
 
-// completionOf prints the script by which a shell completes commands and flags.
+// completionOf prints the completion script for a shell.
 func completionOf(ctx context.Context, c *call) error {
 	if err := c.parse(1, 1); err != nil {
 		return err
@@ -188,7 +186,7 @@ func completionOf(ctx context.Context, c *call) error {
 	return err
 }
 
-// run is main without the process around it.
+// run runs a command and returns the exit status.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	all := commands()
 	if len(args) == 0 {
@@ -244,7 +242,7 @@ func suggestion(word string, all []command) string {
 	return ""
 }
 
-// exitStatus passes on the status of a program that ran in a machine.
+// exitStatus is the exit status of a program that ran in a machine.
 type exitStatus int
 
 func (e exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(e)) }

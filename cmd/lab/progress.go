@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// progress shows one changing line on a terminal, and nothing elsewhere.
+// progress shows a changing line on a terminal, and nothing elsewhere.
 type progress struct {
 	mu    sync.Mutex
 	w     io.Writer
@@ -27,7 +27,7 @@ func isTerminal(f *os.File) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// say shows text once it has taken longer than a second.
+// say shows a text, unless less than a second has passed since the start.
 func (p *progress) say(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -47,7 +47,7 @@ func (p *progress) end() {
 	}
 }
 
-// busy shows text if what it stands for takes longer than a second, until the result is called.
+// busy shows a text if the work takes longer than a second. Call end when the work is done.
 func (c *call) busy(format string, args ...any) (end func()) {
 	p := newProgress(c)
 	timer := time.AfterFunc(time.Second, func() { p.say(fmt.Sprintf(format, args...)) })

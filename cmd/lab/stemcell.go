@@ -18,10 +18,10 @@ import (
 	"cambium/lab/tree"
 )
 
-// The commit that the lab was built from, and its time; the linker sets them.
+// The commit of this build and its time, set by the linker.
 var commit, commitTime string
 
-// stemcellVersion is the lab's own version if a Director can parse it, else that of a development build.
+// stemcellVersion returns the lab's version if a Director can parse it, or that of a development build.
 func stemcellVersion() string {
 	if image.CheckVersion(version) == nil {
 		return version
@@ -29,7 +29,7 @@ func stemcellVersion() string {
 	return image.DevVersion(commitTime, commit[:min(len(commit), 12)])
 }
 
-// stemcell makes a stemcell with the agent in it.
+// stemcell builds a stemcell that contains the agent.
 func stemcell(ctx context.Context, c *call) error {
 	p := plan{Engine: engineQEMU}
 	s := image.Stemcell{Commit: commit}
@@ -80,7 +80,7 @@ func stemcell(ctx context.Context, c *call) error {
 	})
 }
 
-// runtimeConfig prints the addons of the stemcell's VMs.
+// runtimeConfig prints a runtime config with the addons of the stemcell's VMs.
 func runtimeConfig(_ context.Context, c *call) error {
 	if err := c.parse(0, 0); err != nil {
 		return err

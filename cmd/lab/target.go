@@ -18,13 +18,13 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// target is an agent, or its NATS server, outside of labs.
+// target is an agent outside of labs, or its NATS server.
 type target struct {
 	url, agentID, ca, cert, key, settings, host string
 	insecure                                    bool
 }
 
-// flags of everything that can look outside of labs.
+// flags adds the flags of commands that also work outside of labs.
 func (t *target) flags(c *call) {
 	c.flags.StringVar(&t.ca, "ca", "", "with --url, a `file` with the CA to trust")
 	c.flags.StringVar(&t.cert, "cert", "", "with a NATS --url, a `file` with the client certificate")
@@ -67,7 +67,7 @@ func (t target) call(ctx context.Context, request control.Call, say func(string)
 	return control.Perform(ctx, *bus.Agent(t.agentID), request, say)
 }
 
-// scheme is that of the URL, which is not repeated in errors since it may hold a password.
+// scheme returns the URL's scheme. Errors do not quote the URL, since it may hold a password.
 func (t target) scheme() (string, error) {
 	u, err := url.Parse(t.url)
 	if err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "nats" {
@@ -98,7 +98,7 @@ func (t target) connect(ca, cert, key []byte) (*nats.Conn, error) {
 	return conn, nil
 }
 
-// monitor listens as the Health Monitor does.
+// monitor connects as a Health Monitor.
 func (t target) monitor() (*director.Monitor, error) {
 	ca, cert, key, err := t.read()
 	if err != nil {
@@ -127,7 +127,7 @@ func (t target) monitor() (*director.Monitor, error) {
 	return m, nil
 }
 
-// read collects the certificates, from files or from a settings document.
+// read reads the certificates from files or from a settings document.
 func (t *target) read() (ca, cert, key []byte, err error) {
 	if t.settings != "" {
 		if ca, cert, key, err = t.fromSettings(); err != nil {

@@ -25,7 +25,7 @@ import (
 	"cambium/settings/agentjson"
 )
 
-// plan is the request of `up` to the process that holds the lab.
+// plan is the request that `up` sends to the process that holds the lab.
 type plan struct {
 	Name       string  `json:"name"`
 	Dir        string  `json:"dir"`
@@ -38,14 +38,14 @@ type plan struct {
 	Ephemeral  int64   `json:"ephemeral"`
 	Disks      []int64 `json:"disks"`
 	HTTPS      bool    `json:"https"`
-	Publish    int     `json:"publish"` // -1: nothing
+	Publish    int     `json:"publish"` // -1 publishes nothing
 	NoMachine  bool    `json:"no_machine"`
 	NoWait     bool    `json:"no_wait"`
 	Bare       bool    `json:"bare"`
 	BlobSecret string  `json:"blob_secret"`
 }
 
-// sizes are repeated --disk flags.
+// sizes collects repeated --disk flags.
 type sizes []int64
 
 func (s *sizes) String() string { return fmt.Sprint([]int64(*s)) }
@@ -56,7 +56,7 @@ func (s *sizes) Set(text string) error {
 	return err
 }
 
-// parseSize reads 512M, 10G or plain bytes.
+// parseSize parses a size such as 512M or 10G, or a number of bytes.
 func parseSize(text string) (int64, error) {
 	number, shift := strings.TrimSuffix(strings.ToUpper(text), "IB"), 0
 	for suffix, bits := range map[string]int{"K": 10, "M": 20, "G": 30, "T": 40} {
@@ -124,7 +124,7 @@ func up(ctx context.Context, c *call) error {
 	return c.background(ctx, p)
 }
 
-// read takes documents from files, and checks them with the code that reads them at boot.
+// read reads the documents from files, and checks them with the code that reads them at boot.
 func (p *plan) read(agentJSON, document string, warn func(format string, args ...any)) error {
 	var all report.Report
 	if agentJSON != "" {
@@ -157,7 +157,7 @@ func (p *plan) read(agentJSON, document string, warn func(format string, args ..
 	return nil
 }
 
-// paths stand for those of the disks that the machine will have.
+// paths returns placeholders for the paths of the machine's disks.
 func (p *plan) paths() map[string]string {
 	paths := map[string]string{}
 	if p.Ephemeral > 0 {
@@ -170,7 +170,7 @@ func (p *plan) paths() map[string]string {
 	return paths
 }
 
-// complete fills in what was not given.
+// complete checks what the host lacks, and sets defaults.
 func (p *plan) complete() error {
 	if err := p.missing(); err != nil {
 		return err
@@ -185,7 +185,7 @@ func (p *plan) complete() error {
 	return p.findAgent()
 }
 
-// findAgent completes the path of the agent's binary.
+// findAgent finds the agent's binary.
 func (p *plan) findAgent() error {
 	if p.Agent == "" {
 		own, err := os.Executable()
@@ -234,7 +234,7 @@ func (c *call) printVerdict(verdict string) {
 		"The machine stays: look into it with lab shell or lab logs, remove it with lab down.", verdict)
 }
 
-// background starts a process that holds the lab and follows it until the lab is up.
+// background starts a process that holds the lab, and follows it until the lab is up.
 func (c *call) background(ctx context.Context, p plan) error {
 	own, err := os.Executable()
 	if err != nil {
@@ -280,7 +280,7 @@ func (c *call) background(ctx context.Context, p plan) error {
 	}
 }
 
-// supervise is the process that holds a lab.
+// supervise runs the process that holds a lab.
 func supervise(ctx context.Context, c *call) error {
 	c.args = nil // the name, which only serves to find the process
 	if err := c.parse(0, 0); err != nil {
@@ -304,7 +304,7 @@ func supervise(ctx context.Context, c *call) error {
 	return err
 }
 
-// silence discards further output: the caller has exited, and may have closed its end of the pipe.
+// silence discards further output, because the caller has exited and may have closed its end of the pipe.
 func silence() {
 	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 	if err != nil {
@@ -316,7 +316,7 @@ func silence() {
 	_ = null.Close()
 }
 
-// hold runs a lab until `lab down`, the end of its machine, or the end of ctx, and then removes it.
+// hold runs a lab until `lab down`, the end of its machine, or the end of ctx. Then it removes the lab.
 func hold(ctx context.Context, p plan, report func(control.Line)) error {
 	if err := start(ctx, p, report); err != nil {
 		report(control.Line{Error: err.Error(), Done: true})
@@ -376,7 +376,7 @@ func start(ctx context.Context, p plan, report func(control.Line)) (failed error
 	return nil
 }
 
-// ready waits for the agent, and tells it of the disks that the machine was made with, as a Director does.
+// ready waits for the agent, and then sends it the disks with which the machine was created, as a Director does.
 func ready(ctx context.Context, i *lab.Instance, progress func(format string, args ...any)) (verdict string, err error) {
 	if verdict, err = i.Await(ctx, progress); err != nil || verdict != "" {
 		return verdict, err
@@ -384,7 +384,7 @@ func ready(ctx context.Context, i *lab.Instance, progress func(format string, ar
 	return "", i.AnnounceDisks(ctx)
 }
 
-// endOf is closed when the machine has ended by itself; the lab of one that is deleted goes on.
+// endOf returns a channel that is closed when the machine ends by itself. If the machine is deleted, its lab continues.
 func endOf(i *lab.Instance) <-chan struct{} {
 	ended := make(chan struct{})
 	go func() {

@@ -16,9 +16,9 @@ import (
 	"cambium/lab/director"
 )
 
-// board is the content of the screen: the last heartbeat of every agent and the last alerts.
+// board holds the content of the screen: the last heartbeat of each agent and the last alerts.
 type board struct {
-	names  map[string]string // machines by agent
+	names  map[string]string // names of the machines, by agent id
 	beats  map[string]director.Event
 	alerts []director.Event
 }
@@ -97,7 +97,7 @@ func watch(ctx context.Context, c *call) error {
 	}
 }
 
-// watched is the agent of the one machine to watch, empty for all.
+// watched returns the agent id of the only machine to watch, or "" for all.
 func (c *call) watched(t target, b board) (string, error) {
 	if len(c.args) == 0 {
 		return "", nil
@@ -113,8 +113,8 @@ func (c *call) watched(t target, b board) (string, error) {
 	return "", fmt.Errorf("neither the lab nor a CPI has a machine %s: run 'lab ls'", c.args[0])
 }
 
-// events is the source of a board's events: a lab's supervisor, which also knows the machines'
-// names and earlier events, or a NATS server.
+// events returns a function that passes events to the board. They come from the lab's supervisor, which also knows the
+// names of machines and earlier events, or from a NATS server.
 func (c *call) events(ctx context.Context, t target, b *board, once bool) (func(func(control.Line)) error, error) {
 	if t.given() {
 		if once {
@@ -169,7 +169,7 @@ func (b *board) name(agent string) string {
 	return agent
 }
 
-// line is an event as one line of text.
+// line formats an event as one line.
 func (b *board) line(e director.Event) string {
 	text := ""
 	switch e.Kind {

@@ -8,13 +8,13 @@ import (
 	"cambium/internal/spelling"
 )
 
-// RunFunc runs a command with the arguments after its name and returns the exit code.
+// RunFunc runs a command with the arguments that follow its name, and returns the exit code.
 type RunFunc func(ctx context.Context, args []string, stdout, stderr io.Writer) int
 
-// Command is one word after `agent`.
+// Command is a command of the agent, such as status.
 type Command struct {
 	Name    string  `json:"name"`
-	Summary string  `json:"summary"` // one line
+	Summary string  `json:"summary"` // in one line
 	Run     RunFunc `json:"-"`
 }
 
@@ -31,7 +31,7 @@ func (t Table) Find(name string) (Command, bool) {
 	return Command{}, false
 }
 
-// Unknown reports a word that is not a command and suggests the most similar one.
+// Unknown prints an error for a word that is not a command, and suggests the most similar command.
 func (t Table) Unknown(word string, stderr io.Writer) int {
 	var names []string
 	for _, c := range t {
@@ -45,8 +45,8 @@ func (t Table) Unknown(word string, stderr io.Writer) int {
 	return ExitUsage
 }
 
-// maxEdits bounds the edit distance between a misspelled word and the command that is suggested. A transposition of
-// two neighboring letters counts as two edits.
+// maxEdits is the largest edit distance at which a command is suggested for a misspelled word. Swapping two neighboring
+// letters counts as two edits.
 const maxEdits = 2
 
 // PrintHelp prints the program's usage and its commands.

@@ -8,8 +8,7 @@ import (
 	"strings"
 )
 
-// Description is a command's --help as data, for programs that write it in another form: shell completions, manual
-// pages.
+// Description is the --help of a command as data, from which shell completions and manual pages are made.
 type Description struct {
 	Command
 	Help
@@ -17,26 +16,26 @@ type Description struct {
 	Flags []FlagDescription `json:"flags,omitempty"`
 }
 
-// FlagDescription is one flag of a command.
+// FlagDescription describes a flag of a command.
 type FlagDescription struct {
-	Name     string `json:"name"`               // with its dashes
-	Argument string `json:"argument,omitempty"` // what stands after it; empty for a switch
+	Name     string `json:"name"`               // with dashes
+	Argument string `json:"argument,omitempty"` // placeholder of the value; "" for a boolean flag
 	Usage    string `json:"usage"`
-	Default  string `json:"default,omitempty"` // empty if there is none worth telling
+	Default  string `json:"default,omitempty"` // "" if there is none worth showing
 }
 
-// Write discards what a command prints while it is described.
+// Write discards what a command prints while it describes itself.
 func (d *Description) Write(p []byte) (int, error) { return len(p), nil }
 
-// describe asks a command for its --help. A Description as the standard output gets the parts of the help
-// instead of its text.
+// describe runs --help of a command. If the standard output is a Description, the parts of the help are stored in it
+// and not printed.
 func (c Command) describe(ctx context.Context) Description {
 	d := Description{Command: c}
 	c.Run(ctx, []string{"--help"}, &d, io.Discard)
 	return d
 }
 
-// describe fills in a description.
+// describe stores the help in d.
 func (f *Flags) describe(d *Description) {
 	d.Help, d.Usage, d.Flags = f.help, f.usageLine(), DescribeFlags(f.FlagSet)
 }
@@ -57,7 +56,7 @@ func DescribeFlags(set *flag.FlagSet) (all []FlagDescription) {
 	return all
 }
 
-// PrintFlags prints the list of flags of a command's help.
+// PrintFlags prints the flags for a command's help.
 func PrintFlags(w io.Writer, width int, all []FlagDescription) {
 	if len(all) > 0 {
 		fmt.Fprintln(w, "\nflags:")
@@ -81,7 +80,7 @@ func isSwitch(f *flag.Flag) bool {
 	return ok && b.IsBoolFlag() && f.DefValue == "false"
 }
 
-// dashed is the name of a flag as people write it.
+// dashed returns the name of a flag with its dashes.
 func dashed(name string) string {
 	if len(name) == 1 {
 		return "-" + name

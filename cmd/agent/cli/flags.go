@@ -1,5 +1,5 @@
-// Package cli has the parts that the commands of the agent share: flags with help, exit codes, JSON and colored
-// output. Each command lives in a package of its own beside this one; cmd/agent lists them.
+// Package cli provides what the commands of the agent share: flags with help, exit codes, JSON and colored output. Each
+// command has its own package beside this one; cmd/agent lists them.
 package cli
 
 import (
@@ -13,12 +13,11 @@ import (
 // Exit codes of every command; `agent status` adds two of its own.
 const (
 	ExitOK     = 0
-	ExitFailed = 1 // bad input, or what was asked for failed
+	ExitFailed = 1 // bad input, or the request failed
 	ExitUsage  = 2
 )
 
-// Flags are the flags of one command. Help goes to the standard output, usage errors to the
-// standard error.
+// Flags parses the flags of a command. Help is printed to the standard output, usage errors to the standard error.
 type Flags struct {
 	*flag.FlagSet
 	help           Help
@@ -26,23 +25,23 @@ type Flags struct {
 	arguments      []string
 }
 
-// Help supplies the text that --help prints around the list of flags.
+// Help is the text that --help prints around the list of flags.
 type Help struct {
 	Arguments string   `json:"-"` // after the command's name in the usage line
 	Purpose   string   `json:"purpose"`
-	Terms     []Term   `json:"terms,omitempty"` // words that Purpose leaves to be explained
+	Terms     []Term   `json:"terms,omitempty"` // words in Purpose that need an explanation
 	Examples  []string `json:"examples,omitempty"`
 	// Words lists the possible first arguments, for completion.
 	Words []string `json:"words,omitempty"`
 }
 
-// Term is a word and what it means.
+// Term is a word and its explanation.
 type Term struct {
 	Word string `json:"word"`
 	Text string `json:"text"`
 }
 
-// NewFlags returns the flags of the command `agent NAME`.
+// NewFlags returns an empty set of flags for `agent NAME`.
 func NewFlags(name string, help Help, stdout, stderr io.Writer) *Flags {
 	f := &Flags{FlagSet: flag.NewFlagSet(name, flag.ContinueOnError), help: help, stdout: stdout, stderr: stderr}
 	// The flag package prints errors and help to one writer; Parse prints them instead.
@@ -50,9 +49,8 @@ func NewFlags(name string, help Help, stdout, stderr io.Writer) *Flags {
 	return f
 }
 
-// Parse parses flags before and after arguments ("--" ends the flags) and checks the number of
-// arguments; most < 0 means any number. When ok is false the command is over and code is its
-// exit code: ExitOK after --help.
+// Parse parses flags before and after arguments ("--" ends the flags), and checks the number of arguments. If most is
+// negative, any number is accepted. If ok is false, the command must exit with code, which is ExitOK after --help.
 func (f *Flags) Parse(args []string, least, most int) (code int, ok bool) {
 	for {
 		if err := f.FlagSet.Parse(args); err != nil {
@@ -76,8 +74,8 @@ func (f *Flags) Parse(args []string, least, most int) (code int, ok bool) {
 	return ExitOK, true
 }
 
-// ParseLeading parses as cloudfoundry/bosh-agent does, which stemcells rely on: the first
-// argument ends the flags, and arguments are ignored.
+// ParseLeading parses as cloudfoundry/bosh-agent does, and stemcells rely on that: the first argument ends the flags,
+// and arguments are ignored.
 func (f *Flags) ParseLeading(args []string) (code int, ok bool) {
 	if err := f.FlagSet.Parse(args); err != nil {
 		return f.failed(err), false
@@ -85,11 +83,11 @@ func (f *Flags) ParseLeading(args []string) (code int, ok bool) {
 	return ExitOK, true
 }
 
-// Args are the arguments without the flags; it replaces the method of flag.FlagSet, which ends
-// at the first argument.
+// Args returns the arguments without the flags. It replaces the method of flag.FlagSet, which stops at the first
+// argument.
 func (f *Flags) Args() []string { return f.arguments }
 
-// Arg is the argument at index i, or "".
+// Arg returns the argument at index i, or "".
 func (f *Flags) Arg(i int) string {
 	if i >= len(f.arguments) {
 		return ""

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WriteJSON prints v for programs, indented for the people who look at it first.
+// WriteJSON prints v as indented JSON.
 func WriteJSON(w io.Writer, v any) error {
 	out := json.NewEncoder(w)
 	out.SetEscapeHTML(false)
@@ -19,10 +19,10 @@ func WriteJSON(w io.Writer, v any) error {
 	return out.Encode(v)
 }
 
-// NotChecked stands in place of what only root may look at.
+// NotChecked is printed in place of what only root can check.
 const NotChecked = "not checked (run as root)"
 
-// Advise adds to an error that comes of missing privileges what to do about it.
+// Advise adds advice to an error caused by missing privileges.
 func Advise(err error) error {
 	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
 		return fmt.Errorf("%w: run it as root", err)
@@ -45,7 +45,7 @@ const (
 // Palette colors text if Enabled.
 type Palette struct{ Enabled bool }
 
-// PaletteFor colors what is written to a terminal, unless NO_COLOR or TERM=dumb forbid it.
+// PaletteFor returns a palette that is enabled if w is a terminal, unless NO_COLOR or TERM=dumb is set.
 func PaletteFor(w io.Writer) Palette {
 	return Palette{Enabled: os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && isTerminal(w)}
 }

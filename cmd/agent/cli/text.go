@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// defaultWidth is that of a terminal whose width is not known.
+// defaultWidth is used if the width of the terminal is unknown.
 const defaultWidth = 80
 
-// Width returns the number of columns for text written to w: the width of the terminal or, if w is not a terminal,
-// the value of COLUMNS, or a default.
+// Width returns the number of columns for text written to w. It is the width of the terminal. If w is not a terminal,
+// it is the value of COLUMNS, or a default.
 func Width(w io.Writer) int {
 	if f, ok := w.(*os.File); ok {
 		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {
@@ -28,8 +28,8 @@ func Width(w io.Writer) int {
 	return defaultWidth
 }
 
-// PrintFolded prints a text in lines of at most width columns. The first stands after lead, which ends at column
-// indent; the others begin there.
+// PrintFolded prints a text in lines of at most width columns, indented to the column indent. lead is printed at the
+// start of the first line.
 func PrintFolded(w io.Writer, width int, lead string, indent int, text string) {
 	for _, line := range fold(text, max(width-indent, 20)) {
 		fmt.Fprintln(w, strings.TrimRight(lead+line, " "))
@@ -37,8 +37,8 @@ func PrintFolded(w io.Writer, width int, lead string, indent int, text string) {
 	}
 }
 
-// fold breaks a text between words so that no line has more than width columns. What stands between single
-// quotes is a command to be pasted and stays on one line if it can; a word that is too long is cut.
+// fold breaks a text between words, so that no line has more than width columns. A text in single quotes is a command
+// to copy and is kept on one line if possible. A word that is too long is cut.
 func fold(text string, width int) []string {
 	var lines []string
 	line := ""
@@ -64,7 +64,7 @@ func fold(text string, width int) []string {
 	return lines
 }
 
-// words splits a text at blanks that are not between single quotes.
+// words splits a text at spaces outside single quotes.
 func words(text string) []string {
 	var all []string
 	for _, field := range strings.Fields(text) {
@@ -77,7 +77,7 @@ func words(text string) []string {
 	return all
 }
 
-// openQuote reports a word that begins with a quote which does not end in it. An apostrophe is not a quote.
+// openQuote reports whether a word begins with a quote that does not end in it. An apostrophe does not count.
 func openQuote(word string) bool {
 	quoted, found := strings.CutPrefix(strings.TrimLeft(word, "("), "'")
 	return found && !strings.Contains(quoted, "'")

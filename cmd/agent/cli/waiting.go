@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// silence is the delay after which a waiting command shows a person what it is waiting for.
+// silence is the delay before a waiting command shows what it is waiting for.
 const silence = 2 * time.Second
 
-// SayWaiting shows on a terminal what a command is waiting for once the wait exceeds two seconds, and again each time
-// that changes. The function that it returns stops this.
+// SayWaiting shows on a terminal what a command is waiting for, once it has waited for two seconds, and whenever that
+// changes. Call end to stop.
 func SayWaiting(w io.Writer, what func() string) (end func()) {
 	if !isTerminal(w) {
 		return func() {}
@@ -41,13 +41,13 @@ func sayWaiting(w io.Writer, what func() string, every time.Duration) (end func(
 	return sync.OnceFunc(func() { close(over); saying.Wait() })
 }
 
-// Waiting describes what a command is waiting for. The description may change at any time.
+// Waiting holds what a command is waiting for, which may change at any time.
 type Waiting struct{ text atomic.Value }
 
-// Set changes the description.
+// Set changes the text.
 func (w *Waiting) Set(text string) { w.text.Store(text) }
 
-// Say is SayWaiting.
+// Say calls SayWaiting with the text.
 func (w *Waiting) Say(to io.Writer) (end func()) {
 	return SayWaiting(to, func() string {
 		text, _ := w.text.Load().(string)

@@ -1,5 +1,5 @@
-// Package compile is `agent compile`: release tarballs compiled on a machine made from a stemcell,
-// without a Director.
+// Package compile implements `agent compile`, which compiles release tarballs without a Director, on a machine made
+// from a stemcell.
 package compile
 
 import (
@@ -17,10 +17,10 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// osRelease names the operating system.
+// osRelease identifies the operating system.
 const osRelease = "/etc/os-release"
 
-// Run is `agent compile`.
+// Run runs `agent compile`.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return run(ctx, osRelease, args, stdout, stderr)
 }
@@ -62,8 +62,8 @@ func run(ctx context.Context, osRelease string, args []string, stdout, stderr io
 	return cli.ExitOK
 }
 
-// stemcellSlug is "name/version" of the stemcell that this machine was made from, the name as a Director has it:
-// ubuntu-noble/1.484. The stemcell's own file operating_system does not tell the release: it says ubuntu.
+// stemcellSlug returns "name/version" of this machine's stemcell, with the name that a Director uses:
+// ubuntu-noble/1.484. The stemcell's file operating_system has only ubuntu.
 func stemcellSlug(osRelease string, dirs vcap.Dirs) (string, error) {
 	release, err := os.ReadFile(osRelease)
 	if err != nil {
@@ -90,8 +90,7 @@ func stemcellSlug(osRelease string, dirs vcap.Dirs) (string, error) {
 	return keys["ID"] + "-" + keys["VERSION_CODENAME"] + "/" + strings.TrimSpace(string(version)), nil
 }
 
-// MakeWorkDirs makes the directories that compilations and errands need, which a boot makes on a
-// real machine.
+// MakeWorkDirs creates the directories that compilations and errands need. On a real machine, a boot does that.
 func MakeWorkDirs(dirs vcap.Dirs) error {
 	for _, dir := range []string{dirs.Tmp(), dirs.Compile(), dirs.JobLogs()} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {

@@ -1,5 +1,5 @@
-// Package completion makes what shells need to complete commands and flags, from the table of commands. The scripts are
-// static: pressing Tab runs no program.
+// Package completion generates completion scripts for shells from the table of commands. The scripts are static:
+// completing runs no program.
 package completion
 
 import (
@@ -9,13 +9,12 @@ import (
 	"cambium/cmd/agent/cli"
 )
 
-// Shells are those that a script can be made for.
+// Shells lists the supported shells.
 var Shells = []string{"bash", "zsh", "fish"}
 
 var scripts = map[string]func(program string, all []cli.Description) string{"bash": bash, "zsh": zsh, "fish": fish}
 
-// Script returns the completion script of a program for the named shell. known is false if there is none for that
-// shell.
+// Script returns the completion script for a shell. known is false if the shell is not supported.
 func Script(shell, program string, all []cli.Description) (script string, known bool) {
 	make, known := scripts[shell]
 	if !known {
@@ -92,7 +91,7 @@ func zsh(program string, all []cli.Description) string {
 	return b.String()
 }
 
-// bracketless avoids the characters that _arguments gives a meaning.
+// bracketless replaces the characters that are special to _arguments.
 func bracketless(text string) string {
 	return strings.NewReplacer("[", "(", "]", ")", ":", ";").Replace(text)
 }
@@ -124,5 +123,5 @@ func fish(program string, all []cli.Description) string {
 	return b.String()
 }
 
-// single quotes a text for a shell.
+// single puts a text in single quotes for a shell.
 func single(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }

@@ -1,4 +1,4 @@
-// Package disk is `agent disk`: what an operator decides about a disk.
+// Package disk implements `agent disk`, by which an operator decides about a disk.
 package disk
 
 import (
@@ -13,18 +13,19 @@ import (
 	"cambium/storage/recordfile"
 )
 
-// Shown is a disk as an operator is shown it before a request.
+// Shown describes a disk to an operator before a request is recorded.
 type Shown struct {
-	// Key is that of the request, and Text what is on the disk, in one line.
+	// Key is the key of the request. Text describes the content of the disk in one line.
 	Key, Text string
-	// Disk tells it from others: the request is not for another one. It is empty where nothing tells.
+	// Disk identifies the device, so that the request does not apply to another one. It is "" if the device has no
+	// identifier.
 	Disk string
 }
 
-// Describe looks at a disk.
+// Describe examines a disk for a request.
 type Describe func(ctx context.Context, dirs vcap.Dirs, disk string, a record.Action) (Shown, error)
 
-// Command is `agent disk`.
+// Command returns the command `agent disk`.
 func Command(describe Describe) cli.RunFunc {
 	return func(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return run(ctx, describe, args, stdout, stderr)

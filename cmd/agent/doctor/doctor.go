@@ -1,6 +1,6 @@
-// Package doctor is `agent doctor`: it finds out why the Director may not see this machine. Package observe looks at
-// the machine; here pure functions decide what that means, each finding with what was checked, what was
-// found and what to do, the most likely cause first.
+// Package doctor implements `agent doctor`, which finds out why the Director may not see this machine. Package observe
+// collects the facts, and pure functions here interpret them. Each finding says what was checked, what was found and
+// what to do. The most likely cause comes first.
 package doctor
 
 import (
@@ -15,13 +15,13 @@ import (
 	"cambium/internal/vcap"
 )
 
-// exitWarnings is the exit code if there are warnings and nothing worse; that of a degraded agent.
+// exitWarnings is the exit code if there are warnings and no problems. It is also that of a degraded agent.
 const exitWarnings = 3
 
-// Drift says how the machine differs from the settings in force, as observe.Options have it.
+// Drift lists how the machine differs from the settings in force; see observe.Options.
 type Drift func(ctx context.Context, agentJSON string, dirs vcap.Dirs) ([]string, error)
 
-// Command is `agent doctor`.
+// Command returns the command `agent doctor`.
 func Command(drift Drift) cli.RunFunc {
 	return func(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return run(ctx, drift, args, stdout, stderr)
@@ -65,7 +65,7 @@ found, 1 a problem, 2 usage, 3 warnings only, or some checks need root.`,
 	return exitCode(findings)
 }
 
-// Report is the form for programs.
+// Report is the JSON form of the findings.
 type Report struct {
 	Findings []Finding     `json:"findings"`
 	Observed observe.Facts `json:"observed"`
@@ -89,14 +89,14 @@ func exitCode(findings []Finding) int {
 
 var severityColors = map[Severity]cli.Color{Problem: cli.Red, Warning: cli.Yellow, Note: cli.Bold, OK: cli.Green}
 
-// asRoot is the command that can check everything.
+// asRoot is the command with which everything can be checked.
 const asRoot = "sudo agent doctor"
 
-// indent is the column at which the texts of a finding begin.
+// indent is the column at which the text of a finding begins.
 const indent = 11
 
-// Print shows the findings to a person; no line is wider than the terminal. What is good takes one line, with verbose a
-// paragraph each.
+// Print shows the findings to a person, with lines no wider than the terminal. Good results share one line, or get a
+// paragraph each if verbose is set.
 func Print(w io.Writer, findings []Finding, verbose bool) {
 	p, width := cli.PaletteFor(w), cli.Width(w)
 	var good, unchecked []string

@@ -12,9 +12,9 @@ import (
 // Severity ranks a finding, from Problem down to OK.
 type Severity string
 
-// The severities, the worst first. A problem keeps the Director from seeing or using the machine, or
-// will do so at the next start; a warning may; what is unchecked only root may look at; a note is worth
-// knowing when there is nothing else.
+// The severities, the worst first. A Problem keeps the Director from seeing or using the machine, now or after the next
+// start; a Warning may do so. Unchecked means that only root can check. A Note is worth knowing if there is nothing
+// worse.
 const (
 	Problem   Severity = "problem"
 	Warning   Severity = "warning"
@@ -25,7 +25,7 @@ const (
 
 var ranks = map[Severity]int{Problem: 0, Warning: 1, Unchecked: 2, Note: 3, OK: 4}
 
-// Finding is one answer to the question what is wrong with this machine.
+// Finding is one result of a check.
 type Finding struct {
 	Severity Severity `json:"severity"`
 	Check    string   `json:"check"`
@@ -52,26 +52,26 @@ func good(format string, args ...any) Finding {
 	return Finding{Severity: OK, Found: fmt.Sprintf(format, args...)}
 }
 
-// check is a row of the table: a name, what is looked at, and the decision about it.
+// check is a row of the table: a name, what is checked, and the function that decides.
 type check struct {
 	name    string
 	checked string
 	decide  func(observe.Facts) []Finding
-	// near means that what observe.Near found suffices; root that only root can look.
+	// near means that the facts of observe.Near suffice, and root that only root can observe them.
 	near, root bool
-	// step is the boot step that makes what is looked at: until it has ended well, the step is to blame.
+	// step is the boot step that sets up what is checked. Until it has succeeded, the step is the cause.
 	step string
 }
 
-// Whether observe.Near suffices, and who may look.
+// Values of near and root.
 const (
 	far, near = false, true
 	all, root = false, true
 )
 
-// checks is the table. Causes stand before what they cause: a full disk before damaged settings, a wrong
-// clock before an expired certificate, a failed boot step before what it should have made, a dead gateway before a
-// server that does not answer.
+// checks is the table. A cause comes before its consequences: a full disk before damaged settings, a wrong clock before
+// an expired certificate, a failed boot step before what it sets up, a dead gateway before a server that does not
+// answer.
 var checks = []check{
 	{"disk space", "free bytes and inodes of every file system that the agent writes to", space, near, all, ""},
 	{"duplicate address", "whether another machine answers ARP or neighbor discovery for an address of this one", duplicates, near, root, ""},
@@ -98,7 +98,7 @@ var checks = []check{
 	{"leftovers", "files and processes of other agents and tools", leftovers, far, root, ""},
 }
 
-// told are the checks of root about which the agent's status tells everybody something.
+// told has the checks that need root, but for which the agent's status also has an answer, which everybody can read.
 var told = map[string]func(observe.Facts) []Finding{"bus": toldBus, "persistent disk": toldStore,
 	"duplicate address": toldDuplicate}
 
@@ -110,7 +110,7 @@ var runitCommands = strings.NewReplacer("systemctl restart --no-block bosh-agent
 	"systemctl status bosh-agent", "sv status agent", "systemctl start monit", "sv start monit", "systemctl restart monit", "sv restart monit", "journalctl -u monit", "tail /var/vcap/monit/monit.log",
 	"journalctl -k", "dmesg", "systemctl start chrony", "sv start chrony", "timedatectl", "date", "networkctl status", "ip address")
 
-// ForThisMachine returns advice in the commands of the machine's service manager.
+// ForThisMachine rewrites the commands in an advice for the machine's service manager.
 func ForThisMachine(advice string) string {
 	if observe.Runit() {
 		return runitCommands.Replace(advice)
@@ -118,8 +118,8 @@ func ForThisMachine(advice string) string {
 	return advice
 }
 
-// Glance decides from what observe.Near found, without asking other machines: only problems and warnings, the worst
-// first. Without root some checks are omitted.
+// Glance returns the problems and warnings in the facts of observe.Near, the worst first. Without root, some checks are
+// skipped.
 func Glance(m observe.Facts) (findings []Finding) {
 	for _, f := range diagnose(m, near) {
 		if f.Severity == Problem || f.Severity == Warning {
@@ -129,8 +129,8 @@ func Glance(m observe.Facts) (findings []Finding) {
 	return findings
 }
 
-// Diagnose decides what the observations mean: the worst first, and among those of one severity the
-// likely cause before its consequences.
+// Diagnose interprets the facts. The worst findings come first, and among equal ones a likely cause comes before its
+// consequences.
 func Diagnose(m observe.Facts) []Finding { return diagnose(m, far) }
 
 func diagnose(m observe.Facts, onlyNear bool) (findings []Finding) {

@@ -16,12 +16,12 @@ import (
 
 // What the machine itself is like: disks, clock, settings, processes.
 
-// restartAgent does not wait for systemctl: the unit is active only when the agent is ready, which a boot that fails
-// never is.
+// restartAgent does not wait for systemctl, because the unit becomes active only when the agent is ready, which never
+// happens if its boot fails.
 const restartAgent = "restart the agent: 'systemctl restart --no-block bosh-agent', then 'agent status --wait 5m'"
 
-// A file system is full when root cannot write the records of the agent any more, and nearly full at the
-// share at which operators are usually warned.
+// A file system is full if root can no longer write the agent's records, and nearly full at the share at which
+// monitoring usually warns.
 const (
 	fullBytes   = 4 << 20
 	fullInodes  = 64
@@ -31,7 +31,7 @@ const (
 
 var store = vcap.New(vcap.DefaultBase).Store()
 
-// migrating reports whether the agent copies the store to another disk.
+// migrating reports whether the agent is copying the store to another disk.
 func migrating(m observe.Facts) bool {
 	if m.Agent.Status == nil || !m.Agent.Running {
 		return false
@@ -69,8 +69,8 @@ func space(m observe.Facts) (found []Finding) {
 	return found
 }
 
-// Offsets from which on a clock is wrong, and from which on it is worth a warning. Date headers have whole
-// seconds, and an answer can take a few.
+// Offsets above which a clock is wrong, or worth a warning. Date headers have whole seconds, and an answer can take a
+// few.
 const (
 	clockWrong = 5 * time.Minute
 	clockOff   = 15 * time.Second
@@ -126,10 +126,10 @@ func clock(m observe.Facts) (found []Finding) {
 	return []Finding{note("see 'timedatectl' and the settings' ntp servers", "no time daemon synchronizes the clock, and there is no other host to compare it with; it shows %s", day(m.Time))}
 }
 
-// firstPolls is the time after the agent's start in which a time daemon may still wait for the first answers.
+// firstPolls is the time after the agent's start during which a time daemon may have no answers yet.
 const firstPolls = time.Minute
 
-// timeServers returns a finding if the clock is not kept by the time servers that the settings name.
+// timeServers returns a finding if the clock does not follow the time servers in the settings.
 func timeServers(m observe.Facts) *Finding {
 	t := m.Clock.Time
 	if t == nil || m.Agent.Status == nil || time.Duration(m.Agent.Status.Age()) < firstPolls {
@@ -221,8 +221,8 @@ func settingsFound(m observe.Facts) (found []Finding) {
 	return found
 }
 
-// cleared reports that the sources are empty as they should be: the agent erased or ejected them when it
-// had cached the settings.
+// cleared reports whether the sources are empty on purpose: the agent erased or ejected them after it had cached the
+// settings.
 func cleared(m observe.Facts) bool {
 	d := m.Agent.Status
 	return d != nil && slices.ContainsFunc(d.Steps, func(s status.Step) bool {
@@ -230,7 +230,7 @@ func cleared(m observe.Facts) bool {
 	})
 }
 
-// age says how old the cached copy is.
+// age describes the age of the cached copy.
 func age(m observe.Facts) string {
 	for _, f := range m.Settings.Files {
 		if strings.HasSuffix(f.Path, "/settings.json") && !f.Modified.IsZero() {
@@ -320,7 +320,7 @@ func adviceFor(s status.Step) string {
 	return cmp.Or(s.Advice, "see 'agent status -v' for its evidence") + "; the agent retries the boot by itself, and at once with 'agent retry'"
 }
 
-// unmade reports that an agent which is still to become ready has not come past a step.
+// unmade reports whether the agent is still booting and has not completed a step.
 func unmade(m observe.Facts, step string) bool {
 	d := m.Agent.Status
 	return d != nil && m.Agent.Running && !d.Served() && slices.ContainsFunc(d.Steps, func(s status.Step) bool {
@@ -363,10 +363,10 @@ func boot(m observe.Facts) (found []Finding) {
 	return found
 }
 
-// supervisorStart bounds the time that monit may take to listen once the agent has started it and is ready.
+// supervisorStart bounds how long monit may take to listen after the agent has started it.
 const supervisorStart = 30 * time.Second
 
-// justReady reports that the agent became ready less than supervisorStart ago.
+// justReady reports whether the agent became ready less than supervisorStart ago.
 func justReady(m observe.Facts) bool {
 	d := m.Agent.Status
 	return d != nil && m.Agent.Running && d.ReadyNS > 0 && time.Duration(d.Age()-d.ReadyNS) < supervisorStart
@@ -414,7 +414,7 @@ func supervisor(m observe.Facts) (found []Finding) {
 	return []Finding{good("%d processes", len(s.Services))}
 }
 
-// essential are units without which the Director does not see the machine.
+// essential lists the units without which the Director does not see the machine.
 var essential = []string{"bosh-agent.service", "monit.service", "systemd-networkd.service", "systemd-resolved.service"}
 
 func units(m observe.Facts) (found []Finding) {
@@ -452,8 +452,8 @@ func foreignFiles(m observe.Facts) (found []Finding) {
 // driftShown limits the number of changes named in a finding.
 const driftShown = 3
 
-// drift reports how the machine deviates from the settings in force. Before the agent serves nothing is compared: the
-// boot still applies the settings.
+// drift reports how the machine deviates from the settings in force. It compares nothing until the agent serves,
+// because the boot is still applying the settings.
 func drift(m observe.Facts) []Finding {
 	d, changes := m.Agent.Status, m.Drift.Changes
 	switch {

@@ -65,7 +65,7 @@ func duplicates(m observe.Facts) (found []Finding) {
 	return found
 }
 
-// toldDuplicate returns a finding if the agent saw a duplicate address at its last look.
+// toldDuplicate returns a finding if the agent's status reports a duplicate address.
 func toldDuplicate(m observe.Facts) []Finding {
 	if text := m.Agent.Status.Warning(status.DuplicateAddress); text != "" {
 		return []Finding{problem(endDuplicate, "%s: %s", status.DuplicateAddress, text)}
@@ -73,7 +73,7 @@ func toldDuplicate(m observe.Facts) []Finding {
 	return nil
 }
 
-// reachable reports that every server of the bus could be talked to.
+// reachable reports whether all servers of the bus greeted.
 func reachable(m observe.Facts) bool {
 	return !slices.ContainsFunc(m.Bus.Servers, func(s observe.Server) bool { return unreached(s.Failed) })
 }
@@ -113,8 +113,8 @@ func gateway(m observe.Facts) (found []Finding) {
 	return []Finding{good("%s answers", strings.Join(answering, ", "))}
 }
 
-// silentAfterGreeting reports that a server greeted, and that nothing more came. The agent's certificate is sent after
-// its own part of the handshake, so that the wait is for the authorization if it was lost.
+// silentAfterGreeting reports whether a server greeted but then sent nothing more in time. The agent sends its
+// certificate after its own part of the handshake, so if that packet is lost, the agent waits for the authorization.
 func silentAfterGreeting(s observe.Server) bool {
 	return s.Timeout && (s.Failed == natsbus.ProbeTLS || s.Failed == natsbus.ProbeAuthorization)
 }
@@ -186,7 +186,7 @@ func certificate(m observe.Facts) (found []Finding) {
 	return found
 }
 
-// agentOf takes the agent id out of a client certificate's name: ID.agent.bosh-internal, or
+// agentOf extracts the agent id from the name in a client certificate: ID.agent.bosh-internal or
 // ID.bootstrap.agent.bosh-internal.
 func agentOf(name string) (id string, of bool) {
 	id, of = strings.CutSuffix(name, ".agent.bosh-internal")
@@ -248,7 +248,7 @@ func bus(m observe.Facts) (found []Finding) {
 	return found
 }
 
-// explain says what a failed step means, and what to do.
+// explain describes a failed step and what to do about it.
 func explain(m observe.Facts, s observe.Server) (what, do string) {
 	host, _, _ := strings.Cut(s.Address, ":")
 	if silentAfterGreeting(s) {
@@ -299,7 +299,8 @@ func explainTLS(s observe.Server) (what, do string) {
 	return fmt.Sprintf("TLS with %s failed: %s", s.Address, s.Err), "check that URL, CA and the server's certificate belong to the same Director"
 }
 
-// nameServers is about the machine's jobs: a bus that cannot be resolved has a finding of its own.
+// nameServers reports DNS servers that do not answer the machine's jobs. If the bus cannot be resolved, the check of
+// the bus reports that.
 func nameServers(m observe.Facts) (found []Finding) {
 	var silent []observe.NameServer
 	for _, s := range m.NameServers {
@@ -348,10 +349,10 @@ func firewallRules(m observe.Facts) []Finding {
 	return []Finding{severity("'nft list ruleset' shows them; allow root to reach the bus", "%s", strings.Join(m.Drops, ", "))}
 }
 
-// busURLs names the keys that have the URLs of the bus.
+// busURLs names the settings keys with the URLs of the bus.
 var busURLs = settings.WrittenBy("env.bosh.mbus.urls") + ", or " + settings.WrittenBy("mbus")
 
-// networkOf returns the name of the network to which the settings give an address.
+// networkOf returns the name of the network that has an address in the settings.
 func networkOf(list []observe.OfNetwork, ip string) (name string, named bool) {
 	i := slices.IndexFunc(list, func(o observe.OfNetwork) bool { return o.IP == ip })
 	if i < 0 {
@@ -360,8 +361,8 @@ func networkOf(list []observe.OfNetwork, ip string) (name string, named bool) {
 	return list[i].Network, true
 }
 
-// silentGateway says what it means that a gateway does not answer. One outside the subnets of its link is there by
-// mistake: of the gateway or of the netmask.
+// silentGateway describes a gateway that does not answer. If it is outside the subnets of its link, the gateway or the
+// netmask is wrong.
 func silentGateway(m observe.Facts, g observe.Gateway) (what, do string) {
 	what = fmt.Sprintf("gateway %s does not answer on %s", g.IP, g.Link)
 	name, named := networkOf(m.Settings.Gateways, g.IP)
@@ -378,8 +379,8 @@ func silentGateway(m observe.Facts, g observe.Gateway) (what, do string) {
 	return what, "check that the router is up, and that the link is in the right VLAN or port group; if the gateway has another address, " + correct
 }
 
-// sameSubnet says what it means that a server in the subnet of a link does not answer: by the netmask it is looked for
-// on the link, and not by way of the gateway.
+// sameSubnet describes a server that does not answer in the subnet of a link. If the netmask is wrong, the machine
+// looks for the server on the link and not beyond the gateway.
 func sameSubnet(m observe.Facts, s observe.Server) (what, do string) {
 	if s.Silent == "" {
 		return "", ""

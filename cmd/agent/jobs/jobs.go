@@ -1,4 +1,5 @@
-// Package jobs is `agent jobs`: the processes of the jobs as their supervisor, monit or the agent's own, sees them.
+// Package jobs implements `agent jobs`, which shows the processes of the jobs as the supervisor sees them: monit, or
+// the agent's own.
 package jobs
 
 import (
@@ -24,17 +25,17 @@ import (
 	"cambium/jobs/monit"
 )
 
-// interval is between two screens of --watch: a supervisor does not tell when something changes.
+// interval is the refresh interval of --watch, since a supervisor does not report changes.
 const interval = 2 * time.Second
 
-// Job is one process in the output of --json.
+// Job is one process in the output with --json.
 type Job struct {
 	Name     string `json:"name"`
 	State    string `json:"state"`
 	PID      int    `json:"pid,omitempty"`
 	Uptime   int    `json:"uptime_seconds"`
 	MemoryKB int    `json:"memory_kb"`
-	// These three are known to the agent's own supervisor alone.
+	// Only the agent's own supervisor has the next three.
 	Restarts  *int       `json:"restarts,omitempty"`
 	Ended     *time.Time `json:"last_end,omitempty"`
 	EndReason string     `json:"last_end_reason,omitempty"`
@@ -43,7 +44,7 @@ type Job struct {
 	Lines     []string   `json:"last_lines,omitempty"`
 }
 
-// Run is the command.
+// Run runs `agent jobs`.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("jobs", cli.Help{Arguments: "[--json | --watch]",
 		Purpose: `Shows the processes of the jobs as their supervisor sees them: state, pid, uptime, memory, how often
@@ -80,7 +81,7 @@ Needs root. Exit codes: 0 all are running, 1 some are not or the supervisor does
 	}
 }
 
-// explain says why the supervisor does not answer, as far as the agent's status and the owner of its port tell.
+// explain adds to err why the supervisor does not answer, if the agent's status or the owner of the port shows it.
 func explain(d *status.Document, supervisor *monit.Client, err error) error {
 	if reason := d.JobsWithheld(); reason != "" {
 		return fmt.Errorf("%s: %s", status.JobsWithheld, reason)
@@ -110,7 +111,7 @@ func supervisorAt(dirs vcap.Dirs) *monit.Client {
 	return &monit.Client{URL: monit.DefaultURL, UserFile: dirs.MonitUser()}
 }
 
-// list asks the supervisor.
+// list asks the supervisor for its processes.
 func list(ctx context.Context, dirs vcap.Dirs) ([]Job, error) {
 	status, err := supervisorAt(dirs).Status(ctx)
 	if err != nil {
@@ -136,8 +137,8 @@ const (
 	tailSize   = 4096
 )
 
-// lastLines reads the end of a log file. Jobs own the directory: links lead nowhere else, and nothing but a file is
-// read.
+// lastLines returns the end of a log file. Jobs own the directory, so it follows no links out of it and reads only
+// regular files.
 func lastLines(dirs vcap.Dirs, path string) []string {
 	name, err := filepath.Rel(dirs.JobLogs(), path)
 	if err != nil {
@@ -173,7 +174,7 @@ func lastLines(dirs vcap.Dirs, path string) []string {
 	return lines
 }
 
-// show prints the jobs as a table, and what is known about those that do not run.
+// show prints the jobs as a table, with details of those that do not run.
 func show(w io.Writer, all []Job, asJSON bool) error {
 	if asJSON {
 		return cli.WriteJSON(w, map[string]any{"jobs": all})

@@ -1,5 +1,4 @@
-// Package logging sets up the log of the agent: one line for each entry, in the shape that tools
-// around BOSH search for.
+// Package logging configures the agent's log. Each entry is one line in the format that tools around BOSH search for.
 package logging
 
 import (
@@ -22,7 +21,7 @@ import (
 //	[component] 2026-01-02T03:04:05.678901Z ERROR - message key=value
 type lineFormatter struct{}
 
-// levelNames are the words of cloudfoundry/bosh-agent.
+// levelNames has the level names of cloudfoundry/bosh-agent.
 var levelNames = map[logrus.Level]string{
 	logrus.PanicLevel: "ERROR", logrus.FatalLevel: "ERROR", logrus.ErrorLevel: "ERROR",
 	logrus.WarnLevel: "WARN", logrus.InfoLevel: "INFO", logrus.DebugLevel: "DEBUG", logrus.TraceLevel: "DEBUG",
@@ -51,7 +50,8 @@ func (lineFormatter) Format(e *logrus.Entry) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// quoted escapes what a value must not do to a log or a terminal: it may be a file name, which a job chose.
+// quoted escapes characters that would break a log line or control a terminal. A value may be a file name that a job
+// chose.
 func quoted(value string) string {
 	unsafe := func(r rune) bool { return !unicode.IsPrint(r) || strings.ContainsRune(" \"=", r) }
 	if value == "" || !utf8.ValidString(value) || strings.ContainsFunc(value, unsafe) {
@@ -60,7 +60,7 @@ func quoted(value string) string {
 	return value
 }
 
-// SetUp configures logrus's standard logger, because go-diskfs writes to that one.
+// SetUp configures logrus's standard logger, which go-diskfs also uses, and returns an entry of it.
 func SetUp(w io.Writer) *logrus.Entry {
 	logger := logrus.StandardLogger()
 	logger.SetOutput(w)

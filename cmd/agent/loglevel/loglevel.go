@@ -1,5 +1,5 @@
-// Package loglevel is `agent log-level`: it shows and changes how much the running agent logs. SIGUSR1 toggles between
-// info and debug; the status says which it is.
+// Package loglevel implements `agent log-level`, which shows and changes the log level of the running agent. SIGUSR1
+// toggles between info and debug. The status has the current level.
 package loglevel
 
 import (
@@ -21,11 +21,10 @@ import (
 	"cambium/internal/watch"
 )
 
-// levels are those that an agent can log at.
+// levels lists the levels that can be set.
 var levels = []string{logrus.InfoLevel.String(), logrus.DebugLevel.String()}
 
-// Toggle has the running agent change between the levels with each signal, until ctx ends, and records the one in
-// force.
+// Toggle switches between the levels at each signal, until ctx ends, and records the current level in the status.
 func Toggle(ctx context.Context, signals <-chan os.Signal, log *logrus.Entry, rec *status.Recorder) {
 	for {
 		level := log.Logger.GetLevel()
@@ -49,7 +48,7 @@ func Toggle(ctx context.Context, signals <-chan os.Signal, log *logrus.Entry, re
 // answerTime bounds the wait for a running agent to handle the signal.
 const answerTime = 5 * time.Second
 
-// Run is `agent log-level`.
+// Run runs `agent log-level`.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("log-level", cli.Help{Arguments: "[" + strings.Join(levels, "|") + "]", Words: levels,
 		Purpose:  "Shows the log level of the running agent, or changes it until the agent ends: it sends SIGUSR1, which\ntoggles between info and debug. Neither level logs secrets.",
@@ -71,7 +70,7 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return cli.ExitOK
 }
 
-// change has the agent log at a level, if one is given, and returns the level in force.
+// change sets the agent's log level, if want is not empty, and returns the level in force.
 func change(ctx context.Context, path, want string) (string, error) {
 	d, err := status.Observe(path)
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package manpage makes manual pages from the table of commands, one for the program and one for each command.
+// Package manpage generates manual pages from the table of commands: one for the program and one for each command.
 package manpage
 
 import (
@@ -9,7 +9,7 @@ import (
 	"cambium/internal/vcap"
 )
 
-// Pages are the manual pages by file name.
+// Pages returns the manual pages by file name.
 func Pages(program, version string, all []cli.Description) map[string]string {
 	pages := map[string]string{program + ".8": overview(program, version, all)}
 	for _, d := range all {
@@ -85,7 +85,7 @@ func page(program, version string, d cli.Description) string {
 	return p.String()
 }
 
-// roff is a page under way.
+// roff builds a page.
 type roff struct{ strings.Builder }
 
 func (r *roff) line(text string) { r.WriteString(text + "\n") }
@@ -96,7 +96,7 @@ func (r *roff) title(name, version string) {
 
 func (r *roff) section(name string) { r.line(".SH " + name) }
 
-// text writes escaped text. A line that began with a dot would be a request.
+// text writes escaped text. A dot at the start of a line is escaped, too, since roff would read a request.
 func (r *roff) text(text string) {
 	if strings.HasPrefix(text, ".") || strings.HasPrefix(text, "'") {
 		text = `\&` + text
@@ -104,7 +104,7 @@ func (r *roff) text(text string) {
 	r.line(text)
 }
 
-// bold writes the program's name in bold, and what stands after it as it is.
+// bold writes the program's name in bold, and rest as it is.
 func (r *roff) bold(program string, rest ...string) {
 	r.line(`\fB` + escape(program) + `\fR` + strings.ReplaceAll(strings.ReplaceAll(strings.Join(rest, ""), `\-`, "-"), "-", `\-`))
 }
@@ -115,5 +115,5 @@ func (r *roff) item(name, text string) {
 	r.text(text)
 }
 
-// escape keeps dashes, which are typed, and backslashes as they are.
+// escape keeps dashes and backslashes as they are, so that commands can be copied.
 func escape(text string) string { return strings.NewReplacer(`\`, `\e`, "-", `\-`).Replace(text) }

@@ -1,5 +1,5 @@
-// Package metrics is `agent metrics`: the state of the machine in Prometheus' text format, for node_exporter's
-// directory of text files or any other collector. It asks no other machine.
+// Package metrics implements `agent metrics`, which prints the state of the machine in Prometheus' text format, for
+// node_exporter's textfile collector or others. It contacts no other machine.
 package metrics
 
 import (
@@ -17,7 +17,7 @@ import (
 	"cambium/internal/vcap"
 )
 
-// Run is `agent metrics`.
+// Run runs `agent metrics`.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("metrics", cli.Help{Arguments: "[--textfile FILE]",
 		Purpose: `Prints gauges in Prometheus' text format: state, boot steps, bus, long tasks, file systems, job
@@ -45,7 +45,7 @@ processes and the expiry of certificates. With --textfile it replaces FILE, for 
 	return cli.ExitOK
 }
 
-// states are those that a series exists for, also while the agent is in another.
+// states lists the states that each have a series, whichever of them the agent is in.
 var states = []status.State{status.Starting, status.Ready, status.Degraded, status.Failed}
 
 // write prints the metrics of a machine.
@@ -89,7 +89,7 @@ func write(w io.Writer, m observe.Facts) {
 	}
 }
 
-// restricted prints what only root may look at.
+// restricted prints the metrics that only root can observe.
 func restricted(p printer, m observe.Facts) {
 	p.family("cambium_tasks", "Tasks that the agent remembers.")
 	p.sample("cambium_tasks", float64(m.Tasks.Running), "state", "running")
@@ -113,7 +113,7 @@ func restricted(p printer, m observe.Facts) {
 	}
 }
 
-// boot prints what the status document says about boot, bus and long work.
+// boot prints the metrics of the status document: boot, bus and long operations.
 func boot(p printer, d status.Document) {
 	p.family("cambium_boot_ready_seconds", "Time from the start of the agent until it was ready.")
 	if d.ReadyNS > 0 {
@@ -152,15 +152,15 @@ func truth(yes bool) float64 {
 
 type printer struct{ w io.Writer }
 
-// family begins a metric. All are gauges: node_exporter drops a file with a type that Prometheus' text format does not
-// have, such as OpenMetrics' info.
+// family prints the header of a metric. All are gauges, because node_exporter drops a file with a type that Prometheus'
+// text format does not have, such as OpenMetrics' info.
 func (p printer) family(name, help string) {
 	fmt.Fprintf(p.w, "# HELP %s %s\n# TYPE %s gauge\n", name, help, name)
 }
 
 var escape = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
 
-// sample prints one value; labels are names and values in turn.
+// sample prints one value. labels alternates names and values.
 func (p printer) sample(name string, v float64, labels ...string) {
 	var pairs []string
 	for i := 0; i+1 < len(labels); i += 2 {

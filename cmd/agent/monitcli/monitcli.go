@@ -1,5 +1,6 @@
-// Package monitcli is the program monit, for the scripts of jobs and for people, where the agent's supervisor runs in
-// place of monit: the same arguments, lines and exit codes. On such a machine it is a link to the agent.
+// Package monitcli implements the program monit, for people and for scripts of jobs, on machines where the agent's
+// supervisor replaces monit. Arguments, output and exit codes are the same. On such a machine, the program is a link to
+// the agent.
 package monitcli
 
 import (
@@ -22,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Name is the name that the agent's binary is called by.
+// Name is the name under which the agent's binary is this program.
 const Name = "monit"
 
 const usage = `usage: monit [options] command
@@ -41,21 +42,21 @@ options:
   -h         show this help
 `
 
-// program is the command and what it works with.
+// program is one run of the command and its environment.
 type program struct {
 	client *monit.Client
 	dirs   vcap.Dirs
-	// pidFile names the process of the daemon.
+	// pidFile holds the pid of the daemon.
 	pidFile string
-	// stemcell are the places of the stemcell's monit. Some of them may be links to this program.
+	// stemcell lists the paths of the stemcell's monit. Some may be links to this program.
 	stemcell []string
-	// execute replaces this process, and kill sends a signal.
+	// execute replaces this process with another program, and kill sends a signal.
 	execute        func(path string, args, environment []string) error
 	kill           func(pid int, signal unix.Signal) error
 	stdout, stderr io.Writer
 }
 
-// Run is the whole program.
+// Run runs the program monit.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	dirs := vcap.New("")
 	p := program{client: &monit.Client{URL: monit.DefaultURL, UserFile: dirs.MonitUser()}, dirs: dirs,
@@ -64,7 +65,7 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return p.run(ctx, args)
 }
 
-// run returns the exit code: monit knows 0 and 1.
+// run runs the command and returns the exit code, which is 0 or 1, as with monit.
 func (p program) run(ctx context.Context, args []string) int {
 	if slices.Contains(args, "-I") {
 		return p.report(p.executeStemcells(args))
@@ -131,7 +132,7 @@ func (p program) command(ctx context.Context, command string, names []string, gr
 	}
 }
 
-// act asks for an action on a service, or on each one of a group or of all, also if it fails for some.
+// act requests an action on a service, on all services of a group, or on all. It continues if some of them fail.
 func (p program) act(ctx context.Context, action, name, group string) error {
 	if name != "all" {
 		return p.client.Act(ctx, action, name)
@@ -148,7 +149,7 @@ func (p program) act(ctx context.Context, action, name, group string) error {
 	return err
 }
 
-// signal sends a signal to the daemon and prints what monit prints; %d in it becomes the daemon's pid.
+// signal sends a signal to the daemon and prints text, in which %d is replaced by the daemon's pid.
 func (p program) signal(signal unix.Signal, text string) error {
 	pid, err := pidfile.Read(p.pidFile)
 	if err == nil && pid <= 1 {
@@ -164,7 +165,8 @@ func (p program) signal(signal unix.Signal, text string) error {
 	return nil
 }
 
-// test parses a file, or those of all jobs: the stemcell's own file includes them and has nothing else for jobs.
+// test parses a control file. The stemcell's own file contains nothing for jobs but includes all of theirs, so test
+// parses those.
 func (p program) test(file string) error {
 	patterns := p.dirs.MonitPatterns()
 	if file != "" && file != p.dirs.StemcellFile("monitrc") {
@@ -180,7 +182,7 @@ func (p program) test(file string) error {
 	return nil
 }
 
-// executeStemcells replaces this process by the stemcell's monit.
+// executeStemcells replaces this process with the stemcell's monit.
 func (p program) executeStemcells(args []string) error {
 	own, err := os.Stat("/proc/self/exe")
 	if err != nil {

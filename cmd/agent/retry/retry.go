@@ -1,5 +1,5 @@
-// Package retry is `agent retry`: it has the running agent begin the next attempt to boot, or to mount the store, at
-// once. SIGHUP does the same.
+// Package retry implements `agent retry`, which makes the running agent start its next attempt at once to boot, or to
+// mount the store. SIGHUP does the same.
 package retry
 
 import (
@@ -17,11 +17,11 @@ import (
 	"cambium/internal/watch"
 )
 
-// answerTime bounds the wait for a running agent to begin another try, before which the background steps of the
-// failed one must end.
+// answerTime bounds the wait until the agent begins another attempt. The background steps of the failed one must end
+// before.
 const answerTime = 30 * time.Second
 
-// Run is `agent retry`.
+// Run runs `agent retry`.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("retry", cli.Help{
 		Purpose: `Has the agent try at once what it would try again after a pause: a boot that has failed, or to mount a
@@ -41,7 +41,7 @@ there is nothing to retry, 1 the agent does not run or does not answer, 2 usage.
 	return cli.ExitOK
 }
 
-// retry asks the agent, and says what it does.
+// retry signals the agent, and returns what it does.
 func retry(ctx context.Context, path string, stderr io.Writer) (string, error) {
 	before, err := status.Observe(path)
 	if err != nil {

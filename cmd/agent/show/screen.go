@@ -19,7 +19,7 @@ var stateColors = map[status.State]cli.Color{status.Ready: cli.Green, status.Deg
 var outcomeColors = map[status.Outcome]cli.Color{status.Done: cli.Green, status.Warned: cli.Yellow, status.Broken: cli.Red,
 	status.Running: cli.Bold, status.Skipped: cli.Grey, status.Pending: cli.Grey, status.Canceled: cli.Grey}
 
-// screen prints a status document for people; no line is wider than the terminal.
+// screen prints a status document for people, with lines no wider than the terminal.
 type screen struct {
 	w       io.Writer
 	palette cli.Palette
@@ -31,10 +31,10 @@ func newScreen(w io.Writer, now time.Time) screen {
 	return screen{w: w, palette: cli.PaletteFor(w), width: cli.Width(w), now: now}
 }
 
-// labelWidth is the column at which the text after a label begins.
+// labelWidth is the column after the labels.
 const labelWidth = 10
 
-// field prints a label and a text; an empty color is none.
+// field prints a label and a text in a color; "" means no color.
 func (s screen) field(label string, color cli.Color, format string, values ...any) {
 	lead := s.palette.Paint(color, label+":") + strings.Repeat(" ", max(1, labelWidth-len(label)-1))
 	s.folded(lead, labelWidth, fmt.Sprintf(format, values...))
@@ -95,7 +95,7 @@ func (s screen) print(d status.Document, verbose bool) {
 	s.unfinished(d)
 }
 
-// state says how far the agent is, and what comes next.
+// state describes the state of the agent, and what comes next.
 func (s screen) state(d status.Document) string {
 	switch {
 	case d.Halted:
@@ -132,7 +132,7 @@ func busColor(b *status.Bus) cli.Color {
 	}
 }
 
-// unfinished prints the steps that go on or are still to come.
+// unfinished prints the steps that are running or have not begun.
 func (s screen) unfinished(d status.Document) {
 	var pending []string
 	for _, step := range d.Steps {
@@ -168,7 +168,7 @@ func (s screen) steps(d status.Document) {
 	}
 }
 
-// stepIndent is the column at which the name of a step begins.
+// stepIndent is the column at which the names of steps begin.
 const stepIndent = 22
 
 func (s screen) step(step status.Step) {
@@ -196,7 +196,7 @@ func (s screen) step(step status.Step) {
 	}
 }
 
-// roundTime keeps about three digits.
+// roundTime rounds to about three digits.
 func roundTime(d time.Duration) time.Duration {
 	switch {
 	case d > 10*time.Second:

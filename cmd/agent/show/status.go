@@ -1,5 +1,4 @@
-// Package show is `agent status`: the status document that the agent writes,
-// for people and for scripts.
+// Package show implements `agent status`, which shows the agent's status document to people and scripts.
 package show
 
 import (
@@ -18,14 +17,14 @@ import (
 	"cambium/internal/watch"
 )
 
-// Exit codes of `agent status` beside the common ones.
+// Exit codes of `agent status` in addition to the common ones.
 const (
 	exitDegraded = 3
 	exitStarting = 4
 )
 
-// waitFlag is --wait, --wait=DURATION or --wait DURATION. The flag package cannot know whether the
-// word after --wait belongs to it, so Status takes it from the arguments.
+// waitFlag is --wait, --wait=DURATION or --wait DURATION. The flag package does not know whether the word after --wait
+// belongs to it, so Status removes it from the arguments.
 type waitFlag struct {
 	set   bool
 	limit time.Duration // 0 means no limit
@@ -45,7 +44,7 @@ func (w *waitFlag) Set(text string) (err error) {
 	return err
 }
 
-// Status is `agent status`.
+// Status runs `agent status`.
 func Status(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("status", cli.Help{Arguments: "[-v] [--wait [DURATION]] [--json]", Purpose: `Shows the state of the agent, its verdict, its bus, where its settings came from, and what has
 failed or is still to be done; without --wait also what is wrong with the machine itself, such as a
@@ -100,8 +99,8 @@ deadline, or no agent appeared until then).`,
 	return exitCode(doc.State)
 }
 
-// settled reports that nothing is to be waited for any more: there is a verdict other than the first document's, and
-// an agent that is ready has its bus, or has been without it for too long. systemd starts an agent again that has ended.
+// settled reports whether --wait is over: there is a new verdict, or the agent is ready and has its bus or has been
+// without it for too long. An agent that has ended is not settled, because systemd restarts it.
 func settled(d, first status.Document) bool {
 	switch {
 	case d.Served():
@@ -112,7 +111,7 @@ func settled(d, first status.Document) bool {
 	return d.State != status.Starting && d.State != status.NotRunning
 }
 
-// awaited says what settled waits for.
+// awaited describes what settled waits for.
 func awaited(d status.Document) string {
 	waiting := ""
 	for _, step := range d.Steps {
@@ -139,7 +138,7 @@ func awaited(d status.Document) string {
 // glanceTimeout bounds the wait for the gateways to answer.
 const glanceTimeout = 2 * time.Second
 
-// addFindings adds what the doctor sees of the machine without asking others.
+// addFindings adds the findings that doctor.Glance makes without contacting other machines.
 func addFindings(ctx context.Context, d *status.Document) {
 	dirs := vcap.New(vcap.DefaultBase)
 	var problems, warnings []string
@@ -167,8 +166,8 @@ func exitCode(s status.State) int {
 	}
 }
 
-// read returns the document at path, with wait when it tells a verdict or at the deadline. A verdict that was there
-// before does not count while the boot is retried.
+// read returns the document at path. With wait it first waits until the document is settled, or for the limit. A
+// verdict that existed before does not count while the boot is retried.
 func read(ctx context.Context, path string, wait waitFlag, stderr io.Writer) (status.Document, error) {
 	if !wait.set {
 		return status.Observe(path)

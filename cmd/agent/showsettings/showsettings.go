@@ -1,5 +1,5 @@
-// Package showsettings is `agent settings`: the settings sources asked as a boot asks them, without
-// leaving a trace, and the effective settings shown without secrets.
+// Package showsettings implements `agent settings`, which asks the settings sources as a boot does, but changes
+// nothing, and shows the effective settings without secrets.
 package showsettings
 
 import (
@@ -28,7 +28,7 @@ import (
 	"cambium/settings/store"
 )
 
-// Run is `agent settings`.
+// Run runs `agent settings`.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("settings", cli.Help{Arguments: "[-C AGENT_JSON] [-b BASE] [--explain] [--query PATH] [--json] [--timeout DURATION]",
 		Purpose: `Asks the settings sources as a boot would and prints the effective settings without secrets.
@@ -83,15 +83,15 @@ func printFindings(w io.Writer, rep report.Report) {
 	}
 }
 
-// Answer combines the results of the sources with the cached copy.
+// Answer holds the results of the sources and the cached copy.
 type Answer struct {
 	Loaded    store.Loaded
 	Effective settings.Effective
 	results   infrastructure.Results
 }
 
-// Ask finds the settings as a boot does, with everything that leaves a trace switched off. The
-// sources get budget if a cached copy can serve; waiting is told what they wait for.
+// Ask loads the settings as a boot does, without side effects. If a cached copy exists, the sources are asked for at
+// most budget. waiting is called with what they wait for.
 func Ask(ctx context.Context, config agentjson.Config, dirs vcap.Dirs, budget time.Duration,
 	waiting func(string)) (a Answer, err error) {
 	quiet := logrus.New()
@@ -127,7 +127,7 @@ func Ask(ctx context.Context, config agentjson.Config, dirs vcap.Dirs, budget ti
 	return a, err
 }
 
-// networkUp reports an address that is not loopback's.
+// networkUp reports whether the machine has an address other than loopback's.
 func networkUp(context.Context) bool {
 	addresses, err := net.InterfaceAddrs()
 	if err != nil {
@@ -187,7 +187,7 @@ func (a Answer) printValue(path string, stdout, stderr io.Writer) int {
 	return cli.ExitOK
 }
 
-// values are those at path: a single one, the elements of a list that was merged, or a part of the document as JSON.
+// values returns the values at path: one value, the elements of a merged list, or a part of the document as JSON.
 func (a Answer) values(path string) (values []string) {
 	for _, line := range a.Effective.Explain() {
 		if line.Path == path {
@@ -210,10 +210,10 @@ func (a Answer) values(path string) (values []string) {
 	return nil
 }
 
-// element matches the index that follows a list's path in the path of each of its elements.
+// element matches the index after a list's path in the path of an element.
 var element = regexp.MustCompile(`^\[[0-9]+\]$`)
 
-// printResults tells the outcome of each source, how long it took and why it was not used.
+// printResults prints the result of each source, how long it took and why it was not used.
 func printResults(w io.Writer, results infrastructure.Results) {
 	for _, v := range results {
 		fmt.Fprintf(w, "source %s: %s after %s", v.Source, v.Outcome, v.Took.Round(time.Millisecond))
@@ -227,7 +227,7 @@ func printResults(w io.Writer, results infrastructure.Results) {
 	}
 }
 
-// document is the form for machines.
+// document returns the JSON form of the answer.
 func (a Answer) document(err error) any {
 	d := struct {
 		From     string                 `json:"from,omitempty"`

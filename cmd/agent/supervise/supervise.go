@@ -1,4 +1,4 @@
-// Package supervise is `agent supervise`: the supervisor of jobs, as a process of its own in place of monit.
+// Package supervise implements `agent supervise`, which runs the supervisor of the jobs in place of monit.
 package supervise
 
 import (
@@ -26,16 +26,16 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// Cycle and grace of a machine; tests of the supervisor use shorter ones.
+// Defaults of supervisor.Options. Tests of the supervisor use shorter ones.
 const (
 	cycle = 10 * time.Second
 	grace = 2 * time.Second
 )
 
-// portPause is between two attempts to take the port: jobs are supervised meanwhile.
+// portPause is the pause between two attempts to listen on the port. Jobs are supervised meanwhile.
 const portPause = time.Second
 
-// Run is the command.
+// Run runs `agent supervise`.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("supervise", cli.Help{Purpose: `Runs the jobs of this machine in place of monit, until it gets SIGTERM: it reads the monit
 files of the jobs, starts and stops what they name, restarts what has ended, and answers monit's
@@ -85,8 +85,8 @@ func run(ctx context.Context, dirs vcap.Dirs, log *logrus.Entry) error {
 	return nil
 }
 
-// serve answers requests until ctx ends. Any user can take the port while nobody has it; jobs are supervised without
-// it.
+// serve answers HTTP requests until ctx ends. If another process has the port, which any user can take while it is
+// free, serve tries again.
 func serve(ctx context.Context, s *supervisor.Supervisor, log *logrus.Entry) {
 	server := &http.Server{Handler: s.Handler(), ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
 		MaxHeaderBytes: 16 << 10}

@@ -23,7 +23,7 @@ import (
 	"cambium/settings/store"
 )
 
-// programs are the commands whose output is in the archive, by the name of its file. They only read.
+// programs maps files of the archive to the commands whose output they hold. The commands only read.
 var programs = map[string][]string{
 	"journal/this-boot.txt":   {"journalctl", "--no-pager", "-b", "0", "-n", "5000", "-o", "short-precise", "-u", "bosh-agent", "-u", "monit", "-u", "systemd-networkd", "-u", "systemd-resolved", "-u", "chrony", "-u", "chronyd", "-u", "systemd-timesyncd"},
 	"journal/last-boot.txt":   {"journalctl", "--no-pager", "-b", "-1", "-n", "3000", "-o", "short-precise", "-u", "bosh-agent", "-u", "monit", "-u", "systemd-networkd", "-u", "systemd-resolved"},
@@ -49,7 +49,7 @@ var programs = map[string][]string{
 	"clock.txt":               {"timedatectl", "--no-pager", "status"},
 }
 
-// copied are files of the machine that hold no secrets.
+// copied maps files of the archive to files of the machine without secrets.
 var copied = map[string]string{
 	"disks/mounts.txt":        "/proc/self/mountinfo",
 	"disks/swaps.txt":         "/proc/swaps",
@@ -59,7 +59,7 @@ var copied = map[string]string{
 	"versions/cmdline.txt":    "/proc/cmdline",
 }
 
-// collect gathers the files; each that cannot be had says why instead.
+// collect returns the files of the archive. A file that cannot be read contains the reason.
 func collect(ctx context.Context, o options) []file {
 	files := slices.Concat(own(ctx, o), outputs(ctx, o))
 	copies := map[string]string{}
@@ -109,7 +109,7 @@ func own(ctx context.Context, o options) []file {
 		content("agent.json", func() ([]byte, error) { return redactedConfig(o.config) })}
 }
 
-// content is an entry of the archive that may not be there to be read.
+// content returns an entry of the archive for data that may be unavailable.
 func content(name string, read func() ([]byte, error)) file {
 	data, err := read()
 	if err != nil {
@@ -118,7 +118,7 @@ func content(name string, read func() ([]byte, error)) file {
 	return file{name: name, data: data}
 }
 
-// redactedSettings is the cached copy without secrets.
+// redactedSettings returns the cached copy without secrets.
 func redactedSettings(dirs vcap.Dirs) ([]byte, error) {
 	cache, err := store.Open(dirs, store.Options{ReadOnly: true})
 	switch {
@@ -132,8 +132,8 @@ func redactedSettings(dirs vcap.Dirs) ([]byte, error) {
 	return nil, errors.New("there is no usable cached copy")
 }
 
-// redactedConfig is agent.json without the values of headers and passwords of URLs. One that is not JSON is
-// left out: its secrets cannot be recognized.
+// redactedConfig returns agent.json without the values of headers and the passwords in URLs. If it is not JSON, it is
+// left out, because its secrets cannot be recognized.
 func redactedConfig(path string) ([]byte, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -166,7 +166,7 @@ func redact(node any, hidden bool) any {
 	return node
 }
 
-// secretsOf knows the secrets of all documents that are kept on the machine.
+// secretsOf returns a scrubber for the secrets of all documents that are kept on the machine.
 func secretsOf(o options) scrubber {
 	effective, _ := redactedSettings(o.dirs) // without them nothing of the documents is public
 	config, _ := redactedConfig(o.config)
@@ -214,8 +214,7 @@ func outputs(ctx context.Context, o options) []file {
 	return files
 }
 
-// output runs a program and returns its output, cut to the end if it is long. With an error the output may be
-// incomplete.
+// output runs a program and returns the end of its output. If err is set, the output may be incomplete.
 func output(ctx context.Context, o options, argv []string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*o.timeout)
 	defer cancel()
@@ -229,7 +228,7 @@ func output(ctx context.Context, o options, argv []string) ([]byte, error) {
 
 // limited keeps the last maxFile bytes that are written to it.
 type limited struct {
-	mu   sync.Mutex // standard output and error are written side by side
+	mu   sync.Mutex // standard output and standard error are written concurrently
 	data []byte
 }
 

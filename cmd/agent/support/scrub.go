@@ -9,17 +9,17 @@ import (
 	"strings"
 )
 
-// scrubber removes known secrets from every file of the archive. What the agent itself prints holds none;
-// this is for what others print: journals, and the errors of programs.
+// scrubber removes known secrets from every file of the archive. The agent's own output has none. Journals, and errors
+// of other programs, may.
 type scrubber struct{ secrets []string }
 
-// minSecret is the length from which on a value is taken for a secret: shorter ones are words that occur everywhere.
+// minSecret is the length of the shortest secret that is removed. Shorter values are words that occur everywhere.
 const minSecret = 6
 
-// value is a JSON string that is not a member's name, also in a document that is cut off or damaged.
+// value matches a JSON string that is not a member's name, even in a truncated or damaged document.
 var value = regexp.MustCompile(`"((?:[^"\\]|\\.)*)("\s*:|"|$)`)
 
-// newScrubber takes every value of the raw documents that is not in their public forms.
+// newScrubber returns a scrubber for all values of the raw documents that are not in their public forms.
 func newScrubber(raw, public [][]byte) scrubber {
 	known := map[string]bool{}
 	for _, p := range public {
@@ -71,7 +71,7 @@ func values(document []byte) (found []string) {
 	return found
 }
 
-// clean replaces secrets by ***, in plain and in JSON's spelling.
+// clean replaces secrets with ***, in plain text and as JSON strings.
 func (s scrubber) clean(data []byte) []byte {
 	for _, secret := range s.secrets {
 		data = bytes.ReplaceAll(data, []byte(secret), []byte("***"))

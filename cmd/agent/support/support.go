@@ -1,6 +1,6 @@
-// Package support is `agent support`: one archive for a person who cannot log in to the
-// machine: status, timeline, findings of the doctor, redacted settings, journals, and the state of
-// network, disks and units. It works without a running agent, is bounded in size and holds no secret.
+// Package support implements `agent support`, which writes one archive for a person who cannot log in to the machine:
+// status, timeline, findings of the doctor, redacted settings, journals, and the state of network, disks and units. It
+// works without a running agent. The archive is limited in size and holds no secrets.
 package support
 
 import (
@@ -19,10 +19,10 @@ import (
 	"cambium/internal/vcap"
 )
 
-// Version is the agent's own, for the archive; the program's main package sets it.
+// Version is the agent's version, for the archive.
 type Version string
 
-// Run is `agent support` of an agent of that version.
+// Run runs `agent support`.
 func (v Version) Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("support", cli.Help{Arguments: "FILE",
 		Purpose: `Writes one archive (tar, gzip) for support: status, timeline, findings of the doctor, redacted
@@ -64,7 +64,7 @@ type options struct {
 	timeout                 time.Duration
 }
 
-// put writes a new file and never replaces one: it may be the archive of an earlier failure.
+// put writes a new file. It never replaces one, because that may be the archive of an earlier failure.
 func put(path string, data []byte, stdout io.Writer) error {
 	if path == "-" {
 		_, err := stdout.Write(data)
@@ -94,16 +94,16 @@ const (
 type file struct {
 	name string
 	data []byte
-	// why it could not be had; data says it, too
+	// the reason why it is unavailable; data contains it, too
 	missing error
 }
 
-// absent is an entry that could not be had.
+// absent returns an entry for data that is unavailable.
 func absent(name string, err error) file {
 	return file{name: name, data: []byte(err.Error() + "\n"), missing: err}
 }
 
-// leftOut are the names of what could not be had.
+// leftOut returns the names of the unavailable files.
 func leftOut(files []file) (names []string) {
 	for _, f := range files {
 		if f.missing != nil {
@@ -113,7 +113,7 @@ func leftOut(files []file) (names []string) {
 	return names
 }
 
-// bounded keeps the end of what is too long: the last lines of a log are the most useful.
+// bounded cuts the beginning of data that is too long, since the last lines of a log are the most useful.
 func bounded(data []byte) []byte {
 	if len(data) <= maxFile {
 		return data
@@ -122,7 +122,7 @@ func bounded(data []byte) []byte {
 	return append([]byte(notice), data[len(data)-maxFile+len(notice):]...)
 }
 
-// pack makes the archive; left-out.txt names what could not be had, and what is beyond maxTotal.
+// pack returns the archive. left-out.txt lists the files that were unavailable or did not fit into maxTotal.
 func pack(files []file, now time.Time) ([]byte, error) {
 	var out bytes.Buffer
 	zip := gzip.NewWriter(&out)

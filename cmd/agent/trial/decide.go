@@ -29,13 +29,14 @@ const (
 // Record is the outcome of the last operation, for scripts.
 type Record struct {
 	State State `json:"state"`
-	// Reason is a sentence.
+	// Reason is a sentence, empty after success.
 	Reason string `json:"reason,omitempty"`
 	// Agent and Before are the versions of this agent and of the stemcell's.
 	Agent  string    `json:"agent,omitempty"`
 	Before string    `json:"before,omitempty"`
 	Time   time.Time `json:"time,omitzero"`
-	// After is the pid of the errand. The trial begins after that process has ended.
+	// After is the pid of the command that has started the trial in the background, such as the errand's. The command
+	// returns when it finds its pid here, and the background process waits until it has ended.
 	After int `json:"after,omitempty"`
 }
 
@@ -70,8 +71,8 @@ func (r Record) write(path string) error {
 	return atomicfile.Write(path, append(data, '\n'), 0o644)
 }
 
-// settle corrects a record that a reboot has overtaken: busy says that an operation is under way, mounted that this agent is
-// mounted over the stemcell's.
+// settle corrects a record from before a reboot. busy means that an operation is running, and mounted that this agent
+// is mounted over the stemcell's.
 func settle(r Record, busy, mounted bool) Record {
 	switch r.State {
 	case scheduled, running:
@@ -202,7 +203,8 @@ func judge(s sight, limit time.Duration) (over bool, reason string) {
 	return true, within + "got no confirmation of a heartbeat from the Director's server"
 }
 
-// proven: it is ready, and the Director's server has confirmed a heartbeat. An HTTPS bus, of create-env, has none.
+// proven reports whether the agent is ready and the NATS server has confirmed a heartbeat. The HTTPS bus of create-env
+// has no heartbeats.
 func (s sight) proven() bool {
 	return s.ours && s.doc != nil && s.doc.Served() && s.doc.Bus != nil &&
 		(s.doc.Bus.State == status.BusListening || s.doc.Marked(status.MarkHeartbeat))

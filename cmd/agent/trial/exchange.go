@@ -25,16 +25,16 @@ import (
 	"cambium/platform/mount"
 )
 
-// Bounds of what follows a trial.
+// Time limits.
 const (
-	endTime     = time.Minute     // for the command that has started this process
-	restartTime = 2 * time.Minute // for the stemcell's agent
-	steadyTime  = 5 * time.Second // in which it must not end
-	alertTime   = 3 * time.Minute // in which an agent must take the alert
+	endTime     = time.Minute     // for the end of the command that has started this process
+	restartTime = 2 * time.Minute // for the stemcell's agent to run again
+	steadyTime  = 5 * time.Second // for which it must then keep running
+	alertTime   = 3 * time.Minute // for an agent to accept the alert
 	glance      = 250 * time.Millisecond
 )
 
-// later does the operation in this process, after the end of the one that has started it.
+// later performs the operation in the background process, after the command that started it has ended.
 func (m *machine) later(ctx context.Context, operation string) (string, error) {
 	if err := os.MkdirAll(filepath.Dir(m.o.dirs.TrialLog()), 0o750); err != nil {
 		return "", err
@@ -84,14 +84,14 @@ func (m *machine) later(ctx context.Context, operation string) (string, error) {
 	return r.String(), err
 }
 
-// record writes and logs what has been reached.
+// record writes and logs the state of the operation.
 func (m *machine) record(r Record) error {
 	r.Time = time.Now().UTC().Truncate(time.Second)
 	m.log.WithFields(logrus.Fields{"state": r.State, "reason": r.Reason}).Info("trial")
 	return r.write(m.o.dirs.TrialRecord())
 }
 
-// await waits for the end of the command that has started this process, and then for the delay.
+// await waits until the command that started this process has ended, and then for the delay.
 func (m *machine) await(ctx context.Context) error {
 	over := make(chan struct{})
 	followed, err := pidfile.Follow(m.o.after, func() { close(over) })
@@ -112,7 +112,7 @@ func (m *machine) await(ctx context.Context) error {
 	return retry.Sleep(ctx, m.o.delay)
 }
 
-// targets are the names of the stemcell's agent: it may have a second one, a hard link.
+// targets returns the paths of the stemcell's agent, which may have a second hard link.
 func (m *machine) targets() []string {
 	first, second := m.o.dirs.Agent(), m.o.dirs.StemcellFile("bosh-enable-monit-access")
 	if _, err := os.Stat(second); err != nil {
@@ -139,7 +139,7 @@ func (m *machine) mount(ctx context.Context) error {
 	return nil
 }
 
-// unmount uncovers the stemcell's agent.
+// unmount removes this agent's mounts, which uncovers the stemcell's agent.
 func (m *machine) unmount() error {
 	var errs []error
 	for _, target := range m.targets() {
@@ -148,7 +148,7 @@ func (m *machine) unmount() error {
 	return errors.Join(errs...)
 }
 
-// try mounts this agent over the stemcell's, restarts it and judges it.
+// try mounts this agent over the stemcell's, restarts the service and judges the result.
 func (m *machine) try(ctx context.Context, r Record) Record {
 	r.State, r.Reason = running, ""
 	err := m.record(r)
@@ -173,7 +173,7 @@ func (m *machine) try(ctx context.Context, r Record) Record {
 	return r
 }
 
-// judge restarts the agent, which is this one now, and returns why the trial has failed; "" if it has not.
+// judge restarts the service, which now runs this agent. It returns why the trial has failed, or "".
 func (m *machine) judge(ctx context.Context) string {
 	began := time.Now()
 	restart, cancel := context.WithTimeout(ctx, m.o.time)
@@ -207,7 +207,7 @@ func (m *machine) judge(ctx context.Context) string {
 	}
 }
 
-// updateSight updates what is seen of the new agent.
+// updateSight updates what was observed of the new agent.
 func (m *machine) updateSight(ctx context.Context, s *sight) {
 	state, err := m.service.State(ctx, m.name)
 	if err != nil {
@@ -244,7 +244,7 @@ func (m *machine) back(ctx context.Context, r Record) Record {
 	return r
 }
 
-// restore uncovers the stemcell's agent, restarts it and checks that it stays.
+// restore uncovers the stemcell's agent, restarts it and checks that it keeps running.
 func (m *machine) restore(ctx context.Context) error {
 	if err := m.unmount(); err != nil {
 		return err
@@ -277,8 +277,8 @@ func (m *machine) restore(ctx context.Context) error {
 	}
 }
 
-// clean removes what this agent leaves in another's way if it ends without notice: what identifies it, and its
-// supervisor in place of monit.
+// clean removes files of this agent that would affect the stemcell's agent: those that identify it, and the drop-in
+// that replaces monit with its supervisor.
 func (m *machine) clean(ctx context.Context) {
 	dropIn := vcap.RunDir.MonitDropIn()
 	reload := atomicfile.Exists(dropIn) && m.systemd != nil
@@ -294,7 +294,8 @@ func (m *machine) clean(ctx context.Context) {
 	}
 }
 
-// installAgent installs this agent beside the stemcell's. The process that serves goes on: its binary is the same.
+// installAgent installs this agent in place of the stemcell's. The running process continues, since its binary is the
+// same.
 func (m *machine) installAgent(ctx context.Context) (string, error) {
 	r, err := readRecord(m.o.dirs.TrialRecord())
 	if err != nil {
@@ -313,13 +314,14 @@ func (m *machine) installAgent(ctx context.Context) (string, error) {
 	return r.String(), nil
 }
 
-// swap runs the stemcell builder's script of that name.
+// swap runs the script swap of the stemcell builder.
 func (m *machine) swap(ctx context.Context, argument string) error {
 	_, err := command.Run(ctx, command.Cmd{Name: m.o.dirs.TrialSwap(), Args: []string{"/", argument}})
 	return err
 }
 
-// alert sends the outcome as a mail of monit's, which both agents forward, as soon as one takes it.
+// alert sends the outcome in the format of monit's mails, which both agents forward. It retries until an agent accepts
+// it.
 func (m *machine) alert(ctx context.Context, r Record) error {
 	event := "execution changed"
 	if r.State == failed {

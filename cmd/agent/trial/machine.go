@@ -37,9 +37,9 @@ type machine struct {
 	o       options
 	version string
 	log     *logrus.Entry
-	systemd *unit.Systemd // nil where it is not the init
+	systemd *unit.Systemd // nil if systemd is not the init
 	service service
-	name    string // of the agent's service
+	name    string // name of the agent's service
 }
 
 func newMachine(o options, version string, log *logrus.Entry) *machine {
@@ -78,7 +78,7 @@ func (m *machine) lock() (*os.File, error) {
 	return file, nil
 }
 
-// busy reports whether an operation is under way.
+// busy reports whether another process performs an operation.
 func (m *machine) busy() bool {
 	file, err := m.lock()
 	if err == nil {
@@ -87,7 +87,7 @@ func (m *machine) busy() bool {
 	return errors.Is(err, unix.EWOULDBLOCK)
 }
 
-// spare is left free of each file system, for what the agents write.
+// spare is the free space of each file system that is left for the agents.
 const spare = 16 << 20
 
 // observe collects the facts.
@@ -125,7 +125,7 @@ func (m *machine) observe(ctx context.Context) (f facts) {
 	return f
 }
 
-// comparable fails unless the binary to try is a program for the architecture of the stemcell's agent.
+// comparable fails unless the new binary has the same architecture as the stemcell's agent.
 func (m *machine) comparable() error {
 	own, err := architecture(m.o.dirs.TrialAgent())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -141,7 +141,7 @@ func (m *machine) comparable() error {
 	return err
 }
 
-// architecture returns class, byte order and processor of a program.
+// architecture returns the class, byte order and processor of an ELF program.
 func architecture(path string) ([]byte, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -155,8 +155,8 @@ func architecture(path string) ([]byte, error) {
 	return append(header[4:6:6], header[18:]...), nil
 }
 
-// tasks returns the methods of the tasks on record: of the stemcell's agent only those that it would resume, of this one
-// all but the caller's.
+// tasks returns the methods of running tasks. Of the stemcell's agent it knows only those that a restart would resume.
+// If this agent runs, it counts all tasks but the errand that called it.
 func (m *machine) tasks() (methods []string) {
 	if data, err := os.ReadFile(m.o.dirs.Tasks()); err == nil {
 		var others map[string]struct{ Method string }
@@ -182,13 +182,14 @@ func (m *machine) tasks() (methods []string) {
 	return methods
 }
 
-// unitName is of the transient unit.
+// unitName is the name of the transient unit.
 const unitName = "cambium-agent-trial"
 
-// startTime bounds the wait for the process in the background to take over.
+// startTime bounds the wait for the background process to take the lock.
 const startTime = 10 * time.Second
 
-// background starts the operation in a process that outlives both agents, and waits until it has the lock.
+// background starts the operation in a process that survives the restart of the agent, and waits until that process has
+// the lock.
 func (m *machine) background(ctx context.Context, operation string) error {
 	argv := []string{m.o.dirs.TrialAgent(), "trial", operation, "--after", strconv.Itoa(os.Getpid()),
 		"--time", m.o.time.String(), "--delay", m.o.delay.String(), "-b", m.o.dirs.Base()}
@@ -213,7 +214,7 @@ func (m *machine) background(ctx context.Context, operation string) error {
 	return nil
 }
 
-// runsInstalled reports whether a process runs the file that has the agent's name.
+// runsInstalled reports whether a process runs the file at the agent's path.
 func (m *machine) runsInstalled(pid int) bool {
 	running, err := os.Stat(fmt.Sprintf("/proc/%d/exe", pid))
 	if err != nil {
@@ -223,7 +224,7 @@ func (m *machine) runsInstalled(pid int) bool {
 	return err == nil && os.SameFile(running, installed)
 }
 
-// oldVersion asks the stemcell's agent.
+// oldVersion returns the version of the stemcell's agent.
 func (m *machine) oldVersion(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()

@@ -1,6 +1,6 @@
-// Package trial is `agent trial`: it puts this agent in place of a stemcell's for as long as it proves itself, keeps
-// it, and goes back. Until it is kept, the binary is bind-mounted over the stemcell's, so that a reboot brings that
-// back. The errands of the release cambium-agent call it.
+// Package trial implements `agent trial`, which replaces the stemcell's agent with this one on trial, keeps this one,
+// or goes back. During the trial, the binary is bind-mounted over the stemcell's, so that a reboot restores the
+// stemcell's agent. The errands of the release cambium-agent call this command.
 package trial
 
 import (
@@ -33,18 +33,18 @@ const (
 	maxDelay         = 10 * time.Minute
 )
 
-// options are the flags of the command.
+// options holds the flags of the command.
 type options struct {
 	dirs        vcap.Dirs
 	time, delay time.Duration
-	after       int // the process that is waited for; 0 in the command itself
+	after       int // the pid to wait for in the background process; 0 in the command itself
 	json        bool
 }
 
-// Version is the agent's own; the program's main package sets it.
+// Version is the version of this agent.
 type Version string
 
-// Run is `agent trial`.
+// Run runs `agent trial`.
 func (v Version) Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	words := []string{try, keep, showStatus, back}
 	flags := cli.NewFlags("trial", cli.Help{Arguments: strings.Join(words, "|") + " [flags]", Words: words,
@@ -93,7 +93,7 @@ refused or failed, and of status that the last trial failed, 2 usage.`,
 	return cli.ExitOK
 }
 
-// run does the operation, or begins it, and returns a sentence for people.
+// run performs the operation or starts it in the background, and returns a sentence for people.
 func (m *machine) run(ctx context.Context, operation string) (string, error) {
 	if m.o.after > 0 {
 		return m.later(ctx, operation)

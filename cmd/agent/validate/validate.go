@@ -1,4 +1,4 @@
-// Package validate is `agent validate`: documents checked with the code that reads them at boot.
+// Package validate implements `agent validate`, which checks documents with the code that reads them at boot.
 package validate
 
 import (
@@ -44,17 +44,17 @@ var validators = map[string]func(name string, data []byte) report.Report{
 	},
 }
 
-// consequences are the effects of a document with errors.
+// consequences has the effect of errors in a document, by kind.
 var consequences = map[string]string{
 	agentJSON:      "the agent would not start with it",
 	settingsKind:   "a boot would not use it: it would wait for better settings, or use the cached copy",
 	updateSettings: "update_settings would refuse it",
 }
 
-// passwordPath is the one key of which an error does not keep a boot from the document.
+// passwordPath is the only key at which an error does not make a boot reject the document.
 const passwordPath = "env.bosh.password"
 
-// checkSettings also makes the bus that the settings describe, as the boot's step bus does.
+// checkSettings checks a settings document. It also creates the bus that the document describes, as a boot does.
 func checkSettings(name string, data []byte) report.Report {
 	rep := settings.Validate(name, secret.NewJSON(data))
 	if rep.Failed() {
@@ -75,10 +75,10 @@ func checkSettings(name string, data []byte) report.Report {
 	return rep
 }
 
-// Kinds are the names of the documents that can be checked.
+// Kinds returns the kinds of documents that can be checked.
 func Kinds() []string { return slices.Sorted(maps.Keys(validators)) }
 
-// Run is `agent validate`.
+// Run runs `agent validate`.
 func Run(_ context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("validate", cli.Help{Arguments: "[--json] [--system] [" + strings.Join(Kinds(), "|") + "] FILE...", Words: Kinds(),
 		Purpose: `Checks documents with the code that reads them at boot, and prints every finding with its
@@ -129,16 +129,16 @@ content. Findings never show values. Exit codes: 0 no errors, 1 errors or unread
 	return code
 }
 
-// document is one that is to be checked.
+// document is a file to check.
 type document struct {
 	path     string
-	kind     string // empty: it is guessed
+	kind     string // guessed if ""
 	guessed  bool
-	optional bool // a machine need not have it
+	optional bool // the machine may lack it
 }
 
-// choose says which documents the arguments mean. A kind is one only if a file follows it: a file may be called
-// agent.json, too.
+// choose returns the documents that the arguments name. A word is a kind only if a file follows it, since a file may be
+// called agent.json, too.
 func choose(args []string, system bool, dirs vcap.Dirs) (documents []document, err error) {
 	if system {
 		if len(args) > 0 {
@@ -182,7 +182,7 @@ func (d *document) check() (report.Report, error) {
 	return rep, nil
 }
 
-// unreadableFirst puts errors of the syntax, which have no path, before what may only follow from them.
+// unreadableFirst moves syntax errors, which have no path, before errors that may be their consequence.
 func unreadableFirst(rep *report.Report) {
 	syntax := func(e report.Entry) int {
 		if e.Severity == report.Error && e.Path == "" {
@@ -215,7 +215,7 @@ func (d *document) print(w io.Writer, rep report.Report) {
 	}
 }
 
-// typical are keys at the top of a document by which its kind is recognized, in the order of the proof they give.
+// typical lists keys at the top of a document by which its kind is recognized, the most reliable first.
 var typical = []struct {
 	kind string
 	keys []string

@@ -28,13 +28,12 @@ import (
 	"cambium/settings/agentjson"
 )
 
-// Bus is the way to the Director.
+// Bus describes the connection to the Director.
 type Bus struct {
 	URLs []string `json:"urls"` // without passwords
-	// IdentityErr reports an invalid URL or identity, with which no server can be contacted at all.
+	// IdentityErr reports an invalid URL or identity, with which no server can be contacted.
 	IdentityErr string `json:"identity_error,omitempty"`
-	// Listens is the address at which an HTTPS bus should accept connections; ListenErr is the error of a test
-	// connection.
+	// Listens is the address on which an HTTPS bus should listen. ListenErr is the error of a test connection.
 	Listens   string   `json:"listens,omitempty"`
 	ListenErr string   `json:"listen_error,omitempty"`
 	Servers   []Server `json:"servers"`
@@ -44,14 +43,15 @@ type Bus struct {
 type Server struct {
 	Address   string   `json:"address"` // host:port of the settings
 	Addresses []string `json:"addresses"`
-	// Failed is the step that failed, as in natsbus; empty if the agent could subscribe.
+	// Failed is the step of natsbus that failed, or "" if the agent could subscribe.
 	Failed  natsbus.ProbeStep `json:"failed,omitempty"`
 	Err     string            `json:"error,omitempty"`
 	Timeout bool              `json:"timeout,omitempty"`
-	// Silent is the subnet of the link SilentOn in which the server should be, but where it does not answer.
+	// If the server should be in the subnet of a link by its address, but does not answer there, Silent is that subnet
+	// and SilentOn the link.
 	Silent   string `json:"silent_in,omitempty"`
 	SilentOn string `json:"silent_on,omitempty"`
-	// Password means that the URL of the settings has one.
+	// Password means that the URL in the settings has one.
 	Password bool `json:"password,omitempty"`
 	// The validity period of the server's certificate can reveal that this machine's clock is wrong.
 	Name      string    `json:"name,omitempty"`
@@ -103,8 +103,8 @@ func bus(ctx context.Context, e settings.Effective, timeout time.Duration) (foun
 	return found
 }
 
-// askNeighbors asks servers that did not answer to TCP, and that are on a link of this machine, whether they answer
-// there.
+// askNeighbors finds the servers that did not answer on TCP, that should be on a link of this machine by their address,
+// and that do not answer on that link either.
 func (m *Facts) askNeighbors(ctx context.Context, timeout time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, min(gatewayTimeout, timeout))
 	defer cancel()
@@ -117,7 +117,7 @@ func (m *Facts) askNeighbors(ctx context.Context, timeout time.Duration) {
 	}
 }
 
-// silent returns the subnet, and its link, in which a server should be by one of its addresses if none of them answers.
+// silent returns the subnet and the link in which one of the addresses should be, if none of them answers there.
 func silent(ctx context.Context, have network.State, addresses []string) (subnet, link string) {
 	for _, text := range addresses {
 		ip, err := netip.ParseAddr(text)
@@ -135,13 +135,13 @@ func silent(ctx context.Context, have network.State, addresses []string) (subnet
 	return subnet, link
 }
 
-// Blobstore is the result of asking the blobstore for a blob that it does not have.
+// Blobstore is the result of requesting a blob that does not exist.
 type Blobstore struct {
 	Provider string `json:"provider,omitempty"`
-	// Asked is false where nothing can be asked: local directories, and stores with signed URLs.
+	// Asked is false if the blobstore cannot be asked: local directories, and blobstores with signed URLs.
 	Asked   bool   `json:"asked,omitempty"`
 	Err     string `json:"error,omitempty"`
-	Refused bool   `json:"refused,omitempty"` // the user or password of the settings
+	Refused bool   `json:"refused,omitempty"` // it rejected the user or password of the settings
 }
 
 func askBlobstore(ctx context.Context, e settings.Effective, timeout time.Duration) Blobstore {
@@ -162,10 +162,10 @@ type NameServer struct {
 	Answers bool `json:"answers"`
 }
 
-// rootServers asks for the servers of the root: a query that every DNS server answers somehow.
+// rootServers asks for the name servers of the root, which every DNS server answers in some way.
 var rootServers = []byte{0xca, 0xfe, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 1}
 
-// askNameServers asks each server. Any answer counts, also a refusal.
+// askNameServers asks each server. Any answer counts, even a refusal.
 func askNameServers(ctx context.Context, servers []OfNetwork, timeout time.Duration) []NameServer {
 	found := make([]NameServer, len(servers))
 	var asked sync.WaitGroup
@@ -198,30 +198,31 @@ func answersDNS(ctx context.Context, server string, timeout time.Duration) bool 
 	return false
 }
 
-// Clock compares this machine's clock with those of other machines, and adds the kernel's view of it.
+// Clock compares this machine's clock with those of other machines.
 type Clock struct {
-	// Synchronized is the kernel's opinion: a time daemon keeps the clock.
+	// Synchronized means that, according to the kernel, a time daemon keeps the clock.
 	Synchronized bool     `json:"synchronized"`
 	Samples      []Sample `json:"samples"`
-	// Time is the time daemon of this machine, asked only where the settings name time servers.
+	// Time describes the time daemon; nil if the settings name no time servers.
 	Time *TimeDaemon `json:"time_daemon,omitempty"`
-	// Moved is the amount by which the clock was set since the agent started; positive if it was set ahead.
+	// Moved is the amount by which the clock was set since the agent started; positive if it was set forward.
 	Moved time.Duration `json:"moved_ns,omitempty"`
 }
 
 // TimeDaemon is the daemon that synchronizes the clock.
 type TimeDaemon struct {
-	Servers []string `json:"servers"`        // of the settings
-	Unit    string   `json:"unit,omitempty"` // the active one; empty if none is
-	// Sources are the servers that the daemon knows, and Reachable those that have answered lately: -1 if it does not say.
+	Servers []string `json:"servers"`        // from the settings
+	Unit    string   `json:"unit,omitempty"` // the active unit, or ""
+	// Sources is the number of servers that the daemon knows, and Reachable how many of them have answered lately; -1
+	// if the daemon does not say.
 	Sources   int `json:"sources"`
 	Reachable int `json:"reachable"`
 }
 
-// timeUnits are the units of time daemons.
+// timeUnits lists the units of time daemons.
 var timeUnits = []string{"chrony.service", "chronyd.service", "systemd-timesyncd.service", "ntpsec.service", "ntp.service", "ntpd.service"}
 
-// timeDaemon looks for the daemon. A container has its host's clock and needs none.
+// timeDaemon finds the daemon. A container uses its host's clock and needs none.
 func timeDaemon(ctx context.Context, servers []string) *TimeDaemon {
 	if _, err := os.Stat("/run/systemd/container"); len(servers) == 0 || err == nil || !unit.Booted("/") {
 		return nil
@@ -243,7 +244,8 @@ func timeDaemon(ctx context.Context, servers []string) *TimeDaemon {
 	return found
 }
 
-// chronySources reads 'chronyc -c sources': one source a line, the sixth field has the last eight polls in octal.
+// chronySources parses the output of 'chronyc -c sources'. Each line is a source; its sixth field has the last eight
+// polls in octal.
 func chronySources(text string) (sources, reachable int) {
 	for line := range strings.Lines(text) {
 		fields := strings.Split(strings.TrimSpace(line), ",")
@@ -264,7 +266,7 @@ func kernelClock() Clock {
 	return Clock{Synchronized: err == nil && state.Status&unix.STA_UNSYNC == 0}
 }
 
-// Sample is the time of another machine.
+// Sample compares the clock of another machine with this one's.
 type Sample struct {
 	From string `json:"from"` // scheme and host
 	// Offset is this machine's time minus the other's: positive if this machine's clock is ahead.
@@ -272,8 +274,7 @@ type Sample struct {
 	Err    string        `json:"error,omitempty"`
 }
 
-// clock asks the blobstore and the metadata services for the time: HTTP answers carry it, also those that
-// refuse.
+// clock asks the blobstore and the metadata services for the time, which is in all HTTP answers, even refusals.
 func clock(ctx context.Context, config agentjson.Config, e settings.Effective, timeout time.Duration) (found Clock) {
 	found = kernelClock()
 	found.Time = timeDaemon(ctx, e.NTP)

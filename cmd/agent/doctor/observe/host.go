@@ -30,10 +30,10 @@ import (
 	"cambium/storage/recordfile"
 )
 
-// agentUnit is the unit of every stemcell.
+// agentUnit is the name of the agent's unit on all stemcells.
 const agentUnit = "bosh-agent"
 
-// localTimeout bounds questions to programs of this machine.
+// localTimeout bounds each query of a program on this machine.
 const localTimeout = 2 * time.Second
 
 func quiet() *logrus.Entry {
@@ -127,7 +127,7 @@ func links(ctx context.Context, timeout time.Duration) (found Network) {
 	return found
 }
 
-// drops are empty where nftables is not there or not allowed.
+// drops returns nothing if nftables is missing or may not be read.
 func drops(ctx context.Context) []string {
 	found, err := (&firewall.Firewall{Log: quiet()}).ForeignDrops(ctx)
 	if err != nil {
@@ -136,8 +136,8 @@ func drops(ctx context.Context) []string {
 	return found
 }
 
-// failedFileSystems are those, by device, that ext4 has made read-only after an error: newer kernels say so by this
-// option, and not by the flag.
+// failedFileSystems returns the devices whose file system ext4 has made read-only after an error. Newer kernels show
+// that as a mount option, and not as a flag.
 func failedFileSystems(table []mount.Entry) map[uint64]bool {
 	failed := map[uint64]bool{}
 	for _, e := range table {
@@ -148,7 +148,7 @@ func failedFileSystems(table []mount.Entry) map[uint64]bool {
 	return failed
 }
 
-// fileSystems are those that the agent writes to, each once.
+// fileSystems returns the file systems that the agent writes to, each once.
 func fileSystems(dirs vcap.Dirs) (found []FileSystem) {
 	seen := map[uint64]bool{}
 	table, _ := mount.Table() // without it, the flags remain
@@ -173,8 +173,8 @@ func fileSystems(dirs vcap.Dirs) (found []FileSystem) {
 	return found
 }
 
-// persistentDisk compares the record of the mounted disk with the mounts. told is the disk that
-// managed_disk_settings.json names.
+// persistentDisk compares the record of the mounted disk with the mounts. told is the CID in
+// managed_disk_settings.json.
 func persistentDisk(dirs vcap.Dirs, told string) Disk {
 	found := Disk{CID: told}
 	if r, err := recordfile.In(dirs).Read(); err == nil {
@@ -225,7 +225,7 @@ func supervisor(ctx context.Context, dirs vcap.Dirs) (found Supervisor) {
 // logsNamed limits the number of log files listed for a job.
 const logsNamed = 3
 
-// JobLogs are the log files of the job whose monit file names the service, the newest first.
+// JobLogs returns the log files of the job whose monit file names the service, the newest first.
 func JobLogs(dirs vcap.Dirs, service string) (logs []string) {
 	names := regexp.MustCompile(`(?m)^\s*check\s+\w+\s+"?` + regexp.QuoteMeta(service) + `"?(\s|$)`)
 	files, _ := filepath.Glob(dirs.MonitFiles()) // the pattern is well-formed
@@ -252,7 +252,7 @@ func JobLogs(dirs vcap.Dirs, service string) (logs []string) {
 	return logs[:min(len(logs), logsNamed)]
 }
 
-// tasks counts the recorded tasks. The record is in the same place as the settings.
+// tasks counts the recorded tasks. The record is beside the settings.
 func tasks(dirs vcap.Dirs) task.Counts {
 	for _, place := range dirs.Places() {
 		if _, err := os.Stat(place.TaskRecord()); err == nil {
@@ -276,10 +276,10 @@ func leftovers(dirs vcap.Dirs) (found []string) {
 	return found
 }
 
-// foreign are reads of what jobs and their processes have made.
+// foreign bounds reads of files and processes of jobs, which may block.
 var foreign bounded.Group
 
-// agents are the processes that run the agent's file without a command word: agents, not commands, and not those of
+// agents returns the processes that run the agent's file without a command word. It skips commands, and processes in
 // containers.
 func agents(dirs vcap.Dirs) (pids []int) {
 	program := dirs.Agent()
@@ -305,7 +305,7 @@ func agents(dirs vcap.Dirs) (pids []int) {
 	return pids
 }
 
-// runsAgent tells the agent, `agent run` or flags alone, from its commands.
+// runsAgent reports whether the arguments run the agent (`agent run`, or only flags) and not a command.
 func runsAgent(argv []string) bool {
 	return len(argv) > 1 && (argv[1] == "run" || strings.HasPrefix(argv[1], "-"))
 }

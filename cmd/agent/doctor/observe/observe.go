@@ -1,8 +1,7 @@
-// Package observe collects everything that decides whether a Director sees this machine: the agent's
-// status, settings and certificates, the way to each bus server, the clock, links and gateways,
-// disks, units and the supervisor. It works without a running agent, before the network is up and
-// with damaged files, and changes nothing. What was observed holds no secret. Package doctor decides
-// what it means; agent support and agent metrics print it.
+// Package observe collects all facts that decide whether a Director sees this machine: the agent's status, settings and
+// certificates, the connection to each bus server, the clock, links and gateways, disks, units and the supervisor. It
+// works without a running agent, before the network is up and with damaged files, and it changes nothing. The facts
+// hold no secrets. Package doctor interprets them; agent support and agent metrics print them.
 package observe
 
 import (
@@ -20,25 +19,25 @@ import (
 	"cambium/settings/agentjson"
 )
 
-// Options say where to look.
+// Options configures an observation.
 type Options struct {
 	Dirs   vcap.Dirs
 	Config string // path of agent.json
 	Status string // path of the status file
-	// Drift says what a boot would change in network, DNS, accounts, directories and host, with the settings in force;
-	// nil if that is not to be looked at.
+	// Drift returns what a boot with the settings in force would change in network, DNS, accounts, directories and
+	// host. If it is nil, drift is not observed.
 	Drift func(ctx context.Context, agentJSON string, dirs vcap.Dirs) ([]string, error)
 	// Timeout bounds each observation that waits for another machine.
 	Timeout time.Duration
 }
 
-// Facts collects all observations. Fields named Err give the reason why something could not be observed. Without
-// Superuser, Settings, Identity, Bus, Drops, Disk, Supervisor, Tasks, Drift and Leftovers are empty: only root may
-// look at them.
+// Facts collects all observations. Fields named Err give the reason why something could not be observed. If Superuser
+// is false, Settings, Identity, Bus, Drops, Disk, Supervisor, Tasks, Drift and Leftovers are empty, because only root
+// may observe them.
 type Facts struct {
 	Time        time.Time    `json:"time"`
 	Superuser   bool         `json:"superuser"`
-	Runit       bool         `json:"runit,omitempty"` // and not systemd: services are started by sv
+	Runit       bool         `json:"runit,omitempty"` // services are started by sv, and not by systemd
 	Config      Config       `json:"config"`
 	Agent       Agent        `json:"agent"`
 	Settings    Settings     `json:"settings"`
@@ -48,23 +47,23 @@ type Facts struct {
 	Blobstore   Blobstore    `json:"blobstore"`
 	NameServers []NameServer `json:"name_servers,omitempty"`
 	Network     Network      `json:"network"`
-	Drops       []string     `json:"firewall_drops"` // chains of others that drop outgoing packets
+	Drops       []string     `json:"firewall_drops"` // nftables chains of other programs that drop outgoing packets
 	FileSystems []FileSystem `json:"file_systems"`
 	Disk        Disk         `json:"persistent_disk"`
 	Units       Units        `json:"units"`
 	Supervisor  Supervisor   `json:"supervisor"`
 	Tasks       task.Counts  `json:"tasks"`
 	Drift       Drift        `json:"drift"`
-	Leftovers   []string     `json:"leftovers"` // of another agent, or of another configuration of the network
+	Leftovers   []string     `json:"leftovers"` // files and processes of other agents and tools
 }
 
-// Drift lists the differences between the machine and the settings in force, in the words of agent plan.
+// Drift lists the differences between the machine and the settings in force, as agent plan prints them.
 type Drift struct {
 	Changes []string `json:"changes,omitempty"`
 	Err     string   `json:"error,omitempty"`
 }
 
-// driftTimeout bounds the plan: it asks no other machine.
+// driftTimeout bounds the plan, which contacts no other machine.
 const driftTimeout = 2 * time.Second
 
 func drift(ctx context.Context, o Options) (found Drift) {
@@ -80,7 +79,7 @@ func drift(ctx context.Context, o Options) (found Drift) {
 	return found
 }
 
-// Config is agent.json.
+// Config is the state of agent.json.
 type Config struct {
 	Path     string   `json:"path"`
 	Err      string   `json:"error,omitempty"`
@@ -88,16 +87,16 @@ type Config struct {
 	Warnings []string `json:"warnings,omitempty"`
 }
 
-// Agent is the agent's process and its account of the boot.
+// Agent describes the agent's process and its last boot.
 type Agent struct {
 	Status    *status.Document `json:"status"`
 	StatusErr string           `json:"status_error,omitempty"`
 	Running   bool             `json:"running"`
 	// Unit is the state of its unit, such as "active (running)"; empty without systemd.
 	Unit string `json:"unit,omitempty"`
-	// Restarts counts systemd's automatic restarts of the agent.
+	// Restarts is the number of systemd's automatic restarts of the agent.
 	Restarts int `json:"restarts"`
-	// MainPID is systemd's; 0 without systemd. PIDs are all processes that run as agents.
+	// MainPID is systemd's main pid of the agent's unit; 0 without systemd. PIDs has all processes that run as agents.
 	MainPID int   `json:"main_pid,omitempty"`
 	PIDs    []int `json:"pids,omitempty"`
 }
@@ -107,21 +106,21 @@ type FileSystem struct {
 	Path       string `json:"path"` // one of the paths on it
 	Size       uint64 `json:"size_bytes"`
 	Free       uint64 `json:"free_bytes"` // for users; root may have more
-	Inodes     uint64 `json:"inodes"`     // 0 where the file system has no fixed number
+	Inodes     uint64 `json:"inodes"`     // 0 if the file system has no fixed number
 	FreeInodes uint64 `json:"free_inodes"`
 	ReadOnly   bool   `json:"read_only"`
 	Journal    bool   `json:"journal,omitempty"` // systemd's journal is on it
 }
 
-// Disk is the persistent disk that the records name.
+// Disk describes the persistent disk in the records.
 type Disk struct {
-	CID string `json:"cid,omitempty"` // empty: none is recorded as mounted
-	// Mounted is the device that is mounted on the store; empty if none is.
+	CID string `json:"cid,omitempty"` // "" if none is recorded as mounted
+	// Mounted is the device mounted on the store; "" if there is none.
 	Mounted string `json:"mounted,omitempty"`
 	// Gone means that it is mounted, but the kernel has lost the device.
 	Gone bool `json:"gone,omitempty"`
-	// Silent means that a read of the device has no answer, Frozen that the file system does not take a change. Failing
-	// is the error of either.
+	// Silent means that a read of the device does not return, and Frozen that a change of the file system does not.
+	// Failing is the error of either.
 	Silent  bool   `json:"silent,omitempty"`
 	Frozen  bool   `json:"frozen,omitempty"`
 	Failing string `json:"failing,omitempty"`
@@ -133,37 +132,37 @@ type Units struct {
 	Err    string   `json:"error,omitempty"`
 }
 
-// Supervisor is monit and its services.
+// Supervisor describes monit, or the agent's own supervisor, and its services.
 type Supervisor struct {
-	// Expected means that this machine is set up for one: the agent has written its account.
+	// Expected means that this machine should run one, because the agent has written its account.
 	Expected bool   `json:"expected"`
 	Err      string `json:"error,omitempty"`
 	// PortTaken means that Err names another process that has monit's port.
 	PortTaken bool `json:"port_taken,omitempty"`
-	// Unit is the state of its unit if it does not answer, such as "inactive"; empty without one.
+	// Unit is the state of the unit, such as "inactive", if the supervisor does not answer; "" without a unit.
 	Unit     string    `json:"unit,omitempty"`
 	Services []Service `json:"services"`
 }
 
-// Service is a process that the supervisor looks after.
+// Service is a process of the supervisor.
 type Service struct {
 	Name  string `json:"name"`
 	State string `json:"state"`
-	// Monitored is false for one that is stopped on purpose.
+	// Monitored is false if it was stopped on purpose.
 	Monitored bool `json:"monitored"`
-	// Stopped means that its process was stopped by a signal: the supervisor takes it for running.
+	// Stopped means that a signal has stopped the process, which the supervisor takes for running.
 	Stopped bool `json:"stopped,omitempty"`
 	PID     int  `json:"pid,omitempty"`
-	// Logs are the log files of its job, the newest first; only of one that does not run.
+	// Logs lists the log files of its job, the newest first. It is set only if the process does not run.
 	Logs []string `json:"logs,omitempty"`
 }
 
-// Network is links, addresses, routes and the answers of gateways.
+// Network has links, addresses and routes, and the answers of gateways.
 type Network struct {
 	State    network.State `json:"state"`
 	Err      string        `json:"error,omitempty"`
 	Gateways []Gateway     `json:"gateways"`
-	// Duplicates are addresses that another machine uses, too; only root can ask for them.
+	// Duplicates lists addresses that another machine uses, too. Only root can ask for them.
 	Duplicates []string `json:"duplicate_addresses,omitempty"`
 }
 
@@ -174,14 +173,14 @@ type Gateway struct {
 	Answers bool   `json:"answers"`
 }
 
-// Runit reports a machine whose services are not units.
+// Runit reports whether runit manages the services of this machine.
 func Runit() bool {
 	_, err := os.Stat("/etc/sv/agent")
 	return err == nil && !unit.Booted("/")
 }
 
-// Local observes what this machine itself can tell, in milliseconds: no other machine is asked, and the
-// settings are those of the cached copy.
+// Local observes what this machine knows by itself, in milliseconds. It contacts no other machine, and reads the
+// settings from the cached copy.
 func Local(ctx context.Context, o Options) Facts {
 	m := Facts{Time: time.Now(), Superuser: os.Geteuid() == 0, Runit: Runit()}
 	m.observeAgent(ctx, o)
@@ -201,7 +200,7 @@ func (m *Facts) observeAgent(ctx context.Context, o Options) {
 	m.Agent = agentState(ctx, o)
 }
 
-// Near observes what Local does, and links and gateways, which have o.Timeout to answer.
+// Near observes the same as Local, and also links and gateways, which have o.Timeout to answer.
 func Near(ctx context.Context, o Options) (m Facts) {
 	var network Network
 	var asked sync.WaitGroup
@@ -225,7 +224,7 @@ func moved(m Facts) time.Duration {
 	return m.Time.Sub(d.Started) - time.Duration(d.Age())
 }
 
-// All observes everything, side by side.
+// All observes everything, most of it concurrently.
 func All(ctx context.Context, o Options) Facts {
 	m := Facts{Time: time.Now(), Superuser: os.Geteuid() == 0, Runit: Runit()}
 	// The settings say whom to ask; the rest does not wait for them.

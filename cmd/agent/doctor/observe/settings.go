@@ -20,20 +20,20 @@ import (
 	"cambium/settings/store"
 )
 
-// Settings are those that a boot would use now, and the files that keep them.
+// Settings describes the settings that a boot would use now, and their files.
 type Settings struct {
 	AgentID string `json:"agent_id,omitempty"`
-	// From is their source, or the file of the cached copy.
+	// From is the source, or the file of the cached copy.
 	From string `json:"from,omitempty"`
-	// SourcesErr is the error of the sources if they do not serve now.
+	// SourcesErr is the error of the sources if none of them answered.
 	SourcesErr string         `json:"sources_error,omitempty"`
-	Err        string         `json:"error,omitempty"` // why there are none
+	Err        string         `json:"error,omitempty"` // the reason why there are no settings
 	Files      []SettingsFile `json:"files"`
 	ManagedCID string         `json:"mounted_disk,omitempty"`
 	// Addresses are those of the networks that are not dynamic; DNS the servers for names.
 	Addresses []OfNetwork `json:"addresses"`
 	DNS       []OfNetwork `json:"dns"`
-	// Gateways are those of default routes.
+	// Gateways has the gateways of default routes.
 	Gateways []OfNetwork `json:"gateways"`
 	// PlainPassword means that env.bosh.password is not a hash.
 	PlainPassword bool   `json:"plain_password,omitempty"`
@@ -51,7 +51,7 @@ type SettingsFile struct {
 	Path     string    `json:"path"`
 	Modified time.Time `json:"modified"`
 	Damage   string    `json:"damage,omitempty"`
-	Aside    bool      `json:"aside,omitempty"` // it was damaged, and the agent has set it aside
+	Aside    bool      `json:"aside,omitempty"` // it was damaged, and the agent has renamed it
 }
 
 // agentConfig reads agent.json.
@@ -71,8 +71,8 @@ func agentConfig(path string) (agentjson.Config, Config) {
 	return config, found
 }
 
-// loadSettings finds the settings as a boot would, without side effects. Without a usable agent.json it uses the
-// cached copy alone.
+// loadSettings loads the settings as a boot would, without side effects. If agent.json cannot be used, it reads only
+// the cached copy.
 func loadSettings(ctx context.Context, o Options, config agentjson.Config, configured bool, found *Settings) settings.Effective {
 	found.Files = settingsFiles(o.Dirs)
 	cache, err := store.Open(o.Dirs, store.Options{ReadOnly: true})
@@ -122,7 +122,7 @@ func loadSettings(ctx context.Context, o Options, config agentjson.Config, confi
 	return effective
 }
 
-// settingsFiles are the files of the store, each with what is wrong with it.
+// settingsFiles checks each file of the settings store.
 func settingsFiles(dirs vcap.Dirs) (files []SettingsFile) {
 	kinds := []struct {
 		path  func(vcap.Place) string
@@ -172,13 +172,12 @@ func settingsFiles(dirs vcap.Dirs) (files []SettingsFile) {
 	return files
 }
 
-// Identity is the agent's certificate, its key and the authority that it trusts.
+// Identity describes the agent's certificate, its key and the CA that it trusts.
 type Identity struct {
-	// Needed is false where the bus does not ask for a client certificate.
+	// Needed is false if the bus does not ask for a client certificate.
 	Needed       bool          `json:"needed"`
 	Certificates []Certificate `json:"certificates"`
-	// KeyErr is set if certificate and key do not make a pair; ChainErr, if the certificate does not lead to the
-	// authority.
+	// KeyErr is set if certificate and key do not match, and ChainErr if the CA has not signed the certificate.
 	KeyErr   string `json:"key_error,omitempty"`
 	ChainErr string `json:"chain_error,omitempty"`
 }
@@ -229,7 +228,7 @@ func identity(e settings.Effective) (found Identity) {
 	return found
 }
 
-// certificates parses PEM; what is not a certificate is left out.
+// certificates parses PEM and skips everything that is not a certificate.
 func certificates(text string) (found []*x509.Certificate) {
 	for rest := []byte(text); ; {
 		var block *pem.Block

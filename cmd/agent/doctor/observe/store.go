@@ -18,14 +18,14 @@ import (
 // a child asks, and is left behind.
 
 const (
-	// askWord is the first argument of the process that asks.
+	// askWord is the first argument of the child process.
 	askWord = "ask-store"
-	// askTimeout bounds the question, and killTimeout the end of a process that could be killed.
+	// askTimeout bounds the check, and killTimeout the wait until a killed child has ended.
 	askTimeout  = time.Second
 	killTimeout = time.Second
 )
 
-// AskStoreIfCalled asks the store and exits in the process that askMounted starts. In any other it returns at once.
+// AskStoreIfCalled checks the store and exits if this is the child that askMounted starts. If not, it returns at once.
 func AskStoreIfCalled() {
 	if len(os.Args) != 5 || os.Args[1] != askWord {
 		return
@@ -37,9 +37,9 @@ func AskStoreIfCalled() {
 	os.Exit(0)
 }
 
-// askStore reads the device past the cache. Then it removes an attribute that no directory has: this waits while the
-// file system is frozen, and writes nothing. It holds the lock meanwhile, so that one process at most is left behind,
-// and has a byte in the lock file once the device has answered.
+// askStore reads the device, bypassing the cache. Then it removes an attribute that no directory has: this writes
+// nothing, but blocks while the file system is frozen. It holds the lock meanwhile, so that at most one child is left
+// behind. Once the device has answered, the lock file has one byte.
 func askStore(lock, dir, device string) error {
 	f, err := os.OpenFile(lock, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -71,7 +71,7 @@ func askStore(lock, dir, device string) error {
 	return nil
 }
 
-// waits reports whether a process that asks is left behind, and whether the device had answered it.
+// waits reports whether a child is stuck, and whether the device had answered it.
 func waits(lock string) (stuck, answered bool) {
 	f, err := os.Open(lock)
 	if err != nil {
@@ -85,7 +85,7 @@ func waits(lock string) (stuck, answered bool) {
 	return true, err == nil && info.Size() > 0
 }
 
-// askMounted fills in whether the mounted store answers.
+// askMounted checks whether the mounted store answers, and sets Failing, Frozen and Silent.
 func (d *Disk) askMounted(ctx context.Context, dirs vcap.Dirs) {
 	if d.Mounted == "" || d.Gone || os.Geteuid() != 0 {
 		return
