@@ -1,4 +1,4 @@
-// Package advice attaches to an error what an operator can do about its cause.
+// Package advice adds to an error what an operator can do about it.
 package advice
 
 import "errors"
@@ -10,13 +10,13 @@ type advised struct {
 
 func (a advised) Unwrap() error { return a.error }
 
-// Advice implements the interface that Of looks for.
+// Advice returns the advice. Of looks for this method.
 func (a advised) Advice() string { return a.text }
 
-// With returns an error with advice about its cause.
+// With adds advice to an error.
 func With(text string, err error) error { return advised{err, text} }
 
-// Of returns the advice of the first error in the tree of err that has one; empty if none has.
+// Of returns the first advice in the tree of err, or "".
 func Of(err error) string {
 	var a interface{ Advice() string }
 	if errors.As(err, &a) {

@@ -1,6 +1,6 @@
-// Package atomicfile replaces files so that a reader, a crash or a power cut finds either the
-// old content or the new, whole: temporary file in the same directory, fsync, rename, fsync of
-// the directory. Everything the agent keeps is written through it.
+// Package atomicfile replaces files so that after a crash or a power cut, and for every reader, a file has either its
+// old content or its new one. It writes a temporary file in the same directory, syncs it, renames it and syncs the
+// directory. The agent writes all of its state with it.
 package atomicfile
 
 import (
@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// PreviousSuffix is appended to a file's name for the generation before the current one.
+// PreviousSuffix is the suffix of a file's previous version.
 const PreviousSuffix = ".previous"
 
 const tempMark = ".cambium-tmp-"
@@ -32,20 +32,20 @@ type options struct {
 // Option changes how Write works.
 type Option func(*options)
 
-// Owner gives the file to uid and gid before it becomes visible.
+// Owner makes uid and gid the owner of the file before it becomes visible.
 func Owner(uid, gid int) Option {
 	return func(o *options) { o.uid, o.gid, o.owner = uid, gid, true }
 }
 
-// KeepPrevious leaves the replaced content beside the file, under its name plus PreviousSuffix.
+// KeepPrevious keeps the replaced file under its name with PreviousSuffix.
 func KeepPrevious() Option { return func(o *options) { o.keepPrevious = true } }
 
-// Volatile omits the fsync, for files that need not survive a power cut, such as those below /run.
-// Readers still see the old content or the new.
+// Volatile skips fsync, for files that need not survive a power cut, such as those below /run. Readers still see either
+// the old content or the new.
 func Volatile() Option { return func(o *options) { o.volatile = true } }
 
-// Write replaces path by data. The mode is set exactly, whatever the umask. Missing parent
-// directories are an error: the package that owns a directory makes it, with its mode.
+// Write replaces the file at path. It sets mode exactly, regardless of the umask. A missing parent directory is an
+// error, because its owner must create it with the right mode.
 func Write(path string, data []byte, mode fs.FileMode, opts ...Option) (err error) {
 	var o options
 	for _, apply := range opts {
@@ -99,8 +99,7 @@ func fill(file *os.File, data []byte, mode fs.FileMode, o options) error {
 	return file.Sync()
 }
 
-// keepPrevious gives the current content a second name by a hard link, so that there is no
-// moment without a file at path.
+// keepPrevious adds a hard link to the current file, so that path exists at all times.
 func keepPrevious(path, dir, name string) error {
 	link := filepath.Join(dir, "."+name+tempMark+randomName())
 	err := os.Link(path, link)
@@ -114,7 +113,7 @@ func keepPrevious(path, dir, name string) error {
 	return errors.Join(os.Rename(link, path+PreviousSuffix), removeIfThere(link))
 }
 
-// WriteIfChanged writes only when content or mode differ, and reports whether it did.
+// WriteIfChanged writes the file only if its content or mode differs, and reports whether it has written.
 func WriteIfChanged(path string, data []byte, mode fs.FileMode, opts ...Option) (bool, error) {
 	info, err := os.Lstat(path)
 	if err == nil && info.Mode().IsRegular() && info.Mode().Perm() == mode.Perm() && info.Size() == int64(len(data)) {
@@ -126,7 +125,7 @@ func WriteIfChanged(path string, data []byte, mode fs.FileMode, opts ...Option) 
 	return true, Write(path, data, mode, opts...)
 }
 
-// Remove deletes path durably; a missing file is not an error.
+// Remove removes a file and syncs its directory. A missing file is not an error.
 func Remove(path string) error {
 	if err := removeIfThere(path); err != nil {
 		return err
@@ -138,7 +137,7 @@ func Remove(path string) error {
 	return err
 }
 
-// Symlink makes path a symbolic link to target, atomically replacing an existing file or link.
+// Symlink makes path a symbolic link to target. It atomically replaces a file or link.
 func Symlink(target, path string) error {
 	if have, err := os.Readlink(path); err == nil && have == target {
 		return nil
@@ -154,7 +153,7 @@ func Symlink(target, path string) error {
 	return SyncDir(dir)
 }
 
-// SyncDir makes the names in a directory durable.
+// SyncDir syncs a directory, so that the names in it survive a power cut.
 func SyncDir(dir string) error {
 	if dir == "" {
 		dir = "."
@@ -169,8 +168,7 @@ func SyncDir(dir string) error {
 	return handle.Close()
 }
 
-// Sweep removes temporary files that a crash in the middle of Write left in dir. Call it when
-// no other writer can be at work there.
+// Sweep removes the temporary files that a crash during Write has left in dir. No other process may be writing there.
 func Sweep(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -202,7 +200,7 @@ func randomName() string {
 	return hex.EncodeToString(b[:])
 }
 
-// Exists reports whether there is something at path, be it a link that leads nowhere.
+// Exists reports whether path exists. A dangling link counts.
 func Exists(path string) bool {
 	_, err := os.Lstat(path)
 	return err == nil

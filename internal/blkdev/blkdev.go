@@ -1,6 +1,5 @@
-// Package blkdev is the handful of ioctls and sysfs facts about block devices that several
-// packages need: sizes, numbers, and telling the kernel about single partitions. It decides
-// nothing and never reads or writes a device's content.
+// Package blkdev has the ioctls and sysfs attributes of block devices that several packages need: sizes, numbers, and
+// partitions. It makes no decisions, and does not read or write the content of a device.
 package blkdev
 
 import (
@@ -19,15 +18,14 @@ import (
 // ErrNotBlock means that a path exists but is not a block device.
 var ErrNotBlock = errors.New("not a block device")
 
-// Number is a device's major and minor number, by which devices are compared: paths are
-// only names, and several may lead to one device.
+// Number is the major and minor number of a device. Compare devices by it, since several paths may lead to one device.
 type Number uint64
 
 func (n Number) String() string {
 	return fmt.Sprintf("%d:%d", unix.Major(uint64(n)), unix.Minor(uint64(n)))
 }
 
-// NumberOf follows links and returns the number of the block device at path.
+// NumberOf returns the number of the block device at path. It follows links.
 func NumberOf(path string) (Number, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -39,7 +37,7 @@ func NumberOf(path string) (Number, error) {
 	return Number(st.Rdev), nil
 }
 
-// Size is the length in bytes of a block device or of an image file.
+// Size returns the length of a block device or an image file in bytes.
 func Size(f *os.File) (int64, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -55,7 +53,7 @@ func Size(f *os.File) (int64, error) {
 	return int64(size), nil
 }
 
-// SectorSize is the unit in which a partition table counts; 512 for image files.
+// SectorSize returns the unit of a device's partition table in bytes; 512 for an image file.
 func SectorSize(f *os.File) (int, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -71,18 +69,18 @@ func SectorSize(f *os.File) (int, error) {
 	return n, nil
 }
 
-// AddPartition tells the kernel of partition n, start and length in bytes. It works on a busy
-// disk and without the kernel having a parser for the table.
+// AddPartition adds partition n to the kernel's table. start and length are in bytes. It works while the disk is in
+// use, and if the kernel cannot parse the table on the disk.
 func AddPartition(f *os.File, n int, start, length int64) error {
 	return blkpg(f, unix.BLKPG_ADD_PARTITION, n, start, length)
 }
 
-// ResizePartition tells the kernel of partition n's new length, also while it is mounted.
+// ResizePartition changes the length of partition n in the kernel's table, even while it is mounted.
 func ResizePartition(f *os.File, n int, start, length int64) error {
 	return blkpg(f, unix.BLKPG_RESIZE_PARTITION, n, start, length)
 }
 
-// DeletePartition makes the kernel forget partition n; it fails with EBUSY when it is in use.
+// DeletePartition removes partition n from the kernel's table. It fails with EBUSY if the partition is in use.
 func DeletePartition(f *os.File, n int) error {
 	return blkpg(f, unix.BLKPG_DEL_PARTITION, n, 0, 0)
 }
@@ -100,31 +98,31 @@ func ioctl(f *os.File, request uintptr, arg unsafe.Pointer) error {
 	return nil
 }
 
-// ReadOnly reports whether a block device cannot be written. An image file can.
+// ReadOnly reports whether a block device is read-only. It returns false for an image file.
 func ReadOnly(f *os.File) bool {
 	readOnly, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKROGET)
 	return err == nil && readOnly != 0
 }
 
-// Info describes a block device as sysfs does.
+// Info describes a block device as in sysfs.
 type Info struct {
-	Name      string // the kernel's name, such as vdb or vdb1
-	Dir       string // the resolved directory below /sys/devices
-	Partition int    // its number, or 0 for a whole disk
-	Disk      string // for a partition, the kernel's name of the disk
-	Start     int64  // bytes
-	Size      int64  // bytes
+	Name      string // kernel name, such as vdb or vdb1
+	Dir       string // directory below /sys/devices, without links
+	Partition int    // partition number, or 0 for a whole disk
+	Disk      string // for a partition, the kernel name of the disk
+	Start     int64  // in bytes
+	Size      int64  // in bytes
 	Serial    string
-	WWID      string   // as the kernel writes it: naa.…, eui.…, t10.…
-	Holders   []string // devices built upon this one: dm, md, bcache
+	WWID      string   // in the kernel's format: naa.…, eui.…, t10.…
+	Holders   []string // devices on top of this one: dm, md, bcache
 }
 
-// Lookup reads sysfs for a device number. sysRoot is normally "/sys".
+// Lookup reads the device with a number from sysfs. sysRoot is normally "/sys".
 func Lookup(sysRoot string, n Number) (Info, error) {
 	return Read(filepath.Join(sysRoot, "dev", "block", n.String()))
 }
 
-// Partitions lists the partitions of a disk that the kernel knows.
+// Partitions returns the partitions of a disk in the kernel's table.
 func Partitions(sysRoot string, disk Number) ([]Info, error) {
 	info, err := Lookup(sysRoot, disk)
 	if err != nil {
@@ -152,7 +150,7 @@ func Partitions(sysRoot string, disk Number) ([]Info, error) {
 	return all, nil
 }
 
-// Read reads a directory of sysfs that is, or leads to, one of a device.
+// Read reads a device from its directory in sysfs, or from a link to it.
 func Read(link string) (Info, error) {
 	dir, err := filepath.EvalSymlinks(link)
 	if err != nil {
@@ -197,11 +195,10 @@ func number(dir, name string) int64 {
 	return n
 }
 
-// edge is the length of the areas at a device's start and end that hold most signatures.
+// edge is the length of the areas at the start and end of a device that contain most signatures.
 const edge = 512 << 10
 
-// Prefetch starts readahead (posix_fadvise) of both ends of a device, so that a probe does not wait for
-// each read. It is only advice to the kernel.
+// Prefetch starts readahead (posix_fadvise) of both ends of a device, so that a probe does not wait for each read.
 func Prefetch(f *os.File, size int64) {
 	_ = unix.Fadvise(int(f.Fd()), 0, edge, unix.FADV_WILLNEED)
 	_ = unix.Fadvise(int(f.Fd()), max(size-edge, 0), edge, unix.FADV_WILLNEED)

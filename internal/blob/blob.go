@@ -1,6 +1,5 @@
-// Package blob says how a blob is named and how it is checked: the reference a Director sends and the digest string
-// in it. It does not depend on a store, so that the packages that install archives and the packages that fetch them
-// can share it.
+// Package blob defines how a blob is named and checked: the reference that a Director sends, and its digest. It depends
+// on no store, because packages that install archives and packages that fetch them share it.
 package blob
 
 import (
@@ -18,31 +17,30 @@ import (
 	"cambium/internal/secret"
 )
 
-// Ref names a blob. A signed URL is used when there is one, the ID otherwise.
+// Ref identifies a blob by its signed URL or, if that is empty, by its ID.
 type Ref struct {
 	ID        string
 	SignedURL secret.URL
-	Headers   map[string]secret.String // sent verbatim with a signed URL; may hold encryption keys
+	Headers   map[string]secret.String // sent unchanged with a signed URL; may contain encryption keys
 	Digest    Digest
 }
 
-// Opener yields the content of a blob. The reader fails instead of ending when the content does
-// not match the digest, so a consumer that saw io.EOF has seen the right bytes.
+// Opener opens a blob. If the content does not match the digest, the reader returns an error and not io.EOF at the end.
 type Opener interface {
 	Open(ctx context.Context, ref Ref) (io.ReadCloser, error)
 }
 
-// ErrNoDigest has the text that callers of the agent look for.
+// ErrNoDigest has the text that callers of the agent search for.
 var ErrNoDigest = errors.New("no digest algorithm found. supported algorithms: sha1, sha256, sha512")
 
-// Mismatch means that content and digest differ. Operators and tools search for its first words.
+// Mismatch means that content and digest differ. Operators and tools search for the beginning of its text.
 type Mismatch struct{ Algorithm, Want, Got string }
 
 func (m *Mismatch) Error() string {
 	return fmt.Sprintf("Checksum mismatch: expected %s %s, got %s", m.Algorithm, m.Want, m.Got)
 }
 
-// algorithms are ordered by strength.
+// algorithms lists the algorithms, the strongest first.
 var algorithms = []struct {
 	name string
 	new  func() hash.Hash
@@ -54,13 +52,11 @@ var algorithms = []struct {
 
 type sum struct{ algorithm, value string }
 
-// Digest is one or more checksums of the same content, as in "abc…;sha256:def…". The zero value
-// holds none.
+// Digest is one or more checksums of the same content, as in "abc…;sha256:def…". The zero value has none.
 type Digest struct{ sums []sum }
 
-// ParseDigest reads a digest string. A checksum without a name is a sha1, and names match in any case.
-// Unknown algorithms are kept beside a known one and are an error alone, since nothing could be checked;
-// the same algorithm twice is an error.
+// ParseDigest parses a digest. A checksum without a name is sha1. The case of names does not matter. Unknown algorithms
+// are accepted beside a known one. It is an error if all are unknown, or if an algorithm occurs twice.
 func ParseDigest(text string) (Digest, error) {
 	if text == "" {
 		return Digest{}, ErrNoDigest
@@ -97,8 +93,8 @@ func alphanumeric(s string) bool {
 	return s != ""
 }
 
-// String prints the checksums in their order, sha1 without its name. Directory names derive
-// from this text, so it must not change.
+// String formats the checksums in their original order, sha1 without a name. Names of directories depend on this
+// format, so it must not change.
 func (d Digest) String() string {
 	parts := make([]string, 0, len(d.sums))
 	for _, s := range d.sums {
@@ -111,13 +107,13 @@ func (d Digest) String() string {
 	return strings.Join(parts, ";")
 }
 
-// Check computes the strongest checksum of a digest over what is written to it.
+// Check computes a checksum of what is written to it.
 type Check struct {
 	hash            hash.Hash
 	algorithm, want string
 }
 
-// Check returns a check by the strongest algorithm that is known, or ErrNoDigest.
+// Check returns a check with the strongest known algorithm, or ErrNoDigest.
 func (d Digest) Check() (*Check, error) {
 	for _, a := range algorithms {
 		for _, s := range d.sums {
@@ -131,7 +127,7 @@ func (d Digest) Check() (*Check, error) {
 
 func (c *Check) Write(p []byte) (int, error) { return c.hash.Write(p) }
 
-// Err is nil when everything written matches.
+// Err returns nil if everything written matches the digest.
 func (c *Check) Err() error {
 	got := hex.EncodeToString(c.hash.Sum(nil))
 	if !strings.EqualFold(got, c.want) {
@@ -140,7 +136,7 @@ func (c *Check) Err() error {
 	return nil
 }
 
-// Verify wraps r so that reading to the end fails when the content does not match d.
+// Verify wraps r. At its end the returned reader fails if the content does not match d.
 func (d Digest) Verify(r io.ReadCloser) (io.ReadCloser, error) {
 	check, err := d.Check()
 	if err != nil {
@@ -165,13 +161,13 @@ func (v *verified) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Sums computes the checksums that the agent hands out.
+// Sums computes the checksums of blobs that the agent uploads.
 type Sums struct {
 	sha1, sha512 hash.Hash
 	size         int64
 }
 
-// NewSums returns sums over nothing yet.
+// NewSums returns the sums of nothing.
 func NewSums() *Sums { return &Sums{sha1: sha1.New(), sha512: sha512.New()} }
 
 func (s *Sums) Write(p []byte) (int, error) {
@@ -181,14 +177,14 @@ func (s *Sums) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Size is the number of bytes written.
+// Size returns the number of bytes written.
 func (s *Sums) Size() int64 { return s.size }
 
-// SHA1 returns the digest that a classic upload reports: the bare hexadecimal sum.
+// SHA1 returns the digest for a plain upload: only the hexadecimal sum.
 func (s *Sums) SHA1() string { return hex.EncodeToString(s.sha1.Sum(nil)) }
 
-// SHA512 returns the digest that a log bundle reports.
+// SHA512 returns the digest for a log bundle.
 func (s *Sums) SHA512() string { return "sha512:" + hex.EncodeToString(s.sha512.Sum(nil)) }
 
-// Multi returns both digests, as an upload to a signed URL reports them.
+// Multi returns both digests, for an upload to a signed URL.
 func (s *Sums) Multi() string { return s.SHA1() + ";" + s.SHA512() }

@@ -1,7 +1,7 @@
-// Package bounded makes system calls that another user can make wait without an end: reads of the files of a process
-// that need its address space (cmdline, environ, maps), which it can hold, and calls on a path or a descriptor that may
-// lead to a file system that does not answer (FUSE, NFS). No signal ends such a call, so it gets a thread of its own and
-// is left behind when it takes too long. Calls on what root alone makes do not need it.
+// Package bounded makes system calls that another user can block forever: reads of /proc files that need the memory of
+// a process (cmdline, environ, maps), which the process can lock, and calls on paths that may lead to a file system
+// that does not answer (FUSE, NFS). No signal ends such a call, so it runs on a thread of its own, which is abandoned
+// if it takes too long. Calls on files that only root creates do not need this.
 package bounded
 
 import (
@@ -12,29 +12,30 @@ import (
 	"time"
 )
 
-// ErrHangs means that a call did not return in time, and may not ever. What was asked is unknown.
+// ErrHangs means that a call has not returned in time, and may never return.
 var ErrHangs = errors.New("it does not answer")
 
-// ErrTooMany is ErrHangs of a call that was not made, since too many others are left behind.
+// ErrTooMany is an ErrHangs for a call that was not made, because too many others are still blocked.
 var ErrTooMany = fmt.Errorf("not tried, because %d other calls wait for an answer: %w", maxLeft, ErrHangs)
 
 const (
-	// patience bounds a call; a disk under load may need that long.
+	// patience is the time limit of a call. A disk under load may need that long.
 	patience = 5 * time.Second
-	// shortPatience replaces patience while calls of the group are left behind: who holds one up can hold many up.
+	// shortPatience is the limit while other calls of the group are blocked, because whoever blocks one can block many.
 	shortPatience = patience / 10
-	// maxLeft bounds the calls of a group that are left behind, each with a thread.
+	// maxLeft bounds the blocked calls of a group, each of which has a thread.
 	maxLeft = 64
 )
 
-// Group are calls that share the bound. The zero value is ready.
+// Group counts the blocked calls of callers that share a limit. The zero value can be used.
 type Group struct {
 	mu   sync.Mutex
-	left map[string]int // calls that are left behind, by what they ask
+	left map[string]int // blocked calls, by what they access
 	sum  int
 }
 
-// Call makes a call. what names it in the error; while an earlier one of that name is left behind, it is not made.
+// Call runs call and returns its result, or ErrHangs after a time limit. what is part of the error. While an earlier
+// call for the same what is blocked, Call fails at once.
 func Call[T any](g *Group, what string, call func() (T, error)) (T, error) {
 	type result struct {
 		value T
@@ -74,7 +75,7 @@ func Call[T any](g *Group, what string, call func() (T, error)) (T, error) {
 	return none, fmt.Errorf("%s: %w", what, ErrHangs)
 }
 
-// wait returns the time that a call may take, or the error of a call that is not made.
+// wait returns the time limit of a call, or an error if it must not be made.
 func (g *Group) wait(what string) (time.Duration, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -89,7 +90,7 @@ func (g *Group) wait(what string) (time.Duration, error) {
 	return patience, nil
 }
 
-// add counts calls that are left behind; the caller holds the mutex.
+// add counts blocked calls. The caller holds the mutex.
 func (g *Group) add(what string, n int) {
 	if g.left == nil {
 		g.left = map[string]int{}
@@ -100,12 +101,12 @@ func (g *Group) add(what string, n int) {
 	}
 }
 
-// ReadFile is os.ReadFile.
+// ReadFile is os.ReadFile with a time limit.
 func ReadFile(g *Group, path string) ([]byte, error) {
 	return Call(g, path, func() ([]byte, error) { return os.ReadFile(path) })
 }
 
-// Stat is os.Stat.
+// Stat is os.Stat with a time limit.
 func Stat(g *Group, path string) (os.FileInfo, error) {
 	return Call(g, path, func() (os.FileInfo, error) { return os.Stat(path) })
 }

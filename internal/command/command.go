@@ -1,7 +1,6 @@
-// Package command is the only importer of os/exec. It runs the few external programs that are
-// the trusted implementation of something (mkfs, fsck), the stemcell's hooks and the release's
-// scripts: always with a context, never through a shell, each in a process group of its own
-// that is ended as a whole, and with bounded memory for output.
+// Package command is the only importer of os/exec. It runs external programs that implement something better than we
+// could (mkfs, fsck), the stemcell's hooks and the releases' scripts: always with a context, never through a shell,
+// each in its own process group, which is ended as a whole, and with limits for the output kept in memory.
 package command
 
 import (
@@ -21,39 +20,38 @@ import (
 	"cambium/internal/thread"
 )
 
-// defaultMaxOutput bounds the bytes that are kept of each output stream when the caller gives no writer.
+// defaultMaxOutput is the number of bytes kept of each output stream if the caller provides no writer.
 const defaultMaxOutput = 64 << 10
 
 // defaultGrace is the time between SIGTERM and SIGKILL of a canceled program.
 const defaultGrace = 10 * time.Second
 
-// Cmd describes a program to run. Arguments never appear in errors or logs, since they may
-// carry secrets.
+// Cmd describes a program to run. Errors and logs never contain its arguments, which may be secret.
 type Cmd struct {
-	Name  string // looked up in PATH when it has no slash
+	Name  string // searched for in PATH if it has no slash
 	Args  []string
 	Dir   string
-	Env   []string // complete environment; nil means the agent's own
+	Env   []string // the complete environment; nil means the agent's own
 	Stdin io.Reader
-	// Stdout and Stderr receive the output as it comes; where nil, its end is kept in Result.
+	// Stdout and Stderr receive the output. If one is nil, the end of that output is kept in Result.
 	Stdout, Stderr io.Writer
 	// Credential runs the program as another user.
 	Credential *syscall.Credential
-	// Nice is added to the agent's own nice level. The result is never below 0, the default: only
-	// the agent itself has a raised priority.
+	// Nice is added to the agent's nice level. The result is at least 0, because only the agent itself has a raised
+	// priority.
 	Nice int
-	// Grace is the time between SIGTERM and SIGKILL after ctx ended; defaultGrace if zero.
+	// Grace is the time between SIGTERM and SIGKILL after ctx has ended; defaultGrace if zero.
 	Grace time.Duration
 }
 
-// Result holds the output and the exit of a program. Signal is the number of the signal that killed it, or 0.
+// Result holds the output and the exit status of a program. Signal is the signal that killed it, or 0.
 type Result struct {
 	Stdout, Stderr []byte
 	ExitCode       int
 	Signal         int
 }
 
-// Status is the exit code as a shell reports it: 128 plus the signal for a killed program.
+// Status returns the exit code as a shell reports it: 128 plus the signal if the program was killed.
 func (r Result) Status() int {
 	if r.Signal != 0 {
 		return 128 + r.Signal
@@ -61,7 +59,7 @@ func (r Result) Status() int {
 	return r.ExitCode
 }
 
-// ExitError means that the program ran and did not exit with 0.
+// ExitError means that the program has exited with a status other than 0.
 type ExitError struct {
 	Name string
 	Result
@@ -78,7 +76,7 @@ func (e *ExitError) Error() string {
 	return e.Name + ": " + ended
 }
 
-// Run starts the program and waits for it.
+// Run runs a program until it ends.
 func Run(ctx context.Context, c Cmd) (Result, error) {
 	p, err := Start(ctx, c)
 	if err != nil {
@@ -93,11 +91,11 @@ type Process struct {
 	cmd            *exec.Cmd
 	stdout, stderr *tail
 	grace          time.Duration
-	stopped        chan struct{} // closed when the program has been waited for
-	cleanup        chan struct{} // closed when the watcher has ended the group
+	stopped        chan struct{} // closed after the program was waited for
+	cleanup        chan struct{} // closed after watch has ended the group
 }
 
-// Start starts the program. The caller must call Wait.
+// Start starts a program. The caller must call Wait.
 func Start(ctx context.Context, c Cmd) (*Process, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("%s: not started: %w", c.Name, context.Cause(ctx))
@@ -128,11 +126,11 @@ func Start(ctx context.Context, c Cmd) (*Process, error) {
 	return p, nil
 }
 
-// timerSlack is the kernel's default timer slack of a thread, in ns.
+// timerSlack is the kernel's default for a thread, in ns.
 const timerSlack = 50_000
 
-// start starts the program with its own nice level and timer slack from its first instruction on:
-// it inherits both from the thread that forks it, which ends afterwards.
+// start starts the program on a new thread that has the nice level and timer slack which the program must inherit. The
+// thread ends afterwards.
 func start(cmd *exec.Cmd, nice int) error {
 	return thread.Run(func() error {
 		thread.Lower(nice)
@@ -141,21 +139,21 @@ func start(cmd *exec.Cmd, nice int) error {
 	})
 }
 
-// defaults resets oom_score_adj, which the agent's unit lowers for the agent itself. It is best
-// effort, too. Raising the number is always allowed.
+// defaults resets oom_score_adj, which the agent's unit lowers for the agent itself. It ignores errors. Raising the
+// value is always permitted.
 func defaults(pid int) {
 	if own, err := os.ReadFile("/proc/self/oom_score_adj"); err == nil && bytes.HasPrefix(own, []byte("-")) {
 		_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte("0"), 0)
 	}
 }
 
-// Pid is the process id, which is also the id of the process group.
+// Pid returns the process id, which is also the id of the process group.
 func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
 // Signal sends sig to the whole process group.
 func (p *Process) Signal(sig syscall.Signal) error { return unix.Kill(-p.Pid(), sig) }
 
-// watch ends the group when the context does.
+// watch ends the group when the context ends.
 func (p *Process) watch() {
 	defer close(p.cleanup)
 	select {
@@ -174,8 +172,8 @@ func (p *Process) watch() {
 	_ = p.Signal(unix.SIGKILL)
 }
 
-// Wait returns how the program ended; a status other than 0 is an *ExitError. If the context
-// ended first, the error says so as well.
+// Wait waits for the program. A status other than 0 is an *ExitError. If the context ended first, the error says so,
+// too.
 func (p *Process) Wait() (Result, error) {
 	err := p.cmd.Wait()
 	close(p.stopped)
@@ -241,8 +239,7 @@ func lastLine(b []byte) string {
 	return text
 }
 
-// Find returns the path of a program, or "" if there is none: most hooks of a stemcell are
-// optional.
+// Find returns the path of a program, or "" if it does not exist: most hooks of a stemcell are optional.
 func Find(name string) string {
 	path, err := exec.LookPath(name)
 	if err != nil {

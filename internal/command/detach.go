@@ -14,14 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// detachWord is the first argument of the process between.
+// detachWord is the first argument of the intermediate process.
 const detachWord = "detach-program"
 
-// Detached is a program that outlives this process and is not waited for.
+// Detached describes a program that outlives this process.
 type Detached struct {
-	Args []string // the first one is the path of the program; PATH is not searched
+	Args []string // the first is the path of the program; PATH is not searched
 	Env  []string
-	// UID and GID are the user to run it as. The supplementary groups stay those of this process.
+	// UID and GID are the ids under which it runs. The supplementary groups stay those of this process.
 	UID, GID int
 }
 
@@ -33,9 +33,9 @@ func currentOpenFiles() (limit syscall.Rlimit) {
 	return limit
 }
 
-// Detach starts a program as daemons do: in a session that it does not lead, as a child of init, with /dev/null as
-// input and output. In between is this program once more, which leads the session, starts the program and exits: a
-// process of Go cannot fork without executing something. It returns the pid of the program.
+// Detach starts a program like a daemon: in a session that it does not lead, as a child of init, with /dev/null as
+// input and output. It returns the program's pid. An intermediate process leads the session, starts the program and
+// exits. It runs this binary, because a Go process cannot fork without exec.
 func Detach(d Detached) (pid int, err error) {
 	name := d.Args[0]
 	defer func() {
@@ -76,8 +76,8 @@ func Detach(d Detached) (pid int, err error) {
 	return pid, nil
 }
 
-// DetachIfCalled is the process between: it starts the program, answers with its pid or an error, and exits. In any
-// other process it returns at once. It stands in the main function of every program that calls Detach.
+// DetachIfCalled runs the intermediate process: it starts the program, answers with its pid or an error, and exits. In
+// any other process it returns at once. The main function of every program that uses Detach must call it.
 func DetachIfCalled() {
 	if len(os.Args) < 5 || os.Args[1] != detachWord {
 		return

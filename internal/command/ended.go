@@ -12,11 +12,11 @@ import (
 	"cambium/internal/retry"
 )
 
-// endedPause is the interval at which AwaitEnded looks.
+// endedPause is the interval at which AwaitEnded checks.
 const endedPause = 500 * time.Millisecond
 
-// AwaitEnded waits until no program of that name runs that an agent has started: those of an agent that was killed go on
-// without it.
+// AwaitEnded waits until no program with the name runs that an agent has started. The programs of an agent that was
+// killed continue without it.
 func AwaitEnded(ctx context.Context, name string) error {
 	for running("/proc", name) {
 		if err := retry.Sleep(ctx, endedPause); err != nil {
@@ -26,8 +26,8 @@ func AwaitEnded(ctx context.Context, name string) error {
 	return nil
 }
 
-// running reports whether a process of the agent's user with the name of the program leads a process group, as those
-// that Start starts do. It reads only what the kernel answers without the memory of the process.
+// running reports whether a process of the agent's user has the program's name and leads a process group, as the
+// processes of Start do. It reads only files that do not need the memory of the process.
 func running(proc, name string) bool {
 	stats, _ := filepath.Glob(filepath.Join(proc, "[0-9]*", "stat"))
 	for _, path := range stats {
@@ -47,10 +47,10 @@ func running(proc, name string) bool {
 	return false
 }
 
-// nameLength is the part of a program's name that the kernel keeps.
+// nameLength is the length to which the kernel cuts a program's name.
 const nameLength = 15
 
-// leads reports whether a line of /proc/PID/stat, "PID (NAME) STATE PARENT GROUP …", is that of a living leader of a
+// leads reports whether a line of /proc/PID/stat, "PID (NAME) STATE PARENT GROUP …", describes a living leader of a
 // process group.
 func leads(stat, name string) bool {
 	pid, rest, _ := strings.Cut(stat, " (")

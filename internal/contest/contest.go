@@ -1,7 +1,6 @@
-// Package contest lets a benchmark compare several ways to do the same thing on a machine whose
-// speed is not constant: they are measured in rounds, each round in another order, and the medians
-// are compared. The absolute time of one of them says little; the ratio within one run is
-// meaningful.
+// Package contest lets a benchmark compare several ways to do the same thing on a machine whose speed varies. They run
+// in rounds, each round in another order, and the medians are compared. Absolute times mean little, but the ratio
+// within a run is meaningful.
 package contest
 
 import (
@@ -10,16 +9,16 @@ import (
 	"time"
 )
 
-// Entrant is one way to do it.
+// Entrant is one of the ways that are compared.
 type Entrant struct {
 	Name string
-	// Ready undoes what the last turn left; it is not measured, and may be nil.
+	// Ready undoes the effects of the last round. It is not measured, and may be nil.
 	Ready func() error
 	Run   func() error
 }
 
-// Run lets all entrants take their turn in every round and reports the median time of each, and
-// for the first one its ratio to every other.
+// Run runs all entrants in each round. It reports the median time of each, and the ratio of the first to each other
+// one.
 func Run(b *testing.B, rounds int, entrants ...Entrant) {
 	b.Helper()
 	took := make([][]time.Duration, len(entrants))

@@ -1,5 +1,5 @@
-// Package defect reports panics in the agent without the data that caused them: the value of a panic, and the
-// arguments in a stack trace, may contain secrets.
+// Package defect logs panics without data: the value of a panic, and the arguments in a stack trace, may contain
+// secrets.
 package defect
 
 import (
@@ -12,8 +12,8 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// Report logs the panic p, of which a deferred function has just recovered, with the functions and lines
-// that led to it, and returns an id by which the log entry is found.
+// Report logs a panic from which a deferred function has just recovered, with the functions and lines that led to it.
+// It returns the id of the log entry.
 func Report(log *logrus.Entry, p any) (id string) {
 	var b [4]byte
 	_, _ = rand.Read(b[:]) // never fails on supported systems
@@ -22,7 +22,7 @@ func Report(log *logrus.Entry, p any) (id string) {
 	return id
 }
 
-// stack lists where the goroutine is, innermost first, from the panic on.
+// stack returns the call stack of the panic, innermost function first.
 func stack() string {
 	var pcs [32]uintptr
 	// Without Callers, stack, Report and the deferred function.

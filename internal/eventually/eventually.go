@@ -1,5 +1,5 @@
-// Package eventually waits in tests for conditions that no event announces. Where there is an event (a channel,
-// inotify, a line of a journal), a test waits for that instead. Nothing of it is linked into the agent.
+// Package eventually waits in tests for conditions that cause no event. If there is an event (a channel, inotify, a
+// line of a journal), wait for that. The agent does not link this package.
 package eventually
 
 import (
@@ -8,10 +8,11 @@ import (
 	"time"
 )
 
-// limit suits machines that are many times slower than usual: only a test that fails waits for so long.
+// limit suits machines that are many times slower than usual. Only a test that fails waits that long.
 const limit = 4 * time.Minute
 
-// shortest and longest are between what a state in memory and a program in a virtual machine cost to look at.
+// shortest and longest bound the pause between checks: from the cost of checking memory to that of running a program in
+// a virtual machine.
 const (
 	shortest = time.Millisecond
 	longest  = 200 * time.Millisecond
@@ -19,7 +20,7 @@ const (
 
 var errNotYet = errors.New("the condition does not hold")
 
-// True waits until holds returns true. What says what is awaited.
+// True waits until holds returns true. what describes the condition.
 func True(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	Nil(t, what, func() error {
@@ -30,15 +31,15 @@ func True(t testing.TB, what string, holds func() bool) {
 	})
 }
 
-// Nil waits until check returns nil. The test fails with its last error, which says what there is instead of what is
-// awaited.
+// Nil waits until check returns nil. If that takes too long, the test fails with the last error of check, which should
+// describe the current state.
 func Nil(t testing.TB, what string, check func() error) {
 	t.Helper()
 	Within(t, limit, what, check)
 }
 
-// Within is Nil with a limit of its own, for what takes minutes on an idle machine. Cleanups may wait, too, so the end
-// of the test's context, which comes before them, does not end it.
+// Within is like Nil, but with its own limit, for what takes minutes even on an idle machine. The end of the test's
+// context does not end it, because that comes before cleanups, which may wait, too.
 func Within(t testing.TB, limit time.Duration, what string, check func() error) {
 	t.Helper()
 	begin := time.Now()

@@ -1,4 +1,4 @@
-// Package fattest makes FAT images with go-diskfs, so that tests need no tools.
+// Package fattest creates FAT images with go-diskfs, so that tests need no tools.
 package fattest
 
 import (
@@ -11,7 +11,7 @@ import (
 	"github.com/diskfs/go-diskfs/filesystem"
 )
 
-// Make makes an image without partitions.
+// Make creates an image without partitions.
 func Make(t testing.TB, path string, size int64, kind filesystem.Type, label string, files map[string]string) {
 	t.Helper()
 	d, err := diskfs.Create(path, size, diskfs.SectorSizeDefault)
@@ -28,7 +28,7 @@ func Make(t testing.TB, path string, size int64, kind filesystem.Type, label str
 	}
 }
 
-// Write puts files, and the directories that they are in, into a file system.
+// Write writes files, and the directories that contain them, to a file system.
 func Write(t testing.TB, f filesystem.FileSystem, files map[string]string) {
 	t.Helper()
 	for name, content := range files {

@@ -1,5 +1,5 @@
-// Package golden compares what a test got with a file in its package's testdata; `go test -update` writes the files.
-// Only tests import it.
+// Package golden compares the output of a test with a file in its package's testdata. `go test -update` writes the
+// files. Only tests import it.
 package golden
 
 import (

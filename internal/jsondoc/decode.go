@@ -13,30 +13,30 @@ import (
 	"cambium/internal/spelling"
 )
 
-// Rule rewrites a value before it is decoded: a form that is accepted here and that the struct, or another reader of
-// the same document, does not know.
+// Rule rewrites a value before it is decoded, to accept a form that the struct, or another reader of the document, does
+// not know.
 type Rule struct {
-	// Path leads to the value: keys, in any case, separated by dots; "*" is any key or index.
+	// Path selects values: keys (in any case), separated by dots; "*" matches any key or index.
 	Path string
-	// Key replaces the last key of the path where that is only another name of it.
+	// Key, if set, replaces the last key of the path, which is an alias of Key.
 	Key string
-	// Rewrite, if not nil, returns the JSON to decode instead, null if there is none. It says what is wrong.
+	// Rewrite, if set, returns the JSON that is decoded instead, or null. It reports problems with say.
 	Rewrite func(raw string, say func(report.Severity, string)) string
 }
 
-// Unknown says what is done with keys that the structs do not have.
+// Unknown decides how unknown keys are treated.
 type Unknown int
 
-// Tolerate accepts unknown keys and warns only of likely misspellings; Warn warns of each.
+// Tolerate accepts unknown keys, and warns only of likely misspellings. Warn warns of every unknown key.
 const (
 	Tolerate Unknown = iota
 	Warn
 )
 
-// Decode reads data into a struct or map, which holds the defaults, as encoding/json does: keys are matched without
-// regard to case, null counts as absent, unknown members are skipped. The result is complete if the report has no
-// errors. text is the document after the rules, with its known keys in their own spelling and everything else as it
-// came; it is null if the document cannot be read.
+// Decode decodes data into a struct or map that holds the defaults. Like encoding/json it ignores the case of keys,
+// skips unknown members, and treats null as missing. If the report has errors, the result is incomplete. text is the
+// document after the rules were applied, with known keys spelled as in the struct and everything else unchanged. It is
+// null if the document cannot be parsed.
 func Decode[T any](name string, data []byte, into *T, u Unknown, rules ...Rule) (d *Document, text []byte) {
 	d = Read(name, data)
 	if len(d.places) == 0 {
@@ -59,12 +59,12 @@ func Decode[T any](name string, data []byte, into *T, u Unknown, rules ...Rule) 
 	return d, text
 }
 
-// checker compares each value with the type that it will be decoded into.
+// checker compares each value with the type into which it is decoded.
 type checker struct {
 	*Document
 	unknown Unknown
 	rules   []rule
-	types   []reflect.Type // of each place; nil where nothing below it is decoded
+	types   []reflect.Type // by place; nil if nothing below it is decoded
 	last    map[member]int
 	edits   []edit
 }
@@ -91,7 +91,7 @@ func (c *checker) replace(start, end int, text string) {
 	}
 }
 
-// edited returns the text with all edits, which are in its order, without white space.
+// edited returns the text with all edits, and without white space.
 func (c *checker) edited() []byte {
 	var out, compact bytes.Buffer
 	at := 0
@@ -131,7 +131,7 @@ func (c *checker) check(i int, t reflect.Type) {
 	}
 }
 
-// hasMembers reports a type whose members are decoded one by one.
+// hasMembers reports whether members of the type are decoded one by one.
 func hasMembers(t reflect.Type) bool {
 	if t.Kind() == reflect.Struct {
 		return len(fieldsOf(t)) > 0
@@ -139,7 +139,7 @@ func hasMembers(t reflect.Type) bool {
 	return (t.Kind() == reflect.Map || t.Kind() == reflect.Slice) && !unmarshals(t)
 }
 
-// rule returns the one for a place; it is empty if there is none.
+// rule returns the rule for a place, or an empty one.
 func (c *checker) rule(i int) Rule {
 next:
 	for _, r := range c.rules {
@@ -158,8 +158,8 @@ next:
 	return Rule{}
 }
 
-// member returns the type of a member of an object or list, nil for one that is not decoded. It gives a known key, also
-// one with another name, the spelling of its field.
+// member returns the type of a member of an object or list, or nil if it is not decoded. It changes a known key, or an
+// alias of one, to the spelling of its field.
 func (c *checker) member(i int, name string) reflect.Type {
 	p := &c.places[i]
 	parent := c.types[p.parent]
@@ -190,11 +190,11 @@ func (c *checker) member(i int, name string) reflect.Type {
 	return pointed(fields[at].of)
 }
 
-// field is one of a struct that encoding/json knows, and its key.
+// field is a struct field that encoding/json decodes, with its key.
 type field struct {
 	name  string
 	of    reflect.Type
-	exact bool // the tag `spelling:"exact"`: other cases are other keys
+	exact bool // set by the tag `spelling:"exact"`: the case of the key matters
 }
 
 // fieldsOf returns the fields of a struct.
@@ -219,7 +219,7 @@ func unmarshals(t reflect.Type) bool {
 	return reflect.PointerTo(t).Implements(reflect.TypeFor[json.Unmarshaler]())
 }
 
-// mismatch returns what a value should have been to be decoded into a type; "" if it can be.
+// mismatch returns what was expected in place of a value, or "" if the value fits the type.
 func mismatch(t reflect.Type, raw string) string {
 	kind := KindOf(raw)
 	if kind == Null {
@@ -261,7 +261,7 @@ func (c *checker) noteDuplicate(i int) {
 	c.last[m] = i
 }
 
-// warnKey warns of a key, which is shown as it stands in the document.
+// warnKey warns of a key, spelled as in the document.
 func (c *checker) warnKey(i int, message string) {
 	p := c.places[i]
 	var key string
@@ -269,11 +269,11 @@ func (c *checker) warnKey(i int, message string) {
 	c.addAt(report.Warning, p.keyStart, strings.TrimPrefix(c.path(p.parent)+Key(key), "."), message)
 }
 
-// maxEdits bounds the edits between a misspelled key and the one that was meant.
+// maxEdits bounds the edit distance between a misspelled key and a known one.
 const maxEdits = 2
 
-// warnUnknown names the known key with the fewest edits. It is likely that it was meant if these are at most maxEdits,
-// and no more than a third of its letters.
+// warnUnknown warns of an unknown key and names the most similar known one. It is likely to be meant if the distance is
+// at most maxEdits and a third of its length.
 func (c *checker) warnUnknown(i int, known []field) {
 	key := c.places[i].key
 	best, distance := "", maxKey

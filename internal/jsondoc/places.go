@@ -12,7 +12,7 @@ import (
 	"cambium/internal/report"
 )
 
-// Kind is the type of a JSON value, its first character.
+// Kind is the type of a JSON value, represented by its first character.
 type Kind byte
 
 // The kinds of JSON values.
@@ -36,23 +36,23 @@ func KindOf(raw string) Kind {
 	return Number
 }
 
-// String names the kind with its article, as messages need it.
+// String returns the kind with its article, for messages.
 func (k Kind) String() string {
 	return map[Kind]string{Null: "null", Bool: "a boolean", Number: "a number", String: "a string", List: "a list",
 		Object: "an object"}[k]
 }
 
-// place locates a value in the text. The places of a document are in its order, the root first.
+// place is the position of a value in the text. The places of a document are in its order, the root first.
 type place struct {
-	parent     int    // its place; -1 for the root
+	parent     int    // index of its place; -1 for the root
 	key        string // or the index in a list
-	item       bool   // of a list
+	item       bool   // it is in a list
 	keyStart   int
 	keyEnd     int
 	start, end int
 }
 
-// findPlaces notes where each value of the text, which is JSON, begins and ends.
+// findPlaces finds the position of each value. The text must be valid JSON.
 func (d *Document) findPlaces() {
 	tokens := json.NewDecoder(bytes.NewReader(d.text))
 	tokens.UseNumber()
@@ -96,13 +96,13 @@ func (d *Document) findPlaces() {
 	}
 }
 
-// Done returns the findings in the order of the document.
+// Done returns the findings, sorted by position.
 func (d *Document) Done() report.Report {
 	d.Report.Sort()
 	return d.Report
 }
 
-// Value is one value of a document and its path.
+// Value is a value of a document with its path.
 type Value struct {
 	Path string
 	Raw  string
@@ -112,7 +112,8 @@ func (d *Document) value(i int) Value {
 	return Value{Path: d.path(i), Raw: string(d.text[d.places[i].start:d.places[i].end])}
 }
 
-// Values returns all values in the order of the document, the whole one first; none if it cannot be read.
+// Values returns all values in the order of the document, the root first. There are none if the document cannot be
+// parsed.
 func (d *Document) Values() []Value {
 	all := make([]Value, len(d.places))
 	for i := range d.places {
@@ -121,7 +122,7 @@ func (d *Document) Values() []Value {
 	return all
 }
 
-// At returns the value at a path, the last one of duplicates.
+// At returns the value at a path. Of duplicates, it returns the last.
 func (d *Document) At(path string) (Value, bool) {
 	if i, ok := d.find(path); ok {
 		return d.value(i), true
@@ -151,7 +152,7 @@ func (d *Document) path(i int) string {
 	return strings.TrimPrefix(d.path(p.parent)+Key(p.key), ".")
 }
 
-// Key returns the part of a path that leads to a key.
+// Key formats a key as part of a path.
 func Key(key string) string {
 	if isWord(key) {
 		return "." + key
@@ -159,7 +160,7 @@ func Key(key string) string {
 	return "[" + quote(key) + "]"
 }
 
-// Item returns the part of a path that leads to a member of a list.
+// Item formats an index as part of a path.
 func Item(i int) string { return "[" + strconv.Itoa(i) + "]" }
 
 func isWord(key string) bool {
@@ -174,7 +175,7 @@ func isWord(key string) bool {
 // maxKey is the longest key that is shown in full.
 const maxKey = 64
 
-// quote prints a key for a message: quoted, and cut where it is too long to be one.
+// quote formats a key for a message: quoted, and cut to maxKey.
 func quote(key string) string {
 	if utf8.RuneCountInString(key) > maxKey {
 		key = string([]rune(key)[:maxKey]) + "…"
@@ -182,8 +183,9 @@ func quote(key string) string {
 	return strconv.Quote(key)
 }
 
-// Errorf reports an error at the value of a path, or at the object that lacks it. One that was reported before, which
-// may be why the value is as it is, is enough. The arguments must not be content of the document.
+// Errorf reports an error at the path, or at the nearest parent if that is missing. It does nothing if the value, or
+// one that contains it, already has an error, which may be the cause. The arguments must not contain values of the
+// document.
 func (d *Document) Errorf(path, format string, args ...any) {
 	for _, e := range d.Report.Entries {
 		if rest, within := strings.CutPrefix(path, e.Path); within && e.Severity == report.Error && e.Path != "" &&
@@ -194,7 +196,7 @@ func (d *Document) Errorf(path, format string, args ...any) {
 	d.add(report.Error, path, fmt.Sprintf(format, args...))
 }
 
-// Warnf is Errorf for a warning.
+// Warnf is like Errorf, but always reports, and as a warning.
 func (d *Document) Warnf(path, format string, args ...any) {
 	d.add(report.Warning, path, fmt.Sprintf(format, args...))
 }
@@ -215,7 +217,7 @@ func (d *Document) addAt(s report.Severity, offset int, path, message string) {
 	d.Report.Add(report.Entry{Severity: s, File: d.name, Line: line, Column: column, Path: path, Message: message})
 }
 
-// position turns an offset into line and column, both from 1; columns count characters.
+// position converts an offset to a line and a column, which start at 1. Columns count characters.
 func (d *Document) position(offset int) (line, column int) {
 	if d.lines == nil {
 		d.lines = []int{0}

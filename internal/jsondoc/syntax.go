@@ -1,9 +1,9 @@
-// Package jsondoc reads documents whose mistakes an operator has to find: agent.json, settings, updates.
-// encoding/json decodes them into structs. This package adds what it lacks: every mistake is found in one run and has
-// line and column, misspelled and duplicate keys are warned of, and what other agents accept in another form can be
-// rewritten before it is decoded. Size and depth are limited, and no message ever contains a value of the document.
+// Package jsondoc reads documents in which an operator must find errors: agent.json, settings, updates. encoding/json
+// decodes them into structs. This package adds what it lacks: it finds all errors in one run, with line and column,
+// warns of misspelled and duplicate keys, and can rewrite forms that other agents accept before they are decoded. It
+// limits size and depth, and its messages never contain a value of the document.
 //
-// It is not for the wire: encoding/json alone is faster where no position is needed.
+// Do not use it for messages: encoding/json is faster if positions are not needed.
 package jsondoc
 
 import (
@@ -16,19 +16,18 @@ import (
 	"cambium/internal/report"
 )
 
-// Limits of a document. A settings document is a few KiB; certificates and trusted CA bundles
-// may make it some hundred.
+// Limits of a document. Settings have a few KiB; certificates and bundles of trusted CAs may add some hundred.
 const (
 	MaxSize  = 16 << 20
 	maxDepth = 100
-	// maxRepairs bounds how often a document is parsed again after a repaired comma.
+	// maxRepairs bounds how often a document is parsed again after a comma was repaired.
 	maxRepairs = 20
 )
 
-// byteOrderMark is written by some editors at the start of a text; it is skipped and counts for no column.
+// byteOrderMark is at the start of texts from some editors. It is skipped, and columns do not count it.
 var byteOrderMark = []byte("\xef\xbb\xbf")
 
-// Document is a text that was read, and what was found wrong with it.
+// Document is a parsed document and its errors.
 type Document struct {
 	// Report has the findings so far.
 	Report report.Report
@@ -40,8 +39,8 @@ type Document struct {
 	paths  map[string]int // places by path, computed on first use
 }
 
-// Read reads data and reports problems of its syntax under name. A document so broken that nothing can be said about
-// its content has no value.
+// Read parses data and reports syntax errors; name stands for the file in messages. If the syntax cannot be repaired,
+// the document has no values.
 func Read(name string, data []byte) *Document {
 	d := &Document{name: name, text: bytes.TrimPrefix(data, byteOrderMark)}
 	if len(data) > MaxSize {
@@ -61,8 +60,8 @@ func (d *Document) fail(offset int, message string) {
 	d.Report.Add(report.Entry{Severity: report.Error, File: d.name, Line: line, Column: column, Message: message})
 }
 
-// check reports what is wrong with the syntax. It returns the text with its commas repaired, every
-// value still at its offset, and whether that text is JSON.
+// check reports all syntax errors. It returns the text with repaired commas and all values at their offsets, and
+// whether that text is JSON.
 func (d *Document) check() (text []byte, ok bool) {
 	text = d.text
 	for repairs := 0; ; repairs++ {
@@ -85,9 +84,9 @@ func (d *Document) check() (text []byte, ok bool) {
 	}
 }
 
-// repairableComma finds a trailing or missing comma in front of the character at offset, at which
-// encoding/json has failed: its place, and its replacement. A missing comma can take the place of
-// white space only, so that nothing moves.
+// repairableComma finds a trailing or missing comma before the character at offset, where encoding/json has failed. It
+// returns the position and the replacement. A missing comma can only replace white space, so that offsets do not
+// change.
 func repairableComma(text []byte, offset int, err error) (at int, replacement byte, message string) {
 	if offset == len(text) {
 		return 0, 0, ""
@@ -103,8 +102,8 @@ func repairableComma(text []byte, offset int, err error) (at int, replacement by
 	return 0, 0, ""
 }
 
-// explanations are messages by what encoding/json says. Its own messages quote a character of the
-// document, which may be one of a password.
+// explanations maps parts of encoding/json's errors to our messages. The former quote a character of the document,
+// which may be part of a password.
 var explanations = []struct{ library, ours string }{
 	{"unexpected end", "document ends early"},
 	{"looking for beginning of object key string", "expected a key in double quotes"},

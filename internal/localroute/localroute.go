@@ -1,4 +1,4 @@
-// Package localroute waits until an IPv6 address that was added can be used.
+// Package localroute waits until a new IPv6 address can be used.
 package localroute
 
 import (
@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// timeout bounds the wait for the kernel on a busy host.
+// timeout bounds the wait, for a busy host.
 const timeout = time.Minute
 
-// Await waits for the local route of an address in a network namespace, nil for that of this thread. Nothing connects
-// to an address without that route. The kernel adds the route of an IPv6 address from a work queue, even if there is
-// no duplicate address detection (IFA_F_NODAD); that of an IPv4 address is there at once.
+// Await waits for the local route of an address in a network namespace; nil means that of this thread. Without the
+// route, no connection reaches the address. The kernel adds it from a work queue for IPv6, even without duplicate
+// address detection (IFA_F_NODAD), and at once for IPv4.
 func Await(namespace *netns.NsHandle, ip net.IP) error {
 	if ip.To4() != nil {
 		return nil

@@ -1,7 +1,7 @@
-// Package looptest is the one way by which tests get block devices to write to: loop devices
-// on sparse images in the test's own temporary directory. Guard refuses everything else, so
-// that no test can reach a disk of the machine it runs on. At the end of a test, also of a
-// failed one, swap is off, mounts are gone, partitions forgotten and loop devices detached.
+// Package looptest provides tests with block devices that they may write to: loop devices on sparse images in the
+// temporary directory of the test. Tests must get them nowhere else. Guard refuses all other devices, so that no test
+// can damage a disk of the machine. At the end of a test, even a failed one, swap is off, file systems are unmounted,
+// partitions deleted and loop devices detached.
 package looptest
 
 import (
@@ -21,8 +21,7 @@ import (
 	"cambium/internal/skiptest"
 )
 
-// Require skips the test where loop devices cannot be used, and fails it where CI promised
-// that they can.
+// Require skips the test if loop devices cannot be used, and fails it in CI.
 func Require(t testing.TB) {
 	t.Helper()
 	var reason string
@@ -37,7 +36,7 @@ func Require(t testing.TB) {
 	skiptest.Skip(t, reason)
 }
 
-// Needs skips the test where a program is missing, and fails it in CI.
+// Needs skips the test if one of the programs is missing, and fails it in CI.
 func Needs(t testing.TB, programs ...string) {
 	t.Helper()
 	for _, name := range programs {
@@ -48,25 +47,25 @@ func Needs(t testing.TB, programs ...string) {
 	}
 }
 
-// Device is a loop device and the image behind it.
+// Device is a loop device with its image.
 type Device struct {
 	Path  string
 	Image string
 }
 
-// New makes a loop device on a new sparse image of the given size.
+// New creates a loop device on a new sparse image.
 func New(t testing.TB, size int64) *Device {
 	t.Helper()
 	return Attach(t, Image(t, size))
 }
 
-// NewPlain makes a loop device on which the kernel refuses partitions.
+// NewPlain creates a loop device on which the kernel supports no partitions.
 func NewPlain(t testing.TB, size int64) *Device {
 	t.Helper()
 	return attached(t, Image(t, size), 0)
 }
 
-// Image makes a sparse image, for tests that need no device.
+// Image creates a sparse image, for tests that need no device.
 func Image(t testing.TB, size int64) string {
 	t.Helper()
 	image := filepath.Join(t.TempDir(), "disk.img")
@@ -80,7 +79,7 @@ func Image(t testing.TB, size int64) string {
 	return image
 }
 
-// Attach makes a loop device on an existing image, which must be below a temporary directory.
+// Attach creates a loop device on an existing image, which must be in a temporary directory.
 func Attach(t testing.TB, image string) *Device {
 	t.Helper()
 	return attached(t, image, unix.LO_FLAGS_PARTSCAN) // without it the kernel refuses partitions
@@ -142,7 +141,7 @@ func attach(image string, flags uint32) (string, error) {
 	return "", errors.New("no loop device became free")
 }
 
-// Grow makes image and device larger, as a resized volume would be.
+// Grow enlarges the image and the device, as when a volume is resized.
 func (d *Device) Grow(t testing.TB, size int64) {
 	t.Helper()
 	if err := Guard(d.Path); err != nil {
@@ -161,8 +160,8 @@ func (d *Device) Grow(t testing.TB, size int64) {
 	}
 }
 
-// Guard returns nil only for a loop device, or a partition of one, whose image lies in a
-// temporary directory of a test.
+// Guard returns an error unless path is a loop device, or a partition of one, with its image in the temporary
+// directory.
 func Guard(path string) error {
 	number, err := blkdev.NumberOf(path)
 	if err != nil {
@@ -191,7 +190,7 @@ func temporary(image string) error {
 	return nil
 }
 
-// Release detaches the device before the end of the test; it may be called twice.
+// Release detaches the device before the end of the test. It may be called twice.
 func (d *Device) Release(t testing.TB) {
 	t.Helper()
 	if err := d.release(); err != nil {

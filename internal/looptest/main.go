@@ -10,9 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Main runs the tests of a package in a mount namespace of their own, to be called from
-// TestMain. Mounts of a test are then gone with its process, whatever happens to it, and no
-// other process that copies its namespace meanwhile can keep them alive.
+// Main runs the tests of a package in their own mount namespace; call it from TestMain. The mounts of a test disappear
+// with its process, whatever happens to it, and no other process can copy them into its namespace and keep them alive.
 func Main(m *testing.M) {
 	const inside = "CAMBIUM_LOOPTEST_INSIDE"
 	if os.Geteuid() != 0 || os.Getenv(inside) != "" {

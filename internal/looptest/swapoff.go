@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SwapOff ends the use of a swap device.
+// SwapOff stops the use of a swap device.
 func SwapOff(device string) error {
 	path, err := unix.BytePtrFromString(device)
 	if err != nil {

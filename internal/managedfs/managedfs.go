@@ -1,6 +1,6 @@
-// Package managedfs is the table of the file systems that the agent makes, mounts, checks and grows, with the
-// properties of each that do not depend on a disk. Whatever deals with all of them ranges over it, tests included.
-// How one is recognized is in platform/filesystem/probe, what the kernel does with one in platform/filesystem.
+// Package managedfs is the table of the file systems that the agent makes, mounts, checks and grows, with their
+// properties. All code that handles them, tests included, iterates over it. platform/filesystem/probe recognizes them;
+// platform/filesystem mounts and grows them.
 package managedfs
 
 import (
@@ -9,26 +9,26 @@ import (
 	"strings"
 )
 
-// FileSystem describes one file system of the table.
+// FileSystem is a row of the table.
 type FileSystem struct {
 	// Name is the kernel's name, and a value of env.persistent_disk_fs.
 	Name string
-	// Package is the Debian package of its programs.
+	// Package is the Debian package with its programs.
 	Package string
-	// Make is the command that makes a file system, with the device as a further argument. It does not ask, and does
-	// not discard what it does not write: a device that was formatted by mistake keeps the rest of its content.
+	// Make is the command that makes a file system; the device is appended. It does not ask, and does not discard
+	// blocks: if a device is formatted by mistake, the rest of its content remains.
 	Make []string
-	// Check is the command that looks for errors of an unmounted file system, and changes nothing.
+	// Check is the command that checks an unmounted file system without changing it.
 	Check []string
-	// Repair is the command with which an operator repairs a file system that the kernel refuses: it makes decisions,
-	// and asks.
+	// Repair is the command by which an operator repairs a file system that the kernel refuses to mount. It is
+	// interactive.
 	Repair string
-	// Look lists the mount options, besides ro, that prevent every write, even the replay of a journal. Replay lists
-	// those of a mount that does replay it.
+	// Look lists the mount options, in addition to ro, that prevent every write, even a journal replay. Replay lists
+	// those for a mount that replays the journal.
 	Look, Replay []string
 }
 
-// All lists the file systems; the first one is the default.
+// All is the table. The first file system is the default.
 var All = []FileSystem{
 	{Name: "ext4", Package: "e2fsprogs", Make: []string{"mkfs.ext4", "-q", "-F", "-E", "nodiscard"},
 		Check: []string{"e2fsck", "-n", "-f"}, Repair: "e2fsck -f", Look: []string{"noload"}},
@@ -36,7 +36,7 @@ var All = []FileSystem{
 		Check: []string{"xfs_repair", "-n"}, Repair: "xfs_repair", Look: []string{"norecovery", "nouuid"}, Replay: []string{"nouuid"}},
 }
 
-// Find returns the file system with a name.
+// Find returns the file system with the name.
 func Find(name string) (FileSystem, bool) {
 	i := slices.IndexFunc(All, func(f FileSystem) bool { return f.Name == name })
 	if i < 0 {
@@ -45,13 +45,13 @@ func Find(name string) (FileSystem, bool) {
 	return All[i], true
 }
 
-// Repairing says how to look at a damaged file system, and how to repair it.
+// Repairing returns advice on how to examine and repair a damaged file system.
 func Repairing(look, repair string) string {
 	return fmt.Sprintf("To look at it without writing, run '%s'. To repair it, take a snapshot of the disk first, then "+
 		"run '%s'", look, repair)
 }
 
-// Damaged says the same of a file system whose first superblock is good.
+// Damaged returns the same advice for a file system that still has a valid superblock.
 func (f FileSystem) Damaged(device string) string {
 	return Repairing(strings.Join(append(f.Check, device), " "), f.Repair+" "+device)
 }

@@ -15,14 +15,14 @@ import (
 	"github.com/diskfs/go-diskfs/filesystem/fat32"
 )
 
-// Limits of a FAT volume that is read here. go-diskfs holds the whole table in memory, several
-// times, and a directory may claim all of the volume.
+// Limits of a FAT volume. go-diskfs holds several copies of the whole table in memory, and a directory may claim to
+// fill the volume.
 const (
 	maxFATVolume = 256 << 20
 	maxFATTable  = 4 << 20
 )
 
-// geometry holds values of the boot sector that have been checked.
+// geometry has checked values of the boot sector.
 type geometry struct {
 	bits       int // 12, 16 or 32
 	tableStart int64
@@ -63,8 +63,8 @@ func openFAT(in *guarded) (*Volume, error) {
 	return v, nil
 }
 
-// readGeometry decides whether there is a FAT file system, and checks every number that
-// go-diskfs computes with: it assumes two tables and a root directory in cluster 2.
+// readGeometry reads the boot sector. It checks every number that go-diskfs computes with: it assumes two tables and a
+// root directory in cluster 2.
 func readGeometry(in *guarded) (geometry, error) {
 	b, err := in.bytes(0, 512)
 	if err != nil {
@@ -121,8 +121,7 @@ func readGeometry(in *guarded) (geometry, error) {
 	return g, nil
 }
 
-// checkChains makes sure that no cluster chain runs in a circle: go-diskfs would follow it
-// until memory is gone.
+// checkChains fails if a cluster chain is circular. go-diskfs would follow it until memory is exhausted.
 func checkChains(in *guarded, g geometry) error {
 	table, err := in.bytes(g.tableStart, int(g.tableSize))
 	if err != nil {
@@ -213,7 +212,7 @@ func (t *fatTree) read(file entry, limit int64) ([]byte, error) {
 	return content, nil
 }
 
-// storage shows a volume to go-diskfs, which wants a file. There is no way to write through it.
+// storage lets go-diskfs, which expects a file, read a volume. Writes fail.
 type storage struct {
 	in *guarded
 	at int64

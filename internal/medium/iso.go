@@ -10,10 +10,10 @@ import (
 
 const (
 	isoSector      = 2048
-	isoDescriptors = 16 * isoSector // where the volume descriptors begin
+	isoDescriptors = 16 * isoSector // position of the volume descriptors
 	maxDescriptors = 64
 	maxExtents     = 16
-	maxContinued   = 16 // continuation areas of one Rock Ridge entry
+	maxContinued   = 16 // continuation areas of a Rock Ridge entry
 )
 
 type extent struct {
@@ -21,13 +21,13 @@ type extent struct {
 	size  uint32
 }
 
-// isoTree is the hierarchy below one volume descriptor.
+// isoTree is the hierarchy of one volume descriptor.
 type isoTree struct {
 	in     *guarded
 	block  int64 // logical block size
 	root   extent
 	joliet bool // names are UCS-2
-	// rock is true if names may come from Rock Ridge; skip is the offset of its fields.
+	// rock is set if names may come from Rock Ridge. skip is the offset of its fields.
 	rock bool
 	skip int
 }
@@ -100,7 +100,7 @@ func ucs2(b []byte) string {
 	return string(utf16.Decode(units))
 }
 
-// detectRockRidge looks for the SP field that the first record of the root must have.
+// detectRockRidge looks for the SP field in the first record of the root.
 func (t *isoTree) detectRockRidge() error {
 	records, err := t.records(t.root)
 	if err != nil || len(records) == 0 {
@@ -198,8 +198,8 @@ func (t *isoTree) list(dir *entry) ([]entry, error) {
 	return entries, nil
 }
 
-// rockRidge replaces the name by that of the NM fields, follows a relocated directory, and
-// marks symbolic links. It reports true for the place that relocated directories are kept in.
+// rockRidge replaces the name with that of the NM fields, follows a relocated directory, and marks symbolic links.
+// hidden is true for the directory that contains relocated directories.
 func (t *isoTree) rockRidge(record []byte, e *entry) (hidden bool, err error) {
 	area := systemUse(record)
 	if len(area) < t.skip {

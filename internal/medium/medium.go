@@ -1,11 +1,10 @@
-// Package medium reads files from config drives and CDs without mounting them: ISO 9660 (plain,
-// Rock Ridge, Joliet) and FAT, on a whole device or in a partition of it. It only ever reads,
-// and trusts nothing on the medium: sizes, depths and the number of bytes read are bounded, and
-// a damaged medium is an error.
+// Package medium reads files from config drives and CDs without mounting them: ISO 9660 (plain, Rock Ridge, Joliet) and
+// FAT, on a whole device or in a partition. It never writes and does not trust the medium: sizes, depths and the number
+// of bytes read are limited, and a damaged medium is an error.
 //
-// FAT is read through go-diskfs, after the structures that it does not check have been checked here
-// (fat.go says which). ISO 9660 is walked here (iso.go): go-diskfs allocates whatever sizes a
-// descriptor claims and finds nothing below the first level of a Joliet-only medium.
+// FAT is read by go-diskfs, after the structures that it does not check were checked here (see fat.go). ISO 9660 is
+// read here (iso.go), because go-diskfs allocates any size that a descriptor claims, and finds nothing below the first
+// level of a medium that has only Joliet.
 package medium
 
 import (
@@ -19,34 +18,33 @@ import (
 	"sync/atomic"
 )
 
-// Limits. A config drive is at most a few ten MiB with a handful of short files.
+// Limits. A config drive has at most a few tens of MiB, with a handful of short files.
 const (
-	maxReadBytes  = 64 << 20 // read from one volume in its lifetime
+	maxReadBytes  = 64 << 20 // read from a volume in total
 	maxDirectory  = 1 << 20  // bytes of one directory
-	maxDepth      = 16       // components of a path
+	maxDepth      = 16       // names in a path
 	maxPartitions = 16
 )
 
-// ErrUnknown means that there is no file system here that can be read without mounting it.
+// ErrUnknown means that there is no file system that this package can read.
 var ErrUnknown = errors.New("no iso9660 or vfat file system")
 
-// ErrDamaged means that the structures of the medium are inconsistent; a retry does not help.
+// ErrDamaged means that the medium is inconsistent. A retry does not help.
 var ErrDamaged = errors.New("damaged file system")
 
-// Volume is one file system.
+// Volume is a file system on the medium.
 type Volume struct {
 	Kind string // "iso9660" or "vfat"
-	// Labels are its names: one, or none, or two for an ISO with a different Joliet name.
+	// Labels has its labels: one, none, or two if Joliet has a different one.
 	Labels []string
 
 	in    *guarded
 	trees []tree
 }
 
-// tree is one directory hierarchy of a volume; an ISO may have two.
+// tree is a directory hierarchy of a volume. An ISO may have two.
 type tree interface {
-	// list returns the entries of the directory that comes from an earlier list; nil is the
-	// root.
+	// list returns the entries of a directory that was returned by list; nil is the root.
 	list(dir *entry) ([]entry, error)
 	read(file entry, limit int64) ([]byte, error)
 }
@@ -60,8 +58,8 @@ type entry struct {
 	path    string   // FAT
 }
 
-// Volumes finds what can be read on r: the file system at its start, or those in its
-// partitions. It returns ErrUnknown if there is none. Reading stops when ctx ends.
+// Volumes returns the file systems on r: the one at its start, or those in partitions. It returns ErrUnknown if there
+// is none. Reads fail after ctx has ended.
 func Volumes(ctx context.Context, r io.ReaderAt, size int64) ([]*Volume, error) {
 	v, err := volume(ctx, r, 0, size)
 	if err == nil {
@@ -92,15 +90,15 @@ func volume(ctx context.Context, r io.ReaderAt, start, size int64) (v *Volume, e
 	return openFAT(in)
 }
 
-// recovered turns a panic of go-diskfs, which slices by lengths it found on the medium, into
-// an error.
+// recovered turns a panic into an error. go-diskfs slices by lengths that it reads from the medium.
 func recovered(err *error) {
 	if r := recover(); r != nil {
 		*err = ErrDamaged
 	}
 }
 
-// HasLabel compares labels case-insensitively, because mkfs.vfat writes them in upper case.
+// HasLabel reports whether the volume has the label. The case does not matter, because mkfs.vfat writes labels in upper
+// case.
 func (v *Volume) HasLabel(label string) bool {
 	for _, l := range v.Labels {
 		if strings.EqualFold(l, label) {
@@ -110,9 +108,8 @@ func (v *Volume) HasLabel(label string) bool {
 	return false
 }
 
-// ReadFile returns the content of a file. Names match exactly if they can, otherwise without
-// regard to case, to a trailing dot and to the ";1" that plain ISO 9660 adds. The error is
-// fs.ErrNotExist if there is no such file, and then lists the files it has instead.
+// ReadFile returns the content of a file. If no name matches exactly, it ignores case, a trailing dot, and the ";1"
+// that plain ISO 9660 appends. If the file does not exist, the error is fs.ErrNotExist and lists the files that do.
 func (v *Volume) ReadFile(name string, limit int64) (content []byte, err error) {
 	defer recovered(&err)
 	clean := strings.TrimPrefix(path.Clean("/"+name), "/")
@@ -182,7 +179,7 @@ func pick(entries []entry, name string) *entry {
 	return nil
 }
 
-// withoutVersion removes what ISO 9660 adds to names: ";1", and the dot of an empty extension.
+// withoutVersion removes what ISO 9660 appends to names: ";1", and the dot of an empty extension.
 func withoutVersion(name string) string {
 	if i := strings.LastIndexByte(name, ';'); i > 0 {
 		digits := name[i+1:]
@@ -196,8 +193,8 @@ func withoutVersion(name string) string {
 	return name
 }
 
-// instead lists a few names, so that "META_DAT.JSO" explains why there is no "meta-data.json":
-// the medium was made without long names, and the agent does not guess which one is meant.
+// instead lists a few names, so that "META_DAT.JSO" shows why there is no "meta-data.json": the medium was made without
+// long names. The agent does not guess.
 func instead(entries []entry) string {
 	if len(entries) == 0 {
 		return "; the directory is empty"
@@ -226,7 +223,7 @@ func isShort(name string) bool {
 	return name == strings.ToUpper(name) && len(base) <= 8 && len(extension) <= 3
 }
 
-// guarded is the part of a device that one volume covers, with a budget for reading it.
+// guarded is the part of a device that contains a volume, with a limit on the bytes read from it.
 type guarded struct {
 	ctx    context.Context
 	r      io.ReaderAt
@@ -242,8 +239,8 @@ func newGuarded(ctx context.Context, r io.ReaderAt, start, size int64) *guarded 
 	return g
 }
 
-// ReadAt reads all of p or fails. Every read is charged a little more than its length, so that an
-// endless sequence of empty reads ends as well.
+// ReadAt reads all of p or fails. Each read counts as a little more than its length, so that an endless sequence of
+// empty reads ends, too.
 func (g *guarded) ReadAt(p []byte, off int64) (int, error) {
 	n, err := g.readAt(p, off)
 	if err != nil {
@@ -271,7 +268,7 @@ func (g *guarded) readAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// failure returns the first error of any read since the last call.
+// failure returns the first error of a read since the last call.
 func (g *guarded) failure() error {
 	if p := g.failed.Swap(nil); p != nil {
 		return *p

@@ -4,9 +4,8 @@ import "encoding/binary"
 
 type span struct{ start, size int64 }
 
-// partitions reads an MBR or GPT just far enough to know where partitions lie, at most
-// maxPartitions of them; damaged or foreign tables have none. Neither the backup table nor a
-// checksum is looked at: nothing is trusted here that a volume does not confirm.
+// partitions returns the positions of at most maxPartitions partitions in an MBR or GPT, and none if the table is
+// damaged or unknown. It checks neither the backup table nor checksums, because each volume is checked anyway.
 func partitions(in *guarded) []span {
 	const sector = 512
 	mbr, err := in.bytes(0, sector)

@@ -1,10 +1,9 @@
-// Package neednet holds the one error by which a settings source says that it cannot answer
-// before the machine has a network. It is a leaf so that sources can return it and bootstrap
-// can act on it without importing each other.
+// Package neednet defines the error by which a settings source says that it needs a network. Sources return it and
+// bootstrap handles it, so that neither imports the other.
 package neednet
 
 import "errors"
 
-// Err means: bring up a minimal network, then ask this source again. Sources never configure
-// one themselves.
+// Err means that the caller must bring up a minimal network and ask the source again. Sources never configure a
+// network.
 var Err = errors.New("needs network")

@@ -20,7 +20,7 @@ func hardware(t *testing.T, mac string) net.HardwareAddr {
 	return parsed
 }
 
-// Capture sees every frame that arrives at the other end of a link from now on.
+// Capture captures the frames that arrive at the other end of a link.
 type Capture struct{ conn *rawsocket.Conn }
 
 // Capture starts a capture at the other end of a link.
@@ -40,7 +40,7 @@ func (p *Peer) Capture(t *testing.T, name string) *Capture {
 	return &Capture{conn: conn}
 }
 
-// Wait returns the first frame for which match is true, or nil when there is none in time.
+// Wait returns the first frame for which match returns true, or nil after limit.
 func (c *Capture) Wait(t *testing.T, limit time.Duration, match func(frame []byte) bool) []byte {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)

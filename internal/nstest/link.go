@@ -14,12 +14,12 @@ import (
 	"cambium/internal/thread"
 )
 
-// untilJustBefore leaves the parent process time to report.
+// untilJustBefore returns the time until shortly before the deadline, so that the parent process can still report.
 func untilJustBefore(deadline time.Time) time.Duration {
 	return max(time.Until(deadline)-5*time.Second, time.Second)
 }
 
-// routeHandle is a netlink handle for the namespace of the process.
+// routeHandle returns a netlink handle for the namespace of the process.
 func routeHandle(t *testing.T) *netlink.Handle {
 	t.Helper()
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -42,13 +42,13 @@ func setUp(t *testing.T, h *netlink.Handle, name string) netlink.Link {
 	return link
 }
 
-// Peer is a second network namespace: the gateway, the DHCP server, the other end of every link.
+// Peer is a second network namespace with the other ends of all links. It plays the gateway, the DHCP server and so on.
 type Peer struct {
 	Handle *netlink.Handle
 	ns     netns.NsHandle
 }
 
-// NewPeer makes an empty peer namespace, with forwarding and loopback up.
+// NewPeer creates an empty peer namespace, with forwarding enabled and loopback up.
 func NewPeer(t *testing.T) *Peer {
 	t.Helper()
 	p := &Peer{}
@@ -74,7 +74,7 @@ func NewPeer(t *testing.T) *Peer {
 	return p
 }
 
-// Do calls f on a thread inside the peer namespace; sockets that f opens stay there.
+// Do calls f on a thread inside the peer namespace. Sockets that f opens stay there.
 func (p *Peer) Do(t *testing.T, f func() error) {
 	t.Helper()
 	err := thread.Run(func() error {
@@ -88,9 +88,9 @@ func (p *Peer) Do(t *testing.T, f func() error) {
 	}
 }
 
-// NIC makes a link called name with the given hardware address ("" for a random one) that the
-// agent takes for one of the machine's NICs. Its other end is called name too, is in the peer
-// namespace, and is up; the link itself is down, as a NIC is at boot.
+// NIC creates a link that the agent takes for a NIC of the machine. mac is its hardware address, or "" for a random
+// one. Its other end has the same name, is in the peer namespace, and is up. The link itself is down, as a NIC is at
+// boot.
 func (p *Peer) NIC(t *testing.T, name, mac string) {
 	t.Helper()
 	// The kernel sends no event for an alias given to a link that is down, so the link is renamed
@@ -109,7 +109,7 @@ func (p *Peer) NIC(t *testing.T, name, mac string) {
 	}
 }
 
-// Veth makes a link called name that the agent must not take for a NIC.
+// Veth creates a link that the agent must not take for a NIC.
 func (p *Peer) Veth(t *testing.T, name, mac string) {
 	t.Helper()
 	p.veth(t, name, name, mac)
@@ -129,7 +129,7 @@ func (p *Peer) veth(t *testing.T, name, peerName, mac string) {
 	setUp(t, p.Handle, peerName)
 }
 
-// Address gives the other end of a link an address, usable at once.
+// Address adds an address to the other end of a link, and waits until it can be used.
 func (p *Peer) Address(t *testing.T, name, prefix string) {
 	t.Helper()
 	link, err := p.Handle.LinkByName(name)
@@ -149,7 +149,7 @@ func (p *Peer) Address(t *testing.T, name, prefix string) {
 	}
 }
 
-// Up gives the near end of a link an address, and switches it on.
+// Up adds an address to the near end of a link, and brings the link up.
 func Up(t *testing.T, name, prefix string) {
 	t.Helper()
 	link, err := netlink.LinkByName(name)
@@ -168,7 +168,7 @@ func Up(t *testing.T, name, prefix string) {
 	}
 }
 
-// MAC is the hardware address of the other end of a link.
+// MAC returns the hardware address of the other end of a link.
 func (p *Peer) MAC(t *testing.T, name string) string {
 	t.Helper()
 	link, err := p.Handle.LinkByName(name)

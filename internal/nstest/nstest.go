@@ -1,9 +1,9 @@
-// Package nstest gives a test network and mount namespaces of its own, links into a peer
-// namespace that plays the rest of the world, and a capture of what is on the wire.
+// Package nstest provides tests with their own network and mount namespaces, links into a peer namespace that plays the
+// rest of the world, and packet captures.
 //
-// It is for tests only. [Run] starts the test binary again inside new namespaces, so that every
-// goroutine and every socket of the test is in them, and /sys shows their links; nothing of the
-// machine's own network can be reached from there, and the kernel removes it all afterwards.
+// It is only for tests. [Run] starts the test binary again inside new namespaces, so that they contain all goroutines
+// and sockets of the test, and /sys shows their links. The machine's own network cannot be reached from there, and the
+// kernel removes everything afterwards.
 package nstest
 
 import (
@@ -21,12 +21,11 @@ import (
 	"cambium/internal/skiptest"
 )
 
-// inside names the test that this process was started for.
+// inside is the environment variable with the name of the test that this process runs.
 const inside = "CAMBIUM_NSTEST"
 
-// Run calls body in fresh network and mount namespaces in which only loopback is there, and up.
-// Where namespaces are not allowed the test is skipped, or fails if CI is set. It must be called
-// from a top-level test, and be all that the test does.
+// Run calls body in new network and mount namespaces, in which only loopback is up. If namespaces are not permitted, it
+// skips the test, or fails it in CI. It must be called from a top-level test, which must do nothing else.
 func Run(t *testing.T, body func(t *testing.T)) {
 	t.Helper()
 	if strings.Contains(t.Name(), "/") {
@@ -53,7 +52,7 @@ func Run(t *testing.T, body func(t *testing.T)) {
 	}
 }
 
-// runInNamespaces runs this one test in new namespaces. Without privileges, a user namespace provides them.
+// runInNamespaces runs this test in new namespaces. An unprivileged process gets a user namespace, too.
 func runInNamespaces(t *testing.T, output io.Writer) (*os.ProcessState, error) {
 	t.Helper()
 	read, write, err := os.Pipe()
@@ -86,7 +85,7 @@ func runInNamespaces(t *testing.T, output io.Writer) (*os.ProcessState, error) {
 	return process.Wait()
 }
 
-// enter makes the mount namespace private, shows the new network in /sys, and sets loopback up.
+// enter makes the mount namespace private, mounts a /sys that shows the new network, and brings loopback up.
 func enter(t *testing.T) {
 	t.Helper()
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {

@@ -1,5 +1,5 @@
-// Package oneline makes one line of a text, such as an error that was joined from several, so that it fits a log entry,
-// a console and a status, and cannot forge a second one.
+// Package oneline joins the lines of a text, such as an error joined from several, so that it fits into a log entry, a
+// console line or the status, and cannot forge a second line.
 package oneline
 
 import (
@@ -7,8 +7,8 @@ import (
 	"unicode"
 )
 
-// Of joins the lines by semicolons, and replaces other characters that are not printed by spaces: they could begin an
-// escape sequence of a terminal, or reverse the line.
+// Of joins the lines with semicolons. It replaces other unprintable characters with spaces, since they could begin a
+// terminal's escape sequence or reverse the line.
 func Of(text string) string {
 	lines := strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\r' })
 	return strings.Map(func(r rune) rune {

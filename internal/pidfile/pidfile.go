@@ -1,5 +1,5 @@
-// Package pidfile reads the pid files of jobs and watches the processes they name. Nothing here sends a signal: a pid
-// file may name any process, also init.
+// Package pidfile reads the pid files of jobs and watches their processes. It sends no signals, because a pid file may
+// name any process, even init.
 package pidfile
 
 import (
@@ -16,21 +16,21 @@ import (
 	"cambium/internal/bounded"
 )
 
-// maxSize is more than any number takes.
+// maxSize is larger than any number needs.
 const maxSize = 64
 
-// reads bounds the reads of files in directories that jobs can write to.
+// reads bounds reads of files in directories that jobs can write to.
 var reads bounded.Group
 
-// local are the file systems that a pid file may be on: those that answer by themselves. What is in a file of others,
-// such as procfs, FUSE or NFS, another process or machine decides when it is read, and when that ends.
+// local lists the file systems on which a pid file may be. On others, such as procfs, FUSE or NFS, another process or
+// machine decides what a read returns, and when.
 var local = []int64{unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC,
 	zfsSuperMagic, unix.TMPFS_MAGIC, unix.RAMFS_MAGIC, unix.OVERLAYFS_SUPER_MAGIC}
 
 const zfsSuperMagic = 0x2fc12fc1
 
-// Read returns the pid in a file that a job wrote: its first word, or 0 if that is not a number above 0. A file that
-// does not exist is an error that matches os.ErrNotExist.
+// Read returns the pid in a pid file: its first word, or 0 if that is not a positive number. If the file does not
+// exist, the error matches os.ErrNotExist.
 func Read(path string) (int, error) {
 	text, err := bounded.Call(&reads, path, func() (string, error) { return content(path) })
 	if err != nil {
@@ -47,8 +47,8 @@ func Read(path string) (int, error) {
 	return int(pid), nil
 }
 
-// content reads a file in a directory that the job can write to. Opening it can block (a FIFO) or have an effect (a
-// link to a watchdog's device), so an O_PATH descriptor tells the file type first.
+// content reads a file in a directory that a job can write to. Opening it could block (a FIFO) or have an effect (a
+// link to a watchdog device), so the file type is checked first, with an O_PATH descriptor.
 func content(path string) (string, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -83,7 +83,7 @@ func content(path string) (string, error) {
 	return string(text), err
 }
 
-// Alive reports whether a process exists, also as another user's. One that has ended and was not waited for does not.
+// Alive reports whether a process exists, whoever its user is. A zombie does not count.
 func Alive(pid int) bool {
 	if pid <= 0 || errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
 		return false
@@ -97,14 +97,14 @@ func Alive(pid int) bool {
 	return !strings.HasPrefix(rest, "Z") && !strings.HasPrefix(rest, "X")
 }
 
-// Watch is a process that is waited for.
+// Watch waits for the end of a process.
 type Watch struct {
 	Pid  int
 	file *os.File
 }
 
-// Follow calls ended once the process has ended, unless the watch was closed before. The error matches
-// os.ErrProcessDone if there is no such process.
+// Follow calls ended when the process has ended, unless the watch is closed before. If there is no such process, the
+// error matches os.ErrProcessDone.
 func Follow(pid int, ended func()) (*Watch, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if errors.Is(err, unix.ESRCH) {
@@ -132,15 +132,15 @@ func Follow(pid int, ended func()) (*Watch, error) {
 	return w, nil
 }
 
-// Close ends the watch.
+// Close stops the watch.
 func (w *Watch) Close() {
 	if w != nil {
 		_ = w.file.Close() // nothing was written
 	}
 }
 
-// Reason describes the end of a process that has been waited for. From Linux 6.15 on, the kernel also knows that of a
-// process that is not a child.
+// Reason describes how the process ended, once its parent has waited for it. For a process that is not a child, that
+// requires Linux 6.15.
 func (w *Watch) Reason() string {
 	const unknown = "ended unexpectedly"
 	raw, err := w.file.SyscallConn()

@@ -1,5 +1,5 @@
-// Package racer is a hostile program for tests: it exchanges directories for links, as fast as it can, below
-// directories that root is working on.
+// Package racer is a hostile program for tests. It replaces directories with links as fast as it can, in directories
+// that root is working on.
 package racer
 
 import (
@@ -13,18 +13,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// variable is in the environment of a racer, and names its directories.
+// variable is the environment variable with the directories of a racer.
 const variable = "CAMBIUM_RACER"
 
-// Environment makes a program that calls RunIfCalled a racer. It works in dirs, which its user must
-// be able to write to, and its links lead to the directory outside.
+// Environment returns a variable that turns a program which calls RunIfCalled into a racer. It works in dirs, to which
+// its user must have write access. Its links lead to the directory outside.
 func Environment(outside string, dirs ...string) string {
 	return variable + "=" + strings.Join(append([]string{outside}, dirs...), ":")
 }
 
-// RunIfCalled is the main function of a racer, and does nothing in any other process. Until it gets SIGTERM it
-// exchanges directories for links that lead outside, as fast as it can, through descriptors that it opened at its
-// start. It prints "ready" when it begins, and at its end how often it has succeeded in each directory.
+// RunIfCalled is the main function of a racer, and does nothing in other processes. Until SIGTERM it replaces
+// directories with links to outside, as fast as it can, through descriptors that it opened at its start. It prints
+// "ready" when it begins, and at the end how often it has succeeded in each directory.
 func RunIfCalled() {
 	value, ok := os.LookupEnv(variable)
 	if !ok {
@@ -80,8 +80,8 @@ func openRaced(path, outside string) (*racedDir, error) {
 	return d, err
 }
 
-// exchange puts a link in place of each directory, or takes it away again, and makes a directory
-// that is in the way, with a link in it. Most calls fail while root has the directory to itself.
+// exchange exchanges each directory with a link. It also creates additional directories that contain links. Most calls
+// fail while only root has access to the directory.
 func (d *racedDir) exchange() {
 	for _, name := range d.names {
 		link := ".link to replace " + name

@@ -1,5 +1,5 @@
-// Package rawsocket has the sockets that package net does not have: netlink, packet and raw ICMP sockets. Every wait
-// ends with its context.
+// Package rawsocket has sockets that package net lacks: netlink, packet and raw ICMP sockets. Every wait ends with its
+// context.
 package rawsocket
 
 import (
@@ -13,13 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Conn is a socket in the network namespace of the thread that opened it. It is for one goroutine at a time.
+// Conn is a socket in the network namespace of the thread that opened it. Use it from one goroutine at a time.
 type Conn struct {
-	file *os.File // non-blocking: the runtime's poller waits, and Close or a deadline ends that
+	file *os.File // non-blocking, so that the runtime's poller waits and Close or a deadline ends the wait
 	raw  syscall.RawConn
 }
 
-// Open makes a socket; set, if given, sets its options before it is bound to address.
+// Open opens a socket and binds it to address. If set is not nil, it is called before, to set options.
 func Open(family, kind, protocol int, address unix.Sockaddr, set func(fd int) error) (*Conn, error) {
 	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
 	if err != nil {
@@ -39,10 +39,11 @@ func Open(family, kind, protocol int, address unix.Sockaddr, set func(fd int) er
 	return &Conn{file, raw}, nil
 }
 
-// Close releases the socket. Nothing that was sent depends on it.
+// Close closes the socket. Messages that were sent are not affected.
 func (c *Conn) Close() { _ = c.file.Close() }
 
-// Receive returns the next message and its sender, or the context's cause. What does not fit into the buffer is lost.
+// Receive returns the next message and its sender. If ctx ends first, it returns the cause. It cuts a message that is
+// longer than buffer.
 func (c *Conn) Receive(ctx context.Context, buffer []byte) (n int, from unix.Sockaddr, err error) {
 	if ctx.Err() != nil {
 		return 0, nil, context.Cause(ctx)
@@ -73,8 +74,8 @@ func (c *Conn) Receive(ctx context.Context, buffer []byte) (n int, from unix.Soc
 	return 0, nil, pollErr
 }
 
-// Send sends a message. It does not wait: where the kernel has no room for it, the message is lost, as it could be on
-// its way.
+// Send sends a message without waiting. If the kernel has no room for it, the message is lost, as it could be on the
+// network.
 func (c *Conn) Send(message []byte, to unix.Sockaddr) error {
 	var err error
 	controlErr := c.raw.Control(func(fd uintptr) {

@@ -1,7 +1,6 @@
-// Package report collects everything that is wrong with a document, so that an operator sees
-// all of it at once and where it stands. It is a leaf: decoders add entries, commands and the
-// boot log print them. Messages never quote values of a document, because any of them may be a
-// secret; the position leads the reader to it.
+// Package report collects all errors of a document with their positions, so that an operator sees them at once.
+// Decoders add entries; commands and the boot log print them. Messages never quote values of a document, because any of
+// them may be a secret. The position shows where to look.
 package report
 
 import (
@@ -11,16 +10,16 @@ import (
 	"strings"
 )
 
-// Severity tells errors, which make a document unusable, from warnings.
+// Severity distinguishes errors from warnings.
 type Severity int
 
-// Warning does not keep a document from being used; Error does.
+// An Error makes a document unusable, a Warning does not.
 const (
 	Warning Severity = iota
 	Error
 )
 
-// String returns the word used in printed entries.
+// String returns the severity as a word.
 func (s Severity) String() string {
 	if s == Error {
 		return "error"
@@ -28,11 +27,11 @@ func (s Severity) String() string {
 	return "warning"
 }
 
-// MarshalJSON writes the word.
+// MarshalJSON encodes the word.
 func (s Severity) MarshalJSON() ([]byte, error) { return json.Marshal(s.String()) }
 
-// Entry is one finding. Line and Column start at 1; 0 means that the finding has no position,
-// for example because it concerns something that is missing altogether.
+// Entry is one finding. Line and Column start at 1. They are 0 if the finding has no position, for example because
+// something is missing.
 type Entry struct {
 	Severity Severity `json:"severity"`
 	File     string   `json:"file"`
@@ -42,7 +41,7 @@ type Entry struct {
 	Message  string   `json:"message"`
 }
 
-// String prints the entry in the form that editors and compilers understand.
+// String formats the entry as compilers do, so that editors can find its position.
 func (e Entry) String() string {
 	var b strings.Builder
 	b.WriteString(e.File)
@@ -61,16 +60,16 @@ func (e Entry) String() string {
 	return b.String()
 }
 
-// Report is a list of findings. The zero value is an empty one.
+// Report is a list of findings.
 type Report struct{ Entries []Entry }
 
-// Add appends one finding.
+// Add appends a finding.
 func (r *Report) Add(e Entry) { r.Entries = append(r.Entries, e) }
 
-// Append takes over the findings of another report.
+// Append appends the findings of another report.
 func (r *Report) Append(other Report) { r.Entries = append(r.Entries, other.Entries...) }
 
-// Sort puts the findings in the order of the document; within one position, errors first.
+// Sort sorts the findings by position, and at the same position puts errors first.
 func (r *Report) Sort() {
 	slices.SortStableFunc(r.Entries, func(a, b Entry) int {
 		if a.File != b.File {
@@ -96,10 +95,10 @@ func (r Report) Count(s Severity) (n int) {
 	return n
 }
 
-// Failed reports whether there is an error among the findings.
+// Failed reports whether there are errors.
 func (r Report) Failed() bool { return r.Count(Error) > 0 }
 
-// String prints one finding per line.
+// String formats the findings, one per line.
 func (r Report) String() string {
 	lines := make([]string, len(r.Entries))
 	for i, e := range r.Entries {
@@ -108,7 +107,7 @@ func (r Report) String() string {
 	return strings.Join(lines, "\n")
 }
 
-// Err returns nil, or an invalid that prints every error of the report.
+// Err returns an error with all errors of the report, or nil.
 func (r Report) Err() error {
 	var only Report
 	for _, e := range r.Entries {
@@ -122,9 +121,8 @@ func (r Report) Err() error {
 	return &invalid{Report: only}
 }
 
-// invalid is the error form of a report that holds errors. A caller that acts on it asks the
-// sender of the document again or falls back to an older copy.
+// invalid is a report with errors, as an error. Callers ask the sender of the document again, or use an older copy.
 type invalid struct{ Report Report }
 
-// Error lists every finding, separated by semicolons, so that it fits in one log line.
+// Error lists all errors on one line, separated by semicolons.
 func (i *invalid) Error() string { return strings.ReplaceAll(i.Report.String(), "\n", "; ") }

@@ -1,5 +1,5 @@
-// Package retry repeats an operation whose failure may be temporary, with capped, jittered and
-// cancelable backoff. Waits for the kernel, udev or a socket do not belong here: those send events.
+// Package retry repeats operations that may fail temporarily, with a capped, jittered and cancelable backoff. Do not
+// use it to wait for the kernel, udev or a socket: those send events.
 package retry
 
 import (
@@ -10,17 +10,17 @@ import (
 	"time"
 )
 
-// Backoff says how the pauses grow. The zero value pauses one second each time.
+// Backoff defines the pauses between attempts. The zero value pauses for one second each time.
 type Backoff struct {
 	Min    time.Duration // first pause; one second if zero
 	Max    time.Duration // longest pause; Min if zero
 	Factor float64       // growth per attempt; 2 if zero
-	// Jitter is the share of each pause that is random: 0.5 spreads over the last half,
-	// 1 over all of it ("full jitter", for many peers that lost the same server).
+	// Jitter is the random share of each pause: 0.5 varies its second half, 1 the whole ("full jitter", for many peers
+	// that have lost the same server).
 	Jitter float64
 }
 
-// Pause returns how long to wait after the given attempt, counted from 0.
+// Pause returns the pause after an attempt, counted from 0.
 func (b Backoff) Pause(attempt int) time.Duration {
 	low, high, factor := b.Min, b.Max, b.Factor
 	if low <= 0 {
@@ -43,7 +43,7 @@ func (b Backoff) Pause(attempt int) time.Duration {
 	return time.Duration(pause * (1 - jitter*rand.Float64()))
 }
 
-// Sleep waits for d or until ctx ends, and then returns its cause.
+// Sleep sleeps for d. If ctx ends first, it returns the cause.
 func Sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -60,7 +60,7 @@ type final struct{ err error }
 func (f final) Error() string { return f.err.Error() }
 func (f final) Unwrap() error { return f.err }
 
-// Final marks err as permanent: Do returns it without a retry.
+// Final marks an error as permanent, so that Do does not retry.
 func Final(err error) error {
 	if err == nil {
 		return nil
@@ -68,14 +68,14 @@ func Final(err error) error {
 	return final{err: err}
 }
 
-// IsFinal reports whether err holds one that Final has marked, and returns that.
+// IsFinal reports whether err contains an error marked by Final, and returns that.
 func IsFinal(err error) (cause error, is bool) {
 	f, is := errors.AsType[final](err)
 	return f.err, is
 }
 
-// Do calls op until it succeeds, fails for good or ctx ends. When ctx ends, the error names
-// both why and the last failure, since the failure is what the operator needs to know.
+// Do calls op until it succeeds, returns a Final error, or ctx ends. If ctx ends, the error has the cause and the last
+// error of op, which operators need to know.
 func Do(ctx context.Context, b Backoff, op func(context.Context) error) error {
 	for attempt := 0; ; attempt++ {
 		err := op(ctx)

@@ -1,6 +1,6 @@
-// Package rootdir works below directories that other users can change while it does. os.Root keeps every name below
-// them, but neither it nor fs.WalkDir is meant for a hostile owner: opening a FIFO in place of a directory blocks
-// until it has a writer, a directory is read whole, and each level of a tree costs its whole path.
+// Package rootdir works in directories that other users can change at the same time. os.Root keeps every access below
+// the directory, but neither it nor fs.WalkDir is designed for a hostile owner: opening a FIFO in place of a directory
+// blocks, directories are read whole, and each level of a tree resolves its whole path again.
 package rootdir
 
 import (
@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxDepth bounds the nesting of directories, and maxPath the length of a path below the root. The latter is the
-// kernel's limit, so that other programs could not name anything deeper either. A walk has two files open per level.
+// maxDepth bounds the nesting of directories, and maxPath the length of a path below the root. maxPath is the kernel's
+// limit, so other programs cannot access deeper files either. A walk has two open files per level.
 const (
 	maxDepth = 256
 	maxPath  = unix.PathMax
@@ -27,15 +27,15 @@ const (
 // ErrTooDeep means that a path is longer than maxPath, or below more than maxDepth directories.
 var ErrTooDeep = errors.New("the path is too long")
 
-// batch bounds the entries of a directory that are in memory at a time.
+// batch bounds the entries of a directory that are read at a time.
 const batch = 1024
 
-// File opens a directory for reading, and fails at once for anything else.
+// File opens a directory for reading. It fails at once if name is anything else.
 func File(root *os.Root, name string) (*os.File, error) {
 	return root.OpenFile(name, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
 }
 
-// Open opens a directory below root, following links only inside it. Root.OpenRoot blocks where name is a FIFO.
+// Open opens a directory below root. It follows links only within root. Root.OpenRoot would block if name is a FIFO.
 func Open(root *os.Root, name string) (*os.Root, error) {
 	dir, err := File(root, name)
 	if err != nil {
@@ -45,18 +45,18 @@ func Open(root *os.Root, name string) (*os.Root, error) {
 	return opened, errors.Join(err, dir.Close())
 }
 
-// sameDirectory opens a directory again through /proc, so that it is the same one even if the name was replaced.
+// sameDirectory opens the same directory as a Root, through /proc, even if its name was replaced meanwhile.
 func sameDirectory(dir *os.File) (*os.Root, error) {
 	return os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))
 }
 
-// Visit is called for each entry. Name is its path below the root; dir is the directory that it is in, where
-// entry.Name() names it: what is done there does not cost the whole path again.
+// Visit is called for each entry. name is its path below the root. dir is the directory that contains it, in which it
+// is called entry.Name(); access through dir does not resolve the whole path again.
 type Visit func(dir *os.Root, name string, entry fs.DirEntry, err error) error
 
-// Walk calls visit for everything below root, directories before what is in them, in the order of names among up to
-// 1024 entries of a directory. It does not descend into links. What cannot be read is visited with the error. Walk ends
-// with the first error that visit returns, or when ctx ends. It takes as long as there are entries, however deep.
+// Walk calls visit for everything below root, a directory before its content. The entries of a directory are sorted in
+// batches of 1024. Links are not followed. If something cannot be read, visit is called with the error. Walk returns
+// the first error of visit, or when ctx ends. Its time depends only on the number of entries, and not on the depth.
 func Walk(ctx context.Context, root *os.Root, visit Visit) error {
 	dir, err := File(root, ".")
 	if err != nil {
@@ -70,7 +70,7 @@ type walker struct {
 	visit Visit
 }
 
-// read visits what is in dir, which it closes; root is the same directory.
+// read visits the content of dir, and closes dir. root is the same directory.
 func (w walker) read(dir *os.File, root *os.Root, name string, entry fs.DirEntry, depth int) error {
 	defer func() { _ = dir.Close() }() // only read from
 	for {

@@ -1,7 +1,6 @@
-// Package sbom writes bills of materials of stemcells and releases in the two common formats, SPDX and CycloneDX. It
-// knows two kinds of parts: Go modules, which a binary names itself, and Debian packages. The same parts give the same
-// bytes, and nothing runs that go.sum does not pin: programs that write such bills know one of the two kinds, or add a
-// random serial number or the time of the build.
+// Package sbom writes bills of materials of stemcells and releases in SPDX and CycloneDX. It lists Go modules, which it
+// reads from a binary, and Debian packages. The same input gives the same bytes, and only code pinned by go.sum runs.
+// Existing tools support only one kind of part, or add a random serial number or the time of the build.
 package sbom
 
 import (
@@ -18,24 +17,24 @@ import (
 	"time"
 )
 
-// Part is something that is in the product.
+// Part is a component of the product.
 type Part struct {
 	Name, Version string
-	PURL          string // the name in the package URL scheme
-	SHA256        string // hexadecimal; nothing if it is not known
+	PURL          string // name in the package URL scheme (purl)
+	SHA256        string // hexadecimal; empty if unknown
 }
 
-// Product is the program or image whose parts the bill lists.
+// Product is the program or image that the bill describes.
 type Product struct {
 	Name, Version string
-	SHA256        string // of the program or the image, hexadecimal
-	// Made is the time of the commit, so that a build can be repeated.
+	SHA256        string // of the program or image, hexadecimal
+	// Made is the time of the commit, and not of the build, so that builds are reproducible.
 	Made  time.Time
 	Parts []Part
 }
 
-// Modules are the Go modules that a binary was linked from, with their digests as in go.sum, and Go itself, of which a
-// binary has none.
+// Modules returns the Go modules in a binary, with their digests from go.sum, and Go itself, for which a binary has no
+// digest.
 func Modules(binary string) ([]Part, error) {
 	info, err := buildinfo.ReadFile(binary)
 	if err != nil {
@@ -56,7 +55,7 @@ func Modules(binary string) ([]Part, error) {
 	return parts, nil
 }
 
-// Debian are the packages of dpkg-query's lines "name version architecture".
+// Debian returns the packages in the output of dpkg-query, which has lines "name version architecture".
 func Debian(list, suite string) []Part {
 	var parts []Part
 	for line := range strings.Lines(list) {
@@ -70,7 +69,7 @@ func Debian(list, suite string) []Part {
 	return parts
 }
 
-// digest names this bill alone; both formats want such a name.
+// digest returns a unique name of this bill, which both formats require.
 func (p Product) digest() string {
 	h := sha256.New()
 	_ = json.NewEncoder(h).Encode(p) // strings and a time: it cannot fail
@@ -85,7 +84,7 @@ var notInIDs = regexp.MustCompile(`[^a-zA-Z0-9.-]+`)
 
 type object = map[string]any
 
-// spdx is a package of SPDX.
+// spdx returns a package in SPDX's format.
 func spdx(id, name, version, sum string) object {
 	o := object{"SPDXID": id, "name": name, "versionInfo": version,
 		"downloadLocation": "NOASSERTION", "filesAnalyzed": false}
@@ -95,7 +94,7 @@ func spdx(id, name, version, sum string) object {
 	return o
 }
 
-// SPDX is the bill in SPDX 2.3.
+// SPDX returns the bill in SPDX 2.3.
 func (p Product) SPDX() ([]byte, error) {
 	const root = "SPDXRef-Product"
 	packages := []object{spdx(root, p.Name, p.Version, p.SHA256)}
@@ -116,7 +115,7 @@ func (p Product) SPDX() ([]byte, error) {
 	})
 }
 
-// component is a component of CycloneDX.
+// component returns a component in CycloneDX's format.
 func component(kind, ref, name, version, sum string) object {
 	o := object{"type": kind, "bom-ref": ref, "name": name, "version": version}
 	if sum != "" {
@@ -125,7 +124,7 @@ func component(kind, ref, name, version, sum string) object {
 	return o
 }
 
-// CycloneDX is the bill in CycloneDX 1.5.
+// CycloneDX returns the bill in CycloneDX 1.5.
 func (p Product) CycloneDX() ([]byte, error) {
 	d := p.digest()
 	components := []object{}

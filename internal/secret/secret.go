@@ -1,11 +1,10 @@
-// Package secret holds values that must not be printed: passwords, private keys, URLs that
-// carry credentials, and JSON documents that contain any of these.
+// Package secret has types for values that must not be printed: passwords, private keys, URLs with credentials, and
+// JSON documents that contain any of these.
 //
-// Each type keeps its value behind a pointer, because fmt does not call String on unexported
-// fields: a plain string field would leak under %+v of an enclosing struct. Every way of
-// printing or encoding such a value (fmt verbs, encoding/json, text encoders, log formatters)
-// yields a redaction. Reveal is the one way to the clear value; call it only where the value
-// is used or written to a file of mode 0600.
+// Each type keeps its value behind a pointer. fmt does not call String on unexported fields, so a plain string field
+// would leak if %+v prints the enclosing struct. All ways to print or encode such a value (fmt verbs, encoding/json,
+// text encoders, log formatters) give a redacted form. Only Reveal returns the value. Call it only where the value is
+// used or written to a file of mode 0600.
 package secret
 
 import (
@@ -17,13 +16,13 @@ import (
 	"strings"
 )
 
-// Redacted stands in for a hidden value wherever it would have been printed.
+// Redacted replaces a secret value in output.
 const Redacted = "***"
 
-// String is a text that prints as a redaction. The zero value is the empty text.
+// String is a secret text. The zero value is the empty text.
 type String struct{ value *string }
 
-// New wraps s. An empty s gives the zero value, so that two empty secrets are alike.
+// New returns s as a secret. If s is empty it returns the zero value, so that empty secrets are equal.
 func New(s string) String {
 	if s == "" {
 		return String{}
@@ -39,14 +38,13 @@ func (s String) Reveal() string {
 	return *s.value
 }
 
-// Empty reports whether there is no text.
+// Empty reports whether the text is empty.
 func (s String) Empty() bool { return s.value == nil || *s.value == "" }
 
 // Equal compares the clear texts.
 func (s String) Equal(other String) bool { return s.Reveal() == other.Reveal() }
 
-// String returns the redaction, or nothing for an empty secret: "is it set at all" is not a
-// secret and is what an operator wants to see.
+// String returns Redacted, or "" for an empty secret: whether it is set is not secret, and operators need to know.
 func (s String) String() string {
 	if s.Empty() {
 		return ""
@@ -54,16 +52,16 @@ func (s String) String() string {
 	return Redacted
 }
 
-// Format covers every verb, %x and %#v included.
+// Format writes the redacted form for every verb, even %x and %#v.
 func (s String) Format(f fmt.State, _ rune) { writeRedacted(f, s.String()) }
 
-// MarshalJSON writes the redaction; it is what a JSON log formatter calls.
+// MarshalJSON returns the redacted form. JSON log formatters call it.
 func (s String) MarshalJSON() ([]byte, error) { return json.Marshal(s.String()) }
 
-// MarshalText serves encoders other than JSON.
+// MarshalText returns the redacted form, for encoders other than JSON.
 func (s String) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// UnmarshalJSON reads a clear text; null means empty.
+// UnmarshalJSON decodes a clear text; null means empty.
 func (s *String) UnmarshalJSON(data []byte) error {
 	var text string
 	if err := json.Unmarshal(data, &text); err != nil {
@@ -73,11 +71,11 @@ func (s *String) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// URL is an address whose user information and query may carry credentials. It prints with
-// both replaced, so that host and path stay readable in logs and errors.
+// URL is a URL whose user information and query may contain credentials. Only these are redacted, so that host and path
+// stay readable in logs and errors.
 type URL struct{ value *string }
 
-// NewURL wraps raw, which need not be a valid URL.
+// NewURL returns raw as a secret. It need not be a valid URL.
 func NewURL(raw string) URL {
 	if raw == "" {
 		return URL{}
@@ -85,7 +83,7 @@ func NewURL(raw string) URL {
 	return URL{value: &raw}
 }
 
-// Reveal returns the address as it was given.
+// Reveal returns the URL with its credentials.
 func (u URL) Reveal() string {
 	if u.value == nil {
 		return ""
@@ -93,25 +91,25 @@ func (u URL) Reveal() string {
 	return *u.value
 }
 
-// Empty reports whether there is no address.
+// Empty reports whether the URL is empty.
 func (u URL) Empty() bool { return u.Reveal() == "" }
 
-// Equal compares the clear addresses.
+// Equal compares the URLs with their credentials.
 func (u URL) Equal(other URL) bool { return u.Reveal() == other.Reveal() }
 
-// String returns the address without credentials.
+// String returns the URL without credentials.
 func (u URL) String() string { return RedactURL(u.Reveal()) }
 
-// Format covers every verb.
+// Format writes the redacted form for every verb.
 func (u URL) Format(f fmt.State, _ rune) { writeRedacted(f, u.String()) }
 
-// MarshalJSON writes the redacted address.
+// MarshalJSON returns the redacted URL.
 func (u URL) MarshalJSON() ([]byte, error) { return json.Marshal(u.String()) }
 
-// MarshalText writes the redacted address.
+// MarshalText returns the redacted URL.
 func (u URL) MarshalText() ([]byte, error) { return []byte(u.String()), nil }
 
-// UnmarshalJSON reads a clear address; null means empty.
+// UnmarshalJSON decodes a URL in clear text; null means empty.
 func (u *URL) UnmarshalJSON(data []byte) error {
 	var text string
 	if err := json.Unmarshal(data, &text); err != nil {
@@ -121,8 +119,8 @@ func (u *URL) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// RedactURL replaces user information, query and fragment of raw. What does not parse as a
-// URL is hidden whole beyond its scheme: a broken URL may hold its password anywhere.
+// RedactURL replaces user information, query and fragment of raw. If raw is not a valid URL, everything after the
+// scheme is replaced, because the password could be anywhere.
 func RedactURL(raw string) string {
 	if raw == "" {
 		return ""
@@ -164,14 +162,13 @@ func isScheme(s string) bool {
 	return s != ""
 }
 
-// JSON is a document that may contain secrets anywhere, such as blobstore options. It prints
-// as a redaction and is handed on as it came.
+// JSON is a document that may contain secrets, such as the options of a blobstore. It is passed on unchanged.
 //
-// The pointer is to a pointer because fmt, given an unexported field and a verb that does not
-// fit, follows a pointer to a slice and prints the bytes as numbers.
+// The pointer is to a pointer: for an unexported field and a verb that does not fit, fmt follows a pointer to a slice
+// and prints its bytes as numbers.
 type JSON struct{ value **json.RawMessage }
 
-// NewJSON wraps a copy of raw.
+// NewJSON returns a copy of raw as a secret.
 func NewJSON(raw []byte) JSON {
 	if len(raw) == 0 {
 		return JSON{}
@@ -181,7 +178,7 @@ func NewJSON(raw []byte) JSON {
 	return JSON{value: &pointer}
 }
 
-// Reveal returns the document; the caller must not change it.
+// Reveal returns the document, which the caller must not modify.
 func (j JSON) Reveal() json.RawMessage {
 	if j.value == nil {
 		return nil
@@ -189,13 +186,13 @@ func (j JSON) Reveal() json.RawMessage {
 	return **j.value
 }
 
-// Empty reports whether there is no document, or only null.
+// Empty reports whether the document is missing or null.
 func (j JSON) Empty() bool {
 	trimmed := bytes.TrimSpace(j.Reveal())
 	return len(trimmed) == 0 || bytes.Equal(trimmed, []byte("null"))
 }
 
-// String returns the redaction.
+// String returns the redacted form.
 func (j JSON) String() string {
 	if j.Empty() {
 		return ""
@@ -203,10 +200,10 @@ func (j JSON) String() string {
 	return "{" + Redacted + "}"
 }
 
-// Format covers every verb.
+// Format writes the redacted form for every verb.
 func (j JSON) Format(f fmt.State, _ rune) { writeRedacted(f, j.String()) }
 
-// MarshalJSON writes the redaction.
+// MarshalJSON returns the redacted form.
 func (j JSON) MarshalJSON() ([]byte, error) {
 	if j.Empty() {
 		return []byte("null"), nil
@@ -214,11 +211,11 @@ func (j JSON) MarshalJSON() ([]byte, error) {
 	return json.Marshal(Redacted)
 }
 
-// UnmarshalJSON keeps the document as it is.
+// UnmarshalJSON stores the document unchanged.
 func (j *JSON) UnmarshalJSON(data []byte) error {
 	*j = NewJSON(data)
 	return nil
 }
 
-// writeRedacted ignores the writer's error as fmt itself does.
+// writeRedacted ignores the writer's error, as fmt does.
 func writeRedacted(f fmt.State, text string) { _, _ = io.WriteString(f, text) }

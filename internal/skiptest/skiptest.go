@@ -1,5 +1,5 @@
-// Package skiptest is the one way to skip a test. Where CI is set, every test must be able to run, and one that
-// cannot fails.
+// Package skiptest skips tests; no test may do so in another way. In CI every test must be able to run, so there a test
+// fails instead.
 package skiptest
 
 import (
@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Skip skips a test that lacks what why names, and fails it where CI is set.
+// Skip skips the test for the reason why. If the environment has CI, the test fails.
 func Skip(t testing.TB, why any) {
 	t.Helper()
 	if os.Getenv("CI") != "" {
@@ -16,7 +16,7 @@ func Skip(t testing.TB, why any) {
 	t.Skip(why)
 }
 
-// WithoutRoot skips a test that needs root, for what says what.
+// WithoutRoot skips the test unless it runs as root. what says what needs root.
 func WithoutRoot(t testing.TB, what string) {
 	t.Helper()
 	if os.Geteuid() != 0 {

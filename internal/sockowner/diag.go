@@ -9,17 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errNoDiag means that the kernel does not answer questions for single sockets.
+// errNoDiag means that the kernel cannot look up a single socket.
 var errNoDiag = errors.New("no sock_diag")
 
-// States of a socket, as numbers.
+// States of a socket in sock_diag.
 const (
 	tcpEstablished = 1
 	tcpListen      = 10
 )
 
-// diagPeer asks the kernel for the one established socket with these addresses. Reading the table of all sockets takes
-// tens of milliseconds if a job has opened ten thousand, which is too slow for each accepted connection.
+// diagPeer asks the kernel for the established socket with these addresses. Reading the table of all sockets takes tens
+// of milliseconds if a job has opened ten thousand, which is too slow for each accepted connection.
 func diagPeer(peer, own netip.AddrPort) (uint32, error) {
 	state, uid, err := diagSocket(peer, own)
 	if err == nil && state != tcpEstablished {
@@ -28,8 +28,8 @@ func diagPeer(peer, own netip.AddrPort) (uint32, error) {
 	return uid, err
 }
 
-// diagSocket asks for the other end of a connection whose own end is in this process. A connection that has not been
-// accepted yet is answered with its listener.
+// diagSocket asks the kernel for the other end of a connection of this process. For a connection that has not been
+// accepted yet, it returns the listener.
 func diagSocket(peer, own netip.AddrPort) (state uint8, uid uint32, err error) {
 	if state, uid, err = diag(peer, own); err == nil || errors.Is(err, ErrUnknown) {
 		return state, uid, err
@@ -41,7 +41,7 @@ func diagSocket(peer, own netip.AddrPort) (state uint8, uid uint32, err error) {
 	return 0, 0, errNoDiag
 }
 
-// diagListener asks for the socket that a connection from anywhere would reach.
+// diagListener asks the kernel for the socket that would accept a connection to the address.
 func diagListener(address netip.AddrPort) (uint32, error) {
 	anywhere := netip.IPv4Unspecified()
 	if address.Addr().Is6() {
@@ -58,8 +58,8 @@ func diagListener(address netip.AddrPort) (uint32, error) {
 // user, the inode.
 const stateAt, portAt, uidAt, inodeAt = 1, 4, 4 + 48 + 12, 4 + 48 + 16
 
-// diag is state and owner of the socket that is bound to local and connected to remote. One that no process has open has
-// no owner, although the kernel lists one.
+// diag returns the state and the owner of the socket that is bound to local and connected to remote. It returns
+// ErrUnknown for a socket that no process has open, although the kernel lists an owner.
 func diag(local, remote netip.AddrPort) (state uint8, uid uint32, err error) {
 	request := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, 0)
 	request.AddRawData(diagRequest(local, remote))
@@ -76,7 +76,7 @@ func diag(local, remote netip.AddrPort) (state uint8, uid uint32, err error) {
 	return answers[0][stateAt], binary.NativeEndian.Uint32(answers[0][uidAt:]), nil
 }
 
-// dumpRequest asks for all sockets with a local port.
+// dumpRequest returns a request for all sockets with a local port.
 func dumpRequest(family byte, port uint16) []byte {
 	request := make([]byte, 56)
 	request[0], request[1] = family, unix.IPPROTO_TCP
@@ -85,8 +85,8 @@ func dumpRequest(family byte, port uint16) []byte {
 	return request
 }
 
-// diagRequest is a struct inet_diag_req_v2: family and protocol, the wanted states, then ports and addresses in network
-// order, interface, and a cookie that says that none is known.
+// diagRequest returns a struct inet_diag_req_v2: family and protocol, the wanted states, ports and addresses in network
+// byte order, interface, and a cookie that matches any socket.
 func diagRequest(local, remote netip.AddrPort) []byte {
 	family := byte(unix.AF_INET)
 	if local.Addr().Is6() {

@@ -17,14 +17,14 @@ import (
 	"cambium/internal/rawsocket"
 )
 
-// Holder identifies the user and the process that have a port.
+// Holder identifies the user and the process that hold a port.
 type Holder struct {
 	UID     uint32
 	PID     int // 0 if no process was found
 	Command string
 }
 
-// String describes the holder in one line; a process chooses its name itself.
+// String describes the holder in one line. Command can be misleading, because a process chooses its own name.
 func (h Holder) String() string {
 	if h.PID == 0 {
 		return fmt.Sprintf("a process of user %d", h.UID)
@@ -32,8 +32,8 @@ func (h Holder) String() string {
 	return fmt.Sprintf("process %d (%q) of user %d", h.PID, h.Command, h.UID)
 }
 
-// Free reports whether a server could listen at an address of this machine. A socket that is only bound, or whose
-// listener was closed, may keep the port, too.
+// Free reports whether a server could listen on an address of this machine. A socket that is only bound, or whose
+// listener was closed, may also block the port.
 func Free(address netip.AddrPort) (bool, error) {
 	var at unix.Sockaddr = &unix.SockaddrInet6{Port: int(address.Port()), Addr: address.Addr().As16()}
 	family := unix.AF_INET6
@@ -53,8 +53,8 @@ func Free(address netip.AddrPort) (bool, error) {
 	return true, nil
 }
 
-// Holder finds who has an address of this machine, other than the owner. The kernel lists a socket that is only bound
-// since Linux 6.8.
+// Holder returns who holds an address of this machine, ignoring sockets of the user owner. It finds a socket that is
+// only bound since Linux 6.8.
 func (t Table) Holder(address netip.AddrPort, owner uint32) (Holder, error) {
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 		request := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
@@ -78,7 +78,7 @@ func (t Table) Holder(address netip.AddrPort, owner uint32) (Holder, error) {
 	return Holder{UID: uid}, err
 }
 
-// withProcess finds a process that has the socket open. Errors are ignored: processes end meanwhile.
+// withProcess adds a process that has the socket open. It ignores errors, since processes may end meanwhile.
 func withProcess(uid, inode uint32) Holder {
 	want := fmt.Sprintf("socket:[%d]", inode)
 	processes, _ := filepath.Glob("/proc/[0-9]*")
@@ -92,7 +92,7 @@ func withProcess(uid, inode uint32) Holder {
 	return Holder{UID: uid}
 }
 
-// descriptorBatch bounds the descriptors of a process that are in memory at a time: a job may have a million.
+// descriptorBatch bounds how many descriptors of a process are read at a time. A job may have a million.
 const descriptorBatch = 512
 
 func hasOpen(dir, want string) bool {
@@ -114,11 +114,11 @@ func hasOpen(dir, want string) bool {
 	}
 }
 
-// Closed tells when sockets of a TCP port are closed, by every process that had them open.
+// Closed reports when a socket of a TCP port has been closed by every process that had it open.
 type Closed struct{ conn *rawsocket.Conn }
 
-// WatchClosed begins to watch a port in the network namespace of the calling thread. Look at the port's sockets after
-// it.
+// WatchClosed watches a port in the network namespace of the calling thread. To miss no change, list the port's sockets
+// after this call.
 func WatchClosed(port uint16) (*Closed, error) {
 	const tcpDestroyed = 1 // the bit of the group SKNLGRP_INET_TCP_DESTROY, which is the first
 	set := func(fd int) error {
@@ -140,7 +140,7 @@ func WatchClosed(port uint16) (*Closed, error) {
 	return &Closed{conn}, nil
 }
 
-// Wait returns when a socket has been closed since the last call.
+// Wait returns when a socket was closed since the last call.
 func (c *Closed) Wait(ctx context.Context) error {
 	_, _, err := c.conn.Receive(ctx, make([]byte, 1))
 	if errors.Is(err, unix.ENOBUFS) {

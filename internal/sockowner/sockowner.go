@@ -1,11 +1,11 @@
-// Package sockowner finds out which user owns a TCP socket of this machine: the other end of a local
-// connection, or the listener behind a local port. TCP has no peer credentials, but the kernel lists every
-// socket of the network namespace with its owner. The answer holds for the moment: ask while the connection is
-// open, and before a secret is sent.
+// Package sockowner finds the user that owns a TCP socket of this machine: the other end of a local connection, or the
+// listener on a local port. TCP has no peer credentials, but the kernel lists all sockets of the network namespace with
+// their owners. The answer is valid only for the moment, so ask while the connection is open and before a secret is
+// sent.
 //
-// A socket that no process has open belongs to nobody, and is not listed for callers: the kernel says that it is root's.
-// It is in TIME_WAIT, waits to be accepted, or remains of a connection of multipath TCP, which before Linux 6.16 stays
-// established for a while after its user has closed it.
+// A socket that no process has open is not reported, because the kernel lists root as its owner. It is in TIME_WAIT,
+// waits to be accepted, or remains of a multipath TCP connection, which stays established for a while after its user
+// has closed it (before Linux 6.16).
 package sockowner
 
 import (
@@ -21,21 +21,20 @@ import (
 	"strings"
 )
 
-// ErrUnknown means that no such socket is listed: it has been closed, or belongs to another machine or
-// network namespace.
+// ErrUnknown means that the kernel lists no such socket: it was closed, or belongs to another machine or network
+// namespace.
 var ErrUnknown = errors.New("the owner of the socket is unknown")
 
-// States in the kernel's tables.
+// States of a socket in /proc/net/tcp.
 const (
 	established = "01"
 	listening   = "0A"
 )
 
-// Table reads the sockets below Dir. Where that is empty the kernel is asked for a single socket, or its table in
-// /proc/net read.
+// Table reads the sockets below Dir. If Dir is empty, it asks the kernel for a single socket, or reads /proc/net.
 type Table struct{ Dir string }
 
-// Peer is the user at the other end of a connection within this machine, as long as it is established.
+// Peer returns the user at the other end of an established connection within this machine.
 func (t Table) Peer(conn net.Conn) (uint32, error) {
 	peer, own, err := addresses(conn)
 	if err != nil {
@@ -58,7 +57,7 @@ func addresses(conn net.Conn) (peer, own netip.AddrPort, err error) {
 	return unmapped(remote.AddrPort()), unmapped(local.AddrPort()), nil
 }
 
-// OtherEnd is Peer for sockets in any state: one that has closed its sending half still receives.
+// OtherEnd is like Peer, but the socket may be in any state: after it has closed its sending half, it still receives.
 func (t Table) OtherEnd(conn net.Conn) (uint32, error) {
 	peer, own, err := addresses(conn)
 	if err != nil {
@@ -72,7 +71,7 @@ func (t Table) OtherEnd(conn net.Conn) (uint32, error) {
 	return t.find(func(s socket) bool { return s.local == peer && s.remote == own })
 }
 
-// Listener is the user whose socket accepts connections to an address of this machine.
+// Listener returns the user whose socket accepts connections to an address of this machine.
 func (t Table) Listener(address netip.AddrPort) (uint32, error) {
 	address = unmapped(address)
 	if t.Dir == "" {
@@ -135,7 +134,7 @@ func search(table io.Reader, match func(socket) bool) (uint32, bool, error) {
 	return 0, false, lines.Err()
 }
 
-// parse reads a line such as "0: 0100007F:0B06 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 …".
+// parse parses a line such as "0: 0100007F:0B06 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 …".
 func parse(line string) (s socket, err error) {
 	fields := strings.Fields(line)
 	if len(fields) < 10 {
@@ -158,7 +157,7 @@ func parse(line string) (s socket, err error) {
 	return s, nil
 }
 
-// parseAddress reads words of four bytes in host order, which is little-endian on all our machines, and a port.
+// parseAddress parses an address, which is hexadecimal words of four bytes in host byte order, and a port.
 func parseAddress(text string) (netip.AddrPort, error) {
 	words, portText, _ := strings.Cut(text, ":")
 	port, err := strconv.ParseUint(portText, 16, 16)

@@ -1,6 +1,6 @@
-// Package speclog holds the sentences of the log that the Director's own integration suite searches for.
-// Its specs run a Director against agents without machines (-P dummy -M dummy-nats) and read the agents'
-// logs, so these sentences are an interface. A test lists which spec reads which.
+// Package speclog has the log messages that the Director's integration suite searches for. Its specs run a Director
+// with agents that have no machine (-P dummy -M dummy-nats) and read their logs, so these messages are an interface. A
+// test lists which spec reads which message.
 package speclog
 
 import (
@@ -10,7 +10,7 @@ import (
 	"strconv"
 )
 
-// Action says that a request is served; async reports that its answer is a task.
+// Action returns the message that a request is served. async is set if the answer is a task.
 func Action(method string, async bool) string {
 	if async {
 		return "Running async action " + method
@@ -18,10 +18,10 @@ func Action(method string, async bool) string {
 	return "Running sync action " + method
 }
 
-// quoted are the requests whose arguments a spec reads. None of them carries a secret.
+// quoted lists the requests whose arguments a spec reads. None of them contains a secret.
 var quoted = map[string]bool{"delete_arp_entries": true, "shutdown": true, "sync_dns": true}
 
-// Request is a request as it came, where a spec reads its arguments.
+// Request returns the message that quotes a request. read is false if no spec reads its arguments.
 func Request(method string, arguments []json.RawMessage) (line string, read bool) {
 	if !quoted[method] {
 		return "", false
@@ -33,7 +33,7 @@ func Request(method string, arguments []json.RawMessage) (line string, read bool
 	return `Request {"method":` + strconv.Quote(method) + `,"arguments":[` + string(bytes.Join(parts, []byte(","))) + "]}", true
 }
 
-// Script says how the script of a job ended.
+// Script returns the message about the end of a job's script.
 func Script(path string, fault error) string {
 	if fault != nil {
 		return fmt.Sprintf("'%s' script has failed with error: %s", path, fault)

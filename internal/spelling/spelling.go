@@ -1,9 +1,9 @@
-// Package spelling finds the known word that a misspelled one is nearest to, for messages such as
-// "did you mean …?".
+// Package spelling finds the known word that is most similar to a misspelled one, for messages such as "did you mean
+// …?".
 package spelling
 
-// Nearest returns the known word with the fewest edits between it and word, the first of several,
-// and the number of edits. It returns "" if no word is known.
+// Nearest returns the known word with the smallest edit distance to word, and the distance. It returns "" if known is
+// empty.
 func Nearest(word string, known []string) (best string, edits int) {
 	for i, k := range known {
 		if d := Distance(word, k); i == 0 || d < edits {
@@ -13,7 +13,7 @@ func Nearest(word string, known []string) (best string, edits int) {
 	return best, edits
 }
 
-// Distance counts insertions, deletions and replacements between two short words.
+// Distance returns the number of insertions, deletions and replacements between two short words.
 func Distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

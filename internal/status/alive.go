@@ -15,20 +15,19 @@ import (
 	"cambium/internal/vcap"
 )
 
-// alivePath returns the path of the lock that belongs to the status file at path. The agent holds it for as long as its
-// process exists: the kernel releases the lock however the process ends. A process id would not do: containers have
-// their own PID namespaces, and ids are reused. The file's modification time tells when the agent was last seen
-// running. Only root can open it: any user who can read a file can hold a read lock on it, which would keep the agent's
-// away.
+// alivePath returns the path of the lock that belongs to the status file at path. The agent holds the lock as long as
+// it runs. The kernel releases it however the process ends. A pid would not do: containers have their own PID
+// namespaces, and pids are reused. The modification time of the file is when the agent was last seen running. Only root
+// can open it, because a user who can read a file can hold a read lock, which would prevent the agent's.
 func alivePath(path string) string { return vcap.Run(filepath.Dir(path)).Alive() }
 
-// alive holds the lock.
+// alive is the file of the lock.
 type alive struct {
 	file   *os.File
 	locked bool
 }
 
-// openAlive opens the file and tries to lock it. One that others may have open, of an earlier version, is replaced.
+// openAlive opens the file and tries to lock it. It replaces a file that other users can open.
 func openAlive(path string) (*alive, error) {
 	name := alivePath(path)
 	info, err := os.Lstat(name)
@@ -46,8 +45,8 @@ func openAlive(path string) (*alive, error) {
 	return a, a.touch(time.Now())
 }
 
-// touch records that the agent runs. The lock may still be held by an earlier process that is about to end;
-// it is retried with each touch.
+// touch records that the agent is running. It also tries to take the lock if it does not have it, because an earlier
+// process may hold it until it ends.
 func (a *alive) touch(now time.Time) error {
 	if !a.locked {
 		a.locked = unix.FcntlFlock(a.file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}) == nil
@@ -55,8 +54,8 @@ func (a *alive) touch(now time.Time) error {
 	return os.Chtimes(a.file.Name(), now, now)
 }
 
-// running reports whether the agent that writes the status file at path exists, and when it was last seen.
-// Without the lock's file it is presumed to.
+// running reports whether the agent that writes the status file at path is running, and when it was last seen. If there
+// is no lock file, it returns true.
 func running(path string) (is bool, seen time.Time, err error) {
 	name := alivePath(path)
 	info, err := os.Stat(name)
@@ -80,22 +79,22 @@ func running(path string) (is bool, seen time.Time, err error) {
 	return lock.Type != unix.F_UNLCK, seen, nil
 }
 
-// The states of a process in /proc that concern its agent.
+// States of a process in /proc.
 const (
-	processGone    = "" // there is none
+	processGone    = "" // there is no such process
 	processUnknown = "?"
 	processStopped = "T" // by a signal
 	processTraced  = "t" // by a debugger
 )
 
-// ProcessStopped reports whether a process was stopped by a signal, or by a debugger.
+// ProcessStopped reports whether a signal or a debugger has stopped a process.
 func ProcessStopped(pid int) bool {
 	state, _, ok := processStat(strconv.Itoa(pid))
 	return ok && (state == processStopped || state == processTraced)
 }
 
-// process is the state of the process that wrote the document. Its id may belong to another one by now, and in another
-// PID namespace it always does.
+// process returns the state of the process that wrote the document. It compares start times, because another process
+// may have the pid by now, and always has in another PID namespace.
 func (d Document) process() string {
 	if d.Origin == nil || d.BootID != bootID() {
 		return processUnknown
@@ -110,8 +109,8 @@ func (d Document) process() string {
 	return processUnknown
 }
 
-// Observe returns the document at path and whether its agent still runs: one that does not, or that was stopped by a
-// signal, is NotRunning, with what it was as LastState.
+// Observe reads the document at path. If the agent does not run, or a signal has stopped it, State is NotRunning and
+// LastState its last state.
 func Observe(path string) (Document, error) {
 	d, err := Read(path)
 	if err != nil {
@@ -137,8 +136,8 @@ func Observe(path string) (Document, error) {
 	return d, nil
 }
 
-// ended reads what the unit has written of the last process that ended: systemd's SERVICE_RESULT, EXIT_CODE and
-// EXIT_STATUS. It is nil if that is not known, and for one that ended on purpose, with status 0.
+// ended returns how the last process of the agent's unit ended, from systemd's SERVICE_RESULT, EXIT_CODE and
+// EXIT_STATUS, which the unit writes to a file. It returns nil if that is unknown, or if the status was 0.
 func ended(path string) *End {
 	name := vcap.Run(filepath.Dir(path)).Ended()
 	data, err := os.ReadFile(name)

@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// BusState says whether the Director can reach the agent.
+// BusState is the state of the agent's connection to the Director.
 type BusState string
 
-// The states of a bus. Refused means that one side rejected the other's identity: the server does not admit
-// the agent, or one of them does not trust the other's certificate. A TCP connection that is refused is
-// Connecting, or Lost if there was a connection before. Only an HTTPS bus is Listening.
+// The states of a bus. BusRefused means that one side rejected the other's identity: the server does not admit the
+// agent, or one of them does not trust the other's certificate. If a TCP connection is refused, the state is
+// BusConnecting, or BusLost if there was a connection before. Only an HTTPS bus is BusListening.
 const (
 	BusConnecting BusState = "connecting"
 	BusConnected  BusState = "connected"
@@ -20,24 +20,24 @@ const (
 	BusListening  BusState = "listening"
 )
 
-// Bus is the way to the Director.
+// Bus describes the agent's connection to the Director.
 type Bus struct {
 	State BusState `json:"state"`
-	// Server is the address at which the agent reaches its server or listens, without credentials.
+	// Server is the address of the server, or the one on which the agent listens, without credentials.
 	Server string `json:"server"`
-	// Reason says why the last try failed.
+	// Reason says why the last attempt failed.
 	Reason string `json:"reason,omitempty"`
-	// Since is the time at which the connection was made or, without one, was lost or first tried.
+	// Since is when the connection was made or lost. If there was none yet, it is the time of the first attempt.
 	Since time.Time `json:"since"`
-	// SinceNS is the same time on the clock of Step: Since is wrong when the clock has been set.
+	// SinceNS is the same time on the clock of Step, because Since is wrong if the clock was set.
 	SinceNS int64 `json:"since_ns,omitempty"`
-	// Tries counts the failed attempts to connect since then.
+	// Tries is the number of failed attempts to connect since then.
 	Tries int `json:"tries,omitempty"`
-	// Overdue means that the connection has been missing for so long that the agent counts as degraded.
+	// Overdue means that the connection has been missing for so long that the agent is degraded.
 	Overdue bool `json:"overdue,omitempty"`
 }
 
-// Reachable reports whether a Director can talk to the agent.
+// Reachable reports whether a Director can reach the agent.
 func (b *Bus) Reachable() bool {
 	return b != nil && (b.State == BusConnected || b.State == BusListening)
 }
@@ -50,7 +50,7 @@ func (b *Bus) String() string {
 	return b.describe("since " + b.Since.Format(time.RFC3339))
 }
 
-// Account is String with the time that has passed instead of the time of day.
+// Account is like String, but says how long ago and not when.
 func (b *Bus) Account(passed time.Duration) string {
 	if b == nil {
 		return b.String()
@@ -58,7 +58,7 @@ func (b *Bus) Account(passed time.Duration) string {
 	return b.describe("for " + About(passed))
 }
 
-// BusAge is the time since the bus is in its state.
+// BusAge returns how long the bus has been in its state.
 func (d Document) BusAge(now time.Time) time.Duration {
 	switch {
 	case d.Bus == nil:
@@ -69,7 +69,8 @@ func (d Document) BusAge(now time.Time) time.Duration {
 	return max(0, now.Sub(d.Bus.Since))
 }
 
-// Elapsed is the time since the account began: by a clock that cannot be set, if it began in this boot.
+// Elapsed returns the time since the start of the process. If that was in this boot, it uses a clock that cannot be
+// set.
 func (d Document) Elapsed(now time.Time) time.Duration {
 	if d.Origin != nil && d.BootID == bootID() {
 		return time.Duration(bootTime() - d.Origin.BootTime)
@@ -77,7 +78,7 @@ func (d Document) Elapsed(now time.Time) time.Duration {
 	return now.Sub(d.Started)
 }
 
-// About is a duration in its largest unit.
+// About formats a duration in its largest unit.
 func About(d time.Duration) string {
 	switch {
 	case d >= 48*time.Hour:
@@ -90,7 +91,7 @@ func About(d time.Duration) string {
 	return fmt.Sprintf("%d seconds", int(d.Seconds()))
 }
 
-// busWords stand before the server.
+// busWords has the text before the server, by state.
 var busWords = map[BusState]string{BusConnecting: "connecting to ", BusConnected: "connected to ", BusRefused: "refused, ",
 	BusLost: "lost, ", BusListening: "listening at "}
 

@@ -8,22 +8,22 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// sendDelay is the time for which a text must stay current before it is sent to the service manager. Each message wakes
-// systemd, which is busy during a boot, and most steps of a normal boot are shorter than it takes to read their name.
+// sendDelay is how long a text must be current before it is sent to the service manager. Each message wakes systemd,
+// which is busy during a boot, and most steps of a normal boot are too short to be read.
 const sendDelay = 500 * time.Millisecond
 
-// ServiceLine is the one line that the service manager shows of the agent: STATUS= in systemd.
+// ServiceLine is the status line that the service manager shows for the agent: STATUS= in systemd.
 type ServiceLine struct {
-	// Send passes the text on to the service manager.
+	// Send sends a text to the service manager.
 	Send func(text string) error
 	Log  *logrus.Entry
 
-	mu      sync.Mutex // guards what follows
-	texts   int        // how many there have been; the last one counts
+	mu      sync.Mutex // guards the fields below
+	texts   int        // number of texts so far; only the last one is sent
 	pending *time.Timer
 }
 
-// ShowDelayed sends the text if no other replaces it within sendDelay.
+// ShowDelayed sends the text, unless another replaces it within sendDelay.
 func (s *ServiceLine) ShowDelayed(text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -46,7 +46,7 @@ func (s *ServiceLine) Show(text string) {
 	s.send(text)
 }
 
-// replace makes sure that an earlier text is not sent any more.
+// replace cancels earlier texts that were not sent.
 func (s *ServiceLine) replace() {
 	s.texts++
 	if s.pending != nil {

@@ -1,6 +1,6 @@
-// Package status is the machine-readable account of what the agent is doing and why: the
-// state, the verdict, every boot step with its times, waits and evidence, and the progress of
-// long work. The agent writes it; `agent status` and others read it. It never holds a secret.
+// Package status defines the status document, which describes what the agent is doing and why: its state, the verdict,
+// each boot step with its times, waits and evidence, and the progress of long operations. The agent writes it; `agent
+// status` and others read it. It contains no secrets.
 package status
 
 import (
@@ -18,11 +18,11 @@ import (
 	"cambium/internal/atomicfile"
 )
 
-// State says how far the agent is.
+// State is the state of the agent.
 type State string
 
-// The states of an agent. Degraded means ready, with warnings or for too long without its bus. No agent
-// writes NotRunning: Observe finds it.
+// The states of an agent. Degraded means ready, but with warnings or without its bus for too long. No agent writes
+// NotRunning; Observe sets it.
 const (
 	Starting   State = "starting"
 	Ready      State = "ready"
@@ -31,7 +31,7 @@ const (
 	NotRunning State = "not-running"
 )
 
-// Outcome says how a step ended, or that it has not.
+// Outcome is the result of a step so far.
 type Outcome string
 
 // The outcomes of a step.
@@ -45,8 +45,8 @@ const (
 	Canceled Outcome = "canceled"
 )
 
-// Step is one row of the boot's timeline. Start and End are nanoseconds of the monotonic clock
-// since the agent's process began, so that spans can be laid side by side.
+// Step is a step of the boot. Start and End are nanoseconds of the monotonic clock since the start of the agent's
+// process.
 type Step struct {
 	Name     string   `json:"name"`
 	Outcome  Outcome  `json:"outcome"`
@@ -55,16 +55,16 @@ type Step struct {
 	Waiting  string   `json:"waiting_for,omitempty"`
 	Waits    []Wait   `json:"waits,omitempty"`
 	Evidence []string `json:"evidence,omitempty"`
-	// Changes lists what the step changed on the machine, in the words of `agent plan`.
+	// Changes lists the changes that the step made to the machine, as `agent plan` prints them.
 	Changes []string `json:"changes,omitempty"`
 	Error   string   `json:"error,omitempty"`
-	// Advice tells an operator what to do about a step that failed, or has not ended yet.
+	// Advice says what an operator can do about a step that failed or has not ended.
 	Advice     string `json:"advice,omitempty"`
 	Background bool   `json:"background,omitempty"`
 	Parts      []Part `json:"parts,omitempty"`
 }
 
-// Took is the length of the step, or 0 while it runs.
+// Took returns the duration of the step, or 0 while it runs.
 func (s Step) Took() time.Duration {
 	if s.End == 0 {
 		return 0
@@ -72,23 +72,23 @@ func (s Step) Took() time.Duration {
 	return time.Duration(s.End - s.Start)
 }
 
-// Wait is a period of a step in which it waited for something.
+// Wait is a period in which a step waited for something.
 type Wait struct {
 	For   string `json:"for"`
 	Start int64  `json:"start_ns"`
 	End   int64  `json:"end_ns"`
 }
 
-// Settings says where the settings in force came from.
+// Settings describes the origin of the settings in force.
 type Settings struct {
 	From   string `json:"from"`
 	Cached bool   `json:"cached"`
-	// Why the sources did not serve, when Cached.
+	// The reason why the sources did not deliver them, if Cached is set.
 	Why string `json:"why,omitempty"`
 }
 
-// Progress is the progress of long work. Done and Total are bytes, Rate is bytes per second, and
-// Remaining the time in seconds that it will take at that rate.
+// Progress is the progress of a long operation. Done and Total are in bytes, Rate in bytes per second, and Remaining is
+// the estimated time in seconds.
 type Progress struct {
 	Text      string    `json:"text"`
 	Done      int64     `json:"done"`
@@ -99,13 +99,13 @@ type Progress struct {
 	Updated   time.Time `json:"updated"`
 }
 
-// Run is an earlier process of the agent in the same boot of the machine.
+// Run is an earlier process of the agent since the machine's boot.
 type Run struct {
 	PID     int       `json:"pid"`
 	Started time.Time `json:"started"`
 	State   State     `json:"state"`
 	Verdict string    `json:"verdict,omitempty"`
-	// Steps are kept of the last of them only.
+	// Steps is kept only for the last of them.
 	Steps []Step `json:"steps,omitempty"`
 }
 
@@ -117,13 +117,14 @@ type End struct {
 
 // Reboot describes a reboot of the machine.
 type Reboot struct {
-	// Cause says when and why, as far as it is known.
+	// Cause says when and why the machine rebooted, as far as it is known.
 	Cause string `json:"cause"`
-	// Back says which disks and jobs came back; empty until they had their time to start, and operators know.
+	// Back lists the disks and jobs that came back. It is empty until they have had time to start and the alert was
+	// sent.
 	Back string `json:"back,omitempty"`
 }
 
-// Account returns all that is known of the reboot.
+// Account returns Cause and Back as one text.
 func (r Reboot) Account() string {
 	if r.Back == "" {
 		return r.Cause
@@ -131,33 +132,31 @@ func (r Reboot) Account() string {
 	return r.Cause + "; " + r.Back
 }
 
-// Document is the content of the file.
+// Document is the content of the status file.
 type Document struct {
 	Version int    `json:"version"`
-	Agent   string `json:"agent"` // its version
-	// Supervisor names the supervisor of the jobs' processes: monit, dummy or dummy-nats.
+	Agent   string `json:"agent"` // version of the agent
+	// Supervisor is the supervisor of the jobs: monit, systemd, dummy or dummy-nats.
 	Supervisor string `json:"supervisor,omitempty"`
 	AgentID    string `json:"agent_id,omitempty"`
 	BootID     string `json:"boot_id,omitempty"`
 	PID        int    `json:"pid"`
 	State      State  `json:"state"`
-	// Verdict says why the boot failed or, while it is retried, why the last try failed.
+	// Verdict is the reason why the boot failed or, while it is retried, why the last try failed.
 	Verdict string `json:"verdict,omitempty"`
-	// VerdictNS is the time at which the verdict was given or, by a step that still waits, repeated, on the clock of
-	// Step.
+	// VerdictNS is when the verdict was given or, by a step that still waits, repeated, on the same clock as Step.
 	VerdictNS int64 `json:"verdict_ns,omitempty"`
-	// Try counts the runs of the boot table by this process. NextTry is the latest time of the next one; other disks or
-	// links, or a request, bring it forward.
+	// Try is the number of times that this process has run the boot table. NextTry is when it will run again at the
+	// latest; a request, or a change of disks or links, may start it earlier.
 	Try     int        `json:"try,omitempty"`
 	NextTry *time.Time `json:"next_try,omitempty"`
 	Started time.Time  `json:"started"`
-	// Stopped is the time at which a process that does not run any more ended, or was last seen. LastState is the state
-	// that it was in.
+	// Stopped is when the process ended, or was last seen running. LastState is its state at that time.
 	Stopped   *time.Time `json:"stopped,omitempty"`
 	LastState State      `json:"last_state,omitempty"`
-	// Halted means that the process exists but does not run, because a signal stopped it. Ended describes an end that
-	// was not on purpose, of the process before this one or of one that does not run any more. Restarts counts how
-	// often systemd has started the agent again. No agent writes these.
+	// Halted means that a signal has stopped the process, which still exists. Ended describes how the last process
+	// ended, unless it ended on purpose. Restarts is the number of automatic restarts by systemd. These are set by
+	// readers, and not by the agent.
 	Halted   bool `json:"halted,omitempty"`
 	Ended    *End `json:"ended,omitempty"`
 	Restarts int  `json:"restarts,omitempty"`
@@ -169,14 +168,15 @@ type Document struct {
 	Bus       *Bus      `json:"bus,omitempty"`
 	Settings  *Settings `json:"settings,omitempty"`
 	Warnings  []string  `json:"warnings,omitempty"`
-	// Problems lists faults that `agent status` sees on the machine outside the agent, such as a full disk. No agent
-	// writes them.
+	// Problems lists problems of the machine that `agent status` finds, such as a full disk. They are set by readers,
+	// and not by the agent.
 	Problems []string `json:"problems,omitempty"`
-	// Unmounted is the CID of the persistent disk that unmount_disk took off and that is neither mounted again nor removed.
+	// Unmounted is the CID of the persistent disk that unmount_disk has unmounted, until it is mounted again or
+	// removed.
 	Unmounted string `json:"unmounted_disk,omitempty"`
-	// Down says how, and by whom, the machine was asked to go down while the agent ran.
+	// Down says how, and at whose request, the machine was going down while the agent ran.
 	Down string `json:"down,omitempty"`
-	// Reboot is the one before this boot; nil at the machine's first.
+	// Reboot describes the reboot before this boot; nil on the machine's first boot.
 	Reboot   *Reboot             `json:"reboot,omitempty"`
 	Steps    []Step              `json:"steps"`
 	Progress map[string]Progress `json:"progress,omitempty"`
@@ -186,33 +186,34 @@ type Document struct {
 	Tries    []Try               `json:"tries,omitempty"`
 }
 
-// Served reports that the boot has ended well, so that requests are served.
+// Served reports whether the boot has succeeded, so that requests are served.
 func (d Document) Served() bool { return d.State == Ready || d.State == Degraded }
 
-// Retried reports that the boot has failed and goes on: a step still waits, or there will be another try.
+// Retried reports whether the boot has failed but continues: a step still waits, or there will be another try.
 func (d Document) Retried() bool { return d.State == Failed && (len(d.Steps) > 0 || d.NextTry != nil) }
 
-// SameVerdict reports that the verdict of this document is that of an earlier one.
+// SameVerdict reports whether the verdict is the same as that of an earlier document.
 func (d Document) SameVerdict(earlier Document) bool {
 	return d.PID == earlier.PID && d.Try == earlier.Try && d.VerdictNS == earlier.VerdictNS
 }
 
-// JobsWithheld is the topic of the warning that says why a machine serves without its jobs.
+// JobsWithheld is the topic of the warning that no job is started, and why.
 const JobsWithheld = "no job is started"
 
-// ScriptsOnBoot is the topic of the warning that names scripts which failed after a boot of the machine.
+// ScriptsOnBoot is the topic of the warning about scripts that failed after a reboot.
 const ScriptsOnBoot = "scripts after the boot"
 
-// DuplicateAddress is the topic of the warning that names an address which another machine uses, too.
+// DuplicateAddress is the topic of the warning about an address that another machine also uses.
 const DuplicateAddress = "duplicate address"
 
-// PortTaken is the topic of the warning that names the process which has monit's port.
+// PortTaken is the topic of the warning about a process that has taken monit's port.
 const PortTaken = "monit's port is taken"
 
-// SmallerThanDisk ends the topics of the warnings about file systems that do not use their disks, after their directories.
+// SmallerThanDisk is the suffix of the topics of warnings about file systems that do not fill their disks. The prefix
+// is the directory.
 const SmallerThanDisk = " is smaller than its disk"
 
-// SmallerThanDisk returns the directories of the file systems that do not use their disks.
+// SmallerThanDisk returns the directories of file systems that do not fill their disks.
 func (d *Document) SmallerThanDisk() (dirs []string) {
 	for _, w := range d.Warnings {
 		if dir, _, about := strings.Cut(w, SmallerThanDisk+": "); about {
@@ -222,7 +223,7 @@ func (d *Document) SmallerThanDisk() (dirs []string) {
 	return dirs
 }
 
-// Warning is the one about a topic; empty if there is none, or no document.
+// Warning returns the warning about a topic, or "". d may be nil.
 func (d *Document) Warning(topic string) string {
 	if d == nil {
 		return ""
@@ -235,10 +236,10 @@ func (d *Document) Warning(topic string) string {
 	return ""
 }
 
-// JobsWithheld returns the reason why no job is started; empty if jobs are, or if there is no document.
+// JobsWithheld returns the reason why no job is started, or "". d may be nil.
 func (d *Document) JobsWithheld() string { return d.Warning(JobsWithheld) }
 
-// updateState sets ready or degraded from the warnings and the bus.
+// updateState sets the state of a serving agent to ready or degraded, depending on the warnings and the bus.
 func (d *Document) updateState() {
 	if !d.Served() {
 		return
@@ -249,7 +250,7 @@ func (d *Document) updateState() {
 	}
 }
 
-// AddFindings adds what is wrong with the machine besides the agent. With a problem, an agent that serves is degraded.
+// AddFindings adds problems and warnings of the machine. A serving agent with a problem is degraded.
 func (d *Document) AddFindings(problems, warnings []string) {
 	d.Problems = append(d.Problems, problems...)
 	d.Warnings = append(d.Warnings, warnings...)
@@ -258,7 +259,7 @@ func (d *Document) AddFindings(problems, warnings []string) {
 	}
 }
 
-// Changes returns the number of changes that the steps of the boot have made.
+// Changes returns the number of changes made by the steps of the boot.
 func (d Document) Changes() (n int) {
 	for _, s := range d.Steps {
 		n += len(s.Changes)
@@ -266,28 +267,28 @@ func (d Document) Changes() (n int) {
 	return n
 }
 
-// earlierKept bounds the history of a crash loop.
+// earlierKept bounds the number of earlier processes, for a crash loop.
 const earlierKept = 10
 
-// Recorder owns the file. Its methods may be called from any goroutine.
+// Recorder writes the status file. Its methods may be called from any goroutine.
 type Recorder struct {
 	path  string
 	began time.Time
 	alive *alive
 
-	mu      sync.Mutex // guards what follows, and the file
+	mu      sync.Mutex // guards the fields below, and the file
 	doc     Document
-	written time.Time   // when the file was replaced last
-	state   State       // what it says
-	pending *time.Timer // writes the file; nil if it is up to date
+	written time.Time   // when the file was last replaced
+	state   State       // the state in the file
+	pending *time.Timer // will write the file; nil if the file is up to date
 }
 
-// writeInterval is the minimum time between two writes of the file, unless the state has changed: a
-// boot changes the document a hundred times in as many milliseconds.
+// writeInterval is the minimum time between two writes, unless the state has changed. A boot changes the document a
+// hundred times in as many milliseconds.
 const writeInterval = 20 * time.Millisecond
 
-// Open starts a new account at path. What an earlier process of the same boot left there is
-// summed up in Earlier; anything unreadable is ignored, since it is only history.
+// Open starts a new document at path. It keeps a summary of an earlier process of the same boot in Earlier, and ignores
+// a file that it cannot read, since that is only history.
 func Open(path, version string) (*Recorder, error) {
 	r := &Recorder{path: path, began: time.Now()}
 	r.doc = Document{Version: 1, Agent: version, BootID: bootID(), PID: os.Getpid(), State: Starting,
@@ -312,31 +313,31 @@ func Open(path, version string) (*Recorder, error) {
 	return r, r.Update(func(*Document) {})
 }
 
-// Alive records that the agent still runs, for Observe.
+// Alive records that the agent is still running, for Observe.
 func (r *Recorder) Alive() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.alive.touch(time.Now())
 }
 
-// Close releases the file, for another Recorder of this process.
+// Close writes the file and releases its lock, for another Recorder of this process.
 func (r *Recorder) Close() error { return errors.Join(r.Flush(), r.alive.file.Close()) }
 
-// Stop records that the process ends now, on purpose.
+// Stop records that the process ends on purpose.
 func (r *Recorder) Stop() error {
 	now := time.Now().UTC()
 	return errors.Join(r.Update(func(d *Document) { d.Stopped = &now }), r.Flush())
 }
 
-// Now is the monotonic time since the account began, as used in Step.
+// Now returns the monotonic time since the start of the process, as used in Step.
 func (r *Recorder) Now() int64 { return r.At(time.Now()) }
 
-// At is a time of this process as used in Step.
+// At converts a time of this process to that clock.
 func (r *Recorder) At(t time.Time) int64 { return int64(t.Sub(r.began)) }
 
-// Update changes the document and replaces the file: at once when the state has changed, else within writeInterval. Whether the agent is ready or
-// degraded follows from the rest of the document. If the file cannot be written, Update returns an error, and the document in memory is
-// changed all the same.
+// Update changes the document and writes the file: at once if the state has changed, and within writeInterval if not.
+// It sets the state of a serving agent. If the file cannot be written, it returns an error, but keeps the change in
+// memory.
 func (r *Recorder) Update(change func(*Document)) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -351,7 +352,7 @@ func (r *Recorder) Update(change func(*Document)) error {
 	return r.write()
 }
 
-// Flush replaces the file if it is not up to date.
+// Flush writes the file if it is not up to date.
 func (r *Recorder) Flush() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -375,7 +376,7 @@ func (r *Recorder) write() error {
 	return atomicfile.Write(r.path, append(data, '\n'), 0o644, atomicfile.Volatile())
 }
 
-// SetProgress records the progress of long work; an empty text removes it.
+// SetProgress records the progress of a long operation. An empty text removes it.
 func (r *Recorder) SetProgress(name string, p Progress) error {
 	p.Updated = time.Now().UTC()
 	return r.Update(func(d *Document) {
@@ -390,7 +391,7 @@ func (r *Recorder) SetProgress(name string, p Progress) error {
 	})
 }
 
-// SetWarning records the one warning about a topic; an empty text removes it. It reports whether that is news.
+// SetWarning sets the warning about a topic. An empty text removes it. It reports whether the warning has changed.
 func (r *Recorder) SetWarning(topic, text string) (changed bool, err error) {
 	about := topic + ": "
 	var wanted []string
@@ -409,7 +410,7 @@ func (r *Recorder) SetWarning(topic, text string) (changed bool, err error) {
 	})
 }
 
-// Snapshot is a copy of the document as it is now.
+// Snapshot returns a copy of the document.
 func (r *Recorder) Snapshot() Document {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -424,7 +425,7 @@ func (r *Recorder) Snapshot() Document {
 	return copied
 }
 
-// ErrNone means that no agent has written a status in this boot.
+// ErrNone means that no agent has written a status since the machine's boot.
 var ErrNone = errors.New("no status: the agent has not started in this boot")
 
 // Read returns the document at path.
@@ -443,8 +444,8 @@ func Read(path string) (Document, error) {
 	return d, nil
 }
 
-// bootID tells one boot of the machine from the next. A container shares its host's id, so the
-// id of its first process is added: its start time in clock ticks.
+// bootID identifies the machine's boot. Containers share the host's id, so the start time of the container's first
+// process (in clock ticks) is part of it.
 func bootID() string {
 	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

@@ -22,17 +22,17 @@ import (
 // What the timeline needs beside the steps: the time before the process, moments after them, earlier
 // tries, and earlier boots.
 
-// Origin holds the times at which kernel, init and this process began, in nanoseconds relative to the beginning of the
-// account: they are negative. Kernel is 0 in a container, whose kernel is the host's.
+// Origin has the start times of kernel, init and this process, in nanoseconds relative to the start of the document, so
+// they are negative. Kernel is 0 in a container, whose kernel is the host's.
 type Origin struct {
 	Kernel  int64 `json:"kernel_ns,omitempty"`
 	Init    int64 `json:"init_ns"`
 	Process int64 `json:"process_ns"`
-	// Unit is the time at which systemd began to start the agent's unit; 0 if that is not known. No agent writes it:
-	// the timeline asks systemd.
+	// Unit is when systemd began to start the agent's unit, or 0 if unknown. The agent does not set it; the timeline
+	// asks systemd.
 	Unit int64 `json:"unit_ns,omitempty"`
-	// BootTime is the reading of the kernel's clock (CLOCK_BOOTTIME) at the beginning of the account. Other processes
-	// compute the age of the account from it: the wall clock may be set during a boot.
+	// BootTime is the kernel's clock (CLOCK_BOOTTIME) at the start of the document. Other processes compute the
+	// document's age from it, since the wall clock may be set during a boot.
 	BootTime int64 `json:"boottime_ns"`
 }
 
@@ -42,7 +42,7 @@ type Mark struct {
 	At   int64  `json:"at_ns"`
 }
 
-// The marks of a boot. MarkHeartbeat is the first heartbeat that the Director's server has confirmed.
+// The marks of a boot. MarkHeartbeat is when the NATS server confirmed the first heartbeat.
 const (
 	MarkBus       = "bus connected"
 	MarkHeartbeat = "first heartbeat"
@@ -54,7 +54,7 @@ type Try struct {
 	Steps   []Step `json:"steps"`
 }
 
-// Part is a stretch of a step that ran beside others: the asking of one source.
+// Part is a part of a step that ran in parallel with others, such as one of the sources.
 type Part struct {
 	Name    string `json:"name"`
 	Outcome string `json:"outcome"`
@@ -63,10 +63,11 @@ type Part struct {
 	Why     string `json:"why,omitempty"`
 }
 
-// triesKept bounds the history of a boot that fails for hours: the first, which has the cause, and the last.
+// triesKept bounds the number of tries that are kept when a boot fails for hours: the first, which shows the cause, and
+// the last ones.
 const triesKept = 6
 
-// KeepTry moves the steps of the try that is over to Tries. The engine calls it before it begins the next.
+// KeepTry moves the steps of the last try to Tries. The engine calls it before the next try.
 func (d *Document) KeepTry() {
 	if !slices.ContainsFunc(d.Steps, func(s Step) bool { return s.Start > 0 || s.End > 0 }) {
 		return
@@ -77,31 +78,31 @@ func (d *Document) KeepTry() {
 	}
 }
 
-// Marked reports whether something has happened in this process.
+// Marked reports whether the mark is set.
 func (d *Document) Marked(name string) bool {
 	return slices.ContainsFunc(d.Marks, func(m Mark) bool { return m.Name == name })
 }
 
-// mark records a moment, once.
+// mark sets a mark, if it is not set.
 func (d *Document) mark(name string, at int64) {
 	if !d.Marked(name) {
 		d.Marks = append(d.Marks, Mark{Name: name, At: at})
 	}
 }
 
-// Mark records that something has happened for the first time in this process.
+// Mark sets a mark to the current time, if it is not set.
 func (r *Recorder) Mark(name string) error {
 	at := r.Now()
 	return r.Update(func(d *Document) { d.mark(name, at) })
 }
 
-// tick is the unit of times in /proc/PID/stat; it is the same on all architectures.
+// tick is the unit of times in /proc/PID/stat, which is the same on all architectures.
 const tick = 10 * time.Millisecond
 
-// initDelay bounds the time that a machine's init takes to begin. One that began later is a container's.
+// initDelay bounds the time until a machine's init starts. If init started later, it is a container's.
 const initDelay = 2 * time.Minute
 
-// origin returns when kernel, init and this process began; nil if /proc cannot be read.
+// origin returns the start times of kernel, init and this process; nil if /proc cannot be read.
 func origin() *Origin {
 	now := bootTime()
 	_, first, okFirst := processStat("1")
@@ -116,7 +117,7 @@ func origin() *Origin {
 	return o
 }
 
-// SetUnit records when the unit began to start, on the clock of systemd's timestamps (CLOCK_MONOTONIC).
+// SetUnit sets when systemd began to start the unit, given on the clock of systemd's timestamps (CLOCK_MONOTONIC).
 func (o *Origin) SetUnit(began time.Duration) {
 	var now unix.Timespec
 	if began <= 0 || unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) != nil {
@@ -136,8 +137,8 @@ func bootTime() int64 {
 	return now.Nano()
 }
 
-// Age is the time since the account began, on the clock of Step. A document of another boot, or of a
-// process that has ended, ends with its last event.
+// Age returns the time since the start of the document, on the clock of Step. For another boot, or a process that has
+// ended, it is the time of the last event.
 func (d Document) Age() int64 {
 	if d.Origin != nil && d.BootID == bootID() && unix.Kill(d.PID, 0) != unix.ESRCH {
 		return max(bootTime()-d.Origin.BootTime, 0)
@@ -149,7 +150,7 @@ func (d Document) Age() int64 {
 	return last
 }
 
-// LastEvent returns the time of the last beginning or end of a step or of one of its waits.
+// LastEvent returns the time of the last start or end of a step or a wait.
 func LastEvent(steps []Step) (last int64) {
 	for _, s := range steps {
 		last = max(last, s.Start, s.End)
@@ -160,7 +161,7 @@ func LastEvent(steps []Step) (last int64) {
 	return last
 }
 
-// processStat returns the state of a process, a letter, and its start, in clock ticks since that of the kernel.
+// processStat returns the state of a process (a letter), and its start time in clock ticks since the kernel's.
 func processStat(pid string) (state string, began int64, ok bool) {
 	stat, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
 	if err != nil {
@@ -175,27 +176,26 @@ func processStat(pid string) (state string, began int64, ok bool) {
 	return fields[0], began, err == nil
 }
 
-// boots is the file that outlives a boot.
+// boots is the content of the file with earlier boots.
 type boots struct {
-	Boots []Document `json:"boots"` // the oldest first
+	Boots []Document `json:"boots"` // oldest first
 }
 
-// bootsKept is the number of boots that are remembered.
+// bootsKept is the number of boots that are kept.
 const bootsKept = 5
 
-// History records boots where they outlive the machine's next start, for `agent timeline --boot`. The
-// zero value records nothing.
+// History keeps the documents of earlier boots on disk, for `agent timeline --boot`. The zero value does nothing.
 type History struct {
 	Path string
 	Of   *Recorder
 	Log  *logrus.Entry
 }
 
-// BootOver is the delay between the verdict and the record of a boot that ended well: background steps, the bus and the
-// first heartbeat belong to it, and nothing of it should wait for this write.
+// BootOver is the delay after the verdict until a successful boot is recorded. The record includes background steps,
+// the bus and the first heartbeat, and none of these should wait for the write.
 const BootOver = 30 * time.Second
 
-// Keep records the boot after a delay, or when the agent stops before.
+// Keep records the boot after a delay, or when ctx ends.
 func (h History) Keep(ctx context.Context, delay time.Duration) {
 	if h.Of == nil {
 		return
@@ -209,11 +209,11 @@ func (h History) Keep(ctx context.Context, delay time.Duration) {
 	}
 }
 
-// aliveEvery is the least time between two records on the disk that the machine is up.
+// aliveEvery is the minimum time between two updates by Alive.
 const aliveEvery = time.Minute
 
-// Alive records on the disk, as the time of the file of boots, that the machine is up. Without a file there is no boot to
-// come back from.
+// Alive records that the machine is up, as the modification time of the file. It does nothing if there is no file,
+// because then there is no earlier boot.
 func (h History) Alive() error {
 	info, err := os.Stat(h.Path)
 	if err != nil || time.Since(info.ModTime()) < aliveEvery {
@@ -223,8 +223,8 @@ func (h History) Alive() error {
 	return os.Chtimes(h.Path, now, now)
 }
 
-// Previous returns the boot before d's, and when the machine was last seen up then (zero if unknown). found is false if no
-// earlier boot is on record.
+// Previous returns the boot before d's, and when the machine was last seen up then (zero if unknown). found is false if
+// no earlier boot is on record.
 func (h History) Previous(d Document) (last Document, seen time.Time, found bool) {
 	all, err := Boots(h.Path)
 	if err != nil {
@@ -256,7 +256,7 @@ func (d Document) Began() time.Time {
 	return d.Started.Add(time.Duration(min(d.Origin.Kernel, d.Origin.Init)))
 }
 
-// KeepBoot adds the document to the boots in the file at path, in place of an earlier one of the same boot.
+// KeepBoot adds a document to the file at path. It replaces an earlier document of the same boot.
 func KeepBoot(path string, d Document) error {
 	d.Progress = nil
 	all, err := Boots(path)
@@ -271,7 +271,7 @@ func KeepBoot(path string, d Document) error {
 	return atomicfile.Write(path, append(data, '\n'), 0o644)
 }
 
-// Boots returns the boots in the file at path, the oldest first; none if there is no file.
+// Boots returns the documents in the file at path, the oldest first; none if there is no file.
 func Boots(path string) ([]Document, error) {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {

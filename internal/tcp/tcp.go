@@ -1,5 +1,5 @@
-// Package tcp opens the TCP ports of agent, supervisor and lab. They do not accept multipath TCP, as Go's listeners
-// do by default: a connection is one socket then, with one owner.
+// Package tcp opens the TCP ports of agent, supervisor and lab. It disables multipath TCP, which Go's listeners accept
+// by default, so that a connection is one socket with one owner.
 package tcp
 
 import (

@@ -1,5 +1,5 @@
-// Package tempfile makes temporary files for content whose length is not known in advance, such as archives of
-// logs and blobs to upload, and keeps them from filling the file system that jobs write to.
+// Package tempfile creates temporary files for content of unknown length, such as archives of logs and blobs to upload,
+// and prevents them from filling the file system that jobs use.
 package tempfile
 
 import (
@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// prefix begins the names of files on file systems that have no unnamed ones.
+// prefix is the prefix of temporary names, on file systems that do not support unnamed files.
 const prefix = "unnamed-"
 
-// Unnamed makes a file in dir without a name (O_TMPFILE), so that a crash leaves nothing behind. The
-// directory must belong to root alone.
+// Unnamed creates a file without a name in dir (O_TMPFILE), so that a crash leaves nothing behind. Only root may have
+// write access to dir.
 func Unnamed(dir string) (*os.File, error) {
 	file, err := os.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE, 0o600)
 	if err == nil {
@@ -31,7 +31,7 @@ func Unnamed(dir string) (*os.File, error) {
 	return file, os.Remove(file.Name())
 }
 
-// Sweep removes what a crash between making a file and taking its name away has left in dir.
+// Sweep removes named files that a crash in Unnamed has left in dir.
 func Sweep(dir string) error {
 	left, err := filepath.Glob(filepath.Join(dir, prefix+"*"))
 	faults := []error{err}
@@ -41,14 +41,14 @@ func Sweep(dir string) error {
 	return errors.Join(faults...)
 }
 
-// reserve is the part of the space free at the start that is left: a twentieth. A part of what is free, not of
-// the whole, because the logs of a machine whose disk is nearly full are the ones an operator asks for.
+// reserve defines the free space that is kept: a twentieth of what is free at the start. It is not a part of the whole
+// file system, because if the disk is nearly full, operators need the logs most.
 const reserve = 20
 
 // checkEvery is the number of bytes written between two checks of the free space.
 const checkEvery = 4 << 20
 
-// Writer writes to a file and fails before its file system is full.
+// Writer writes to a file and fails before the file system is full.
 type Writer struct {
 	file      *os.File
 	minFree   uint64 // bytes
@@ -56,7 +56,7 @@ type Writer struct {
 	free      func() (uint64, error)
 }
 
-// NewWriter bounds what is written to file from now on.
+// NewWriter returns a writer that keeps a part of the current free space.
 func NewWriter(file *os.File) (*Writer, error) {
 	return newWriter(file, func() (uint64, error) { return free(file) })
 }
@@ -84,7 +84,7 @@ func (w *Writer) Write(data []byte) (int, error) {
 	return w.file.Write(data)
 }
 
-// free is the space of the file system of file that is available to other users than root.
+// free returns the space that is available to users other than root.
 func free(file *os.File) (uint64, error) {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(file.Fd()), &st); err != nil {

@@ -1,6 +1,5 @@
-// Package testca makes the certificates of a BOSH deployment for tests and the lab: a CA, the NATS server's
-// certificate and the clients' identities, with the subjects that both sides check. Nothing of it is linked into the
-// agent.
+// Package testca issues the certificates of a BOSH deployment for tests and the lab: a CA, the NATS server's
+// certificate and the clients' certificates, with the names that both sides check. The agent does not link it.
 package testca
 
 import (
@@ -17,41 +16,41 @@ import (
 	"time"
 )
 
-// ServerName is the common name that agents demand of a NATS server.
+// ServerName is the common name that agents require of a NATS server.
 const ServerName = "default.nats.bosh-internal"
 
-// AgentName is the common name of an agent's permanent identity.
+// AgentName returns the common name of an agent's permanent certificate.
 func AgentName(id string) string { return id + ".agent.bosh-internal" }
 
-// BootstrapName is the common name of the identity that a new VM starts with.
+// BootstrapName returns the common name of a new VM's first certificate.
 func BootstrapName(id string) string { return id + ".bootstrap.agent.bosh-internal" }
 
-// DirectorName and HealthMonitorName are the other users of a deployment's NATS server.
+// DirectorName and HealthMonitorName are the common names of the other users of the NATS server.
 const (
 	DirectorName      = "default.director.bosh-internal"
 	HealthMonitorName = "default.hm.bosh-internal"
 )
 
-// UserOf is the user name that verify_and_map derives for a common name.
+// UserOf returns the user name that verify_and_map derives from a common name.
 func UserOf(commonName string) string { return "C=USA, O=Cloud Foundry, CN=" + commonName }
 
-// CA signs certificates. PEM is its own certificate.
+// CA signs certificates. PEM is the CA's own certificate.
 type CA struct {
 	PEM  []byte
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 }
 
-// Pair is a certificate and its key, both PEM, as settings carry them.
+// Pair is a certificate and its key, both in PEM, as in the settings.
 type Pair struct {
 	Certificate []byte
 	PrivateKey  []byte
 }
 
-// TLS returns the pair as crypto/tls wants it.
+// TLS converts the pair for crypto/tls.
 func (p Pair) TLS() (tls.Certificate, error) { return tls.X509KeyPair(p.Certificate, p.PrivateKey) }
 
-// New makes an authority valid for ten years.
+// New returns a new CA that is valid for ten years.
 func New(commonName string) (*CA, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -77,33 +76,33 @@ func New(commonName string) (*CA, error) {
 	return &CA{PEM: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), cert: cert, key: key}, nil
 }
 
-// Pool trusts this authority and no other.
+// Pool returns a pool with only this CA.
 func (c *CA) Pool() *x509.CertPool {
 	pool := x509.NewCertPool()
 	pool.AddCert(c.cert)
 	return pool
 }
 
-// Request says what to sign. Zero times mean valid since an hour ago, for two years.
+// Request describes a certificate to sign. If the times are zero, it is valid from an hour ago for two years.
 type Request struct {
 	CommonName          string
-	Hosts               []string // names and addresses of a server; none makes a client certificate
+	Hosts               []string // names and addresses of a server; if empty, the certificate is for a client
 	NotBefore, NotAfter time.Time
-	// Peer is a server that is also a client of the other servers of its cluster.
+	// Peer is set for a server of a cluster, which is also a client of the others.
 	Peer bool
 }
 
-// Server signs a server certificate named ServerName for the given names and addresses.
+// Server issues a certificate with the common name ServerName for the given hosts.
 func (c *CA) Server(hosts ...string) (Pair, error) {
 	return c.Issue(Request{CommonName: ServerName, Hosts: hosts})
 }
 
-// Client signs a client certificate for a common name; see AgentName and BootstrapName.
+// Client issues a client certificate for a common name; see AgentName and BootstrapName.
 func (c *CA) Client(commonName string) (Pair, error) {
 	return c.Issue(Request{CommonName: commonName})
 }
 
-// Issue signs a certificate with a fresh key and the subject C=USA, O=Cloud Foundry, CN=….
+// Issue issues a certificate with a new key and the subject C=USA, O=Cloud Foundry, CN=….
 func (c *CA) Issue(r Request) (Pair, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Box is a box of a picture, with lines to boxes further right.
+// Box is a box of a picture. Lines lead to boxes further right.
 type Box struct {
 	Text string
 	To   []*Box
@@ -15,18 +15,19 @@ type Box struct {
 	color               string
 }
 
-// Sizes of a picture in pixels. A letter is as wide as one of any common monospace font, rounded up.
+// Sizes in pixels. A letter is as wide as the widest of the common monospace fonts, rounded up.
 const (
 	letter, row, padding = 8, 16, 8
 	between              = 64 // columns
 	maxLetters           = 40 // in a line of a box
 )
 
-// colors are those of the boxes of a column, and of the lines that leave them: a line can pass below other boxes. They
-// are literal, since not every viewer knows style sheets.
+// colors has the color of each column's boxes and of the lines that leave them, since lines may pass below other boxes.
+// They are attributes, because not every viewer supports style sheets.
 var colors = []string{"#0969da", "#8250df", "#2da44e", "#bf8700", "#cf222e", "#57606a"}
 
-// Picture draws columns of boxes from left to right as SVG. The boxes of a column share the height of the fullest one.
+// Picture draws columns of boxes from left to right as SVG. All boxes of a column are as high as the one with the most
+// text.
 func Picture(title string, columns ...[]*Box) string {
 	heights, height := make([]int, len(columns)), 0 // of the boxes of a column
 	for i, column := range columns {
@@ -84,7 +85,7 @@ func (b *Box) width() (width int) {
 	return width
 }
 
-// lines breaks the text between words.
+// lines breaks the text of a box into lines.
 func (b *Box) lines() (lines []string) {
 	for word := range strings.FieldsSeq(b.Text) {
 		last := len(lines) - 1

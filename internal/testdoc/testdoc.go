@@ -1,11 +1,11 @@
-// Package testdoc reads the fenced blocks of the pages, so that tests can run the commands in them, and writes the
-// parts and pictures of pages that tests make. It is imported by tests alone.
+// Package testdoc reads the fenced code blocks of the pages, so that tests can run the commands in them. It also writes
+// the parts and pictures of pages that tests generate. Only tests import it.
 //
-// The info string of a block has the language and, for commands, how they are tested:
+// The info string of a block has the language. For commands it also says how they are tested:
 //
-// sh run      works in a checkout, on any machine with Go; make is asked what it would do (make -n)
-// sh machine  works as root in a machine with a running agent
-// sh example  needs what a test has not: a file of the reader, a terminal, an hour
+//	sh run      works in a checkout, on any machine with Go; make only prints what it would do (make -n)
+//	sh machine  works as root on a machine with a running agent
+//	sh example  needs what a test does not have: a file of the reader, a terminal, an hour
 package testdoc
 
 import (
@@ -26,7 +26,7 @@ const (
 type Block struct {
 	Place    string // file and line
 	Language string
-	Kind     string // of commands; "" for other languages
+	Kind     string // for commands; "" for other languages
 	Text     string
 }
 
@@ -66,8 +66,8 @@ func parse(name, page string) (blocks []Block) {
 	return blocks
 }
 
-// Generated compares the part of a page between "<!-- name -->" and "<!-- end of name -->" with the text that a test
-// makes; with update it replaces that part instead.
+// Generated compares the part of a page between "<!-- name -->" and "<!-- end of name -->" with text. If update is set,
+// it replaces the part.
 func Generated(page, name, text string, update bool) error {
 	data, err := os.ReadFile(page)
 	if err != nil {

@@ -14,11 +14,11 @@ import (
 	"cambium/internal/testca"
 )
 
-// ClusterName is the name of a cluster's server, which its certificate carries beside 127.0.0.1.
+// ClusterName returns the name of a server in a cluster. Its certificate has the name and 127.0.0.1.
 func ClusterName(i int) string { return fmt.Sprintf("nats-%d.bosh.test", i) }
 
-// StartCluster runs n servers of one cluster, with mutual TLS between them, too. A client of one reaches those of
-// all.
+// StartCluster starts a cluster of n servers, with mutual TLS between them. A client of one server reaches the clients
+// of all.
 func StartCluster(t testing.TB, n int, change func(*server.Options), agents ...string) []*Deployment {
 	t.Helper()
 	ca := must[*testca.CA](t)(testca.New("default.nats-ca.bosh-internal"))
@@ -45,8 +45,8 @@ func StartCluster(t testing.TB, n int, change func(*server.Options), agents ...s
 	return all
 }
 
-// Certify gives the server of a cluster a new certificate of the first authority; it accepts clients of all of them.
-// A running server has it after Reload.
+// Certify gives a server of a cluster a new certificate of the first authority, and makes it accept clients of all
+// authorities. A running server uses it after Reload.
 func (d *Deployment) Certify(i int, authorities ...*testca.CA) {
 	d.t.Helper()
 	pair := must[testca.Pair](d.t)(authorities[0].Issue(testca.Request{CommonName: testca.ServerName,
@@ -64,7 +64,7 @@ func (d *Deployment) Certify(i int, authorities ...*testca.CA) {
 	d.options.Cluster.TLSConfig = between
 }
 
-// Reload has the running server take over its certificates.
+// Reload makes a running server use its new certificates.
 func (d *Deployment) Reload() {
 	d.t.Helper()
 	if err := d.Server.ReloadOptions(d.options.Clone()); err != nil {
@@ -72,13 +72,13 @@ func (d *Deployment) Reload() {
 	}
 }
 
-// Retire announces to the clients that the server will end, and ends it (lame-duck mode).
+// Retire announces to the clients that the server will end, and ends it (lame duck mode).
 func (d *Deployment) Retire() {
 	d.Server.LameDuckShutdown()
 	d.Server.WaitForShutdown()
 }
 
-// Joined waits until each server has a route to each other one.
+// Joined waits until all servers have routes to each other.
 func Joined(t testing.TB, all []*Deployment) {
 	t.Helper()
 	for _, d := range all {

@@ -8,13 +8,14 @@ import (
 	"time"
 )
 
-// Link is the network between clients and a server, in user space. It can stall, be slow, lose packets and be cut.
+// Link forwards connections between clients and a server, in user space. It can stall, delay and lose packets, and be
+// cut.
 type Link struct {
 	listener net.Listener
 	target   string
 	group    sync.WaitGroup
 
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu      sync.Mutex
 	flowing chan struct{} // closed while traffic flows
 	delay   time.Duration
@@ -23,10 +24,10 @@ type Link struct {
 	closed  bool
 }
 
-// retransmission is the time after which TCP sends a lost segment again; each further loss doubles it.
+// retransmission is the time after which TCP sends a lost segment again. Each further loss doubles it.
 const retransmission = 200 * time.Millisecond
 
-// NewLink forwards what the listener accepts to a server.
+// NewLink forwards the connections of a listener to a server.
 func NewLink(t testing.TB, listener net.Listener, target string) *Link {
 	l := &Link{listener: listener, target: target, flowing: make(chan struct{}), conns: map[net.Conn]bool{}}
 	close(l.flowing)
@@ -43,17 +44,17 @@ func NewLink(t testing.TB, listener net.Listener, target string) *Link {
 	return l
 }
 
-// Listen makes a link at an address such as 127.0.0.1:0.
+// Listen creates a link that listens on an address such as 127.0.0.1:0.
 func Listen(t testing.TB, address, target string) *Link {
 	t.Helper()
 	return NewLink(t, must[net.Listener](t)(net.Listen("tcp", address)), target)
 }
 
-// Address is host:port of the near end.
+// Address returns the host:port on which the link listens.
 func (l *Link) Address() string { return l.listener.Addr().String() }
 
-// Freeze stops all traffic, or lets it flow again. The kernel still accepts connections: the server seems to be there
-// and says nothing.
+// Freeze stops all traffic or lets it continue. The kernel still accepts connections, so the server seems to run but
+// does not answer.
 func (l *Link) Freeze(on bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -69,14 +70,14 @@ func (l *Link) Freeze(on bool) {
 	}
 }
 
-// Shape delays each packet, and loses a share of them, which TCP sends again later.
+// Shape delays each packet, and loses a share of them, which TCP sends again.
 func (l *Link) Shape(delay time.Duration, loss float64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.delay, l.loss = delay, loss
 }
 
-// Reset ends all connections.
+// Reset closes all connections.
 func (l *Link) Reset() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -85,7 +86,7 @@ func (l *Link) Reset() {
 	}
 }
 
-// Close ends the link; connections to it are refused.
+// Close closes the link. Further connections are refused.
 func (l *Link) Close() {
 	l.mu.Lock()
 	l.closed = true
@@ -96,7 +97,7 @@ func (l *Link) Close() {
 	l.group.Wait()
 }
 
-// add keeps a connection for Reset, and reports whether the link is open.
+// add records a connection for Reset. It returns false if the link is closed.
 func (l *Link) add(conn net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

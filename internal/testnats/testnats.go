@@ -1,5 +1,5 @@
-// Package testnats runs, inside a test, the NATS server of a BOSH deployment and plays the
-// Director towards an agent. Nothing of it is linked into the agent.
+// Package testnats runs the NATS server of a BOSH deployment inside a test, and plays the Director. The agent does not
+// link it.
 package testnats
 
 import (
@@ -20,18 +20,18 @@ import (
 	"cambium/internal/testca"
 )
 
-// Deployment is a server as a Director configures it: mutual TLS, users mapped from the
-// certificates' subjects, and each user allowed exactly the subjects it needs.
+// Deployment is a NATS server configured as by a Director: mutual TLS, users mapped from the subjects of certificates,
+// and permissions only for the subjects that a user needs.
 type Deployment struct {
 	CA     *testca.CA
 	Server *server.Server
 
 	t       testing.TB
 	options *server.Options
-	peers   []*Deployment // of a cluster, this one included
+	peers   []*Deployment // all servers of the cluster
 }
 
-// User is an account that may publish and subscribe to the given subjects only.
+// User returns an account that may only publish and subscribe to the given subjects.
 func User(commonName string, publish, subscribe []string) *server.User {
 	return &server.User{Username: testca.UserOf(commonName), Permissions: &server.Permissions{
 		Publish:   &server.SubjectPermission{Allow: publish},
@@ -39,14 +39,14 @@ func User(commonName string, publish, subscribe []string) *server.User {
 	}}
 }
 
-// Agent is the account of an agent, under its permanent or its bootstrap name.
+// Agent returns the account of an agent under a common name: the permanent or the bootstrap one.
 func Agent(commonName, id string) *server.User {
 	return User(commonName,
 		[]string{"hm.agent.heartbeat." + id, "hm.agent.alert." + id, "hm.agent.shutdown." + id, "director.*." + id + ".*"},
 		[]string{"agent." + id})
 }
 
-// others are the accounts of Director and Health Monitor.
+// others returns the accounts of Director and Health Monitor.
 func others() []*server.User {
 	return []*server.User{
 		User(testca.DirectorName, []string{"agent.*", "hm.director.alert"}, []string{"director.>"}),
@@ -64,8 +64,8 @@ func must[T any](t testing.TB) func(T, error) T {
 	}
 }
 
-// Start runs a server on a free port, with the accounts of the given agents, Director and
-// Health Monitor. change may adjust its options.
+// Start starts a server on a free port, with accounts for the given agents, the Director and the Health Monitor.
+// change, if set, may adjust its options.
 func Start(t testing.TB, change func(*server.Options), agents ...string) *Deployment {
 	t.Helper()
 	d := configured(t, must[*testca.CA](t)(testca.New("default.nats-ca.bosh-internal")), change, agents)
@@ -74,7 +74,7 @@ func Start(t testing.TB, change func(*server.Options), agents ...string) *Deploy
 	return d
 }
 
-// configured is a server that does not run yet.
+// configured returns a server that is not started yet.
 func configured(t testing.TB, ca *testca.CA, change func(*server.Options), agents []string) *Deployment {
 	t.Helper()
 	d := &Deployment{t: t, CA: ca}
@@ -94,14 +94,14 @@ func configured(t testing.TB, ca *testca.CA, change func(*server.Options), agent
 	return d
 }
 
-// SetServerCertificate is in force from the next Up on.
+// SetServerCertificate sets the certificate to use from the next Up on.
 func (d *Deployment) SetServerCertificate(p testca.Pair) {
 	d.t.Helper()
 	d.options.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{must[tls.Certificate](d.t)(p.TLS())},
 		ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: d.CA.Pool()}
 }
 
-// Up starts the server, always on the same port.
+// Up starts the server. It always uses the same port.
 func (d *Deployment) Up() {
 	d.t.Helper()
 	copied := d.options.Clone()
@@ -119,8 +119,7 @@ func (d *Deployment) Down() {
 	d.Server.WaitForShutdown()
 }
 
-// SetUsers replaces all accounts but Director's and Health Monitor's in the running server, as
-// the Director's synchronization does.
+// SetUsers replaces the accounts of agents in the running server, as the Director's synchronization does.
 func (d *Deployment) SetUsers(agents ...*server.User) {
 	d.t.Helper()
 	d.options.Users = append(others(), agents...)
@@ -140,16 +139,16 @@ func (d *Deployment) Port() int { return d.options.Port }
 // Address returns host:port of the server.
 func (d *Deployment) Address() string { return fmt.Sprintf("127.0.0.1:%d", d.options.Port) }
 
-// URL returns the server's address as settings have it.
+// URL returns the server's URL as in the settings.
 func (d *Deployment) URL() secret.URL { return secret.NewURL("nats://" + d.Address()) }
 
-// Client makes a client certificate.
+// Client issues a client certificate.
 func (d *Deployment) Client(commonName string) testca.Pair {
 	d.t.Helper()
 	return must[testca.Pair](d.t)(d.CA.Client(commonName))
 }
 
-// Connect logs in under a common name, at any server of a cluster.
+// Connect logs in with a common name. In a cluster, any server may be used.
 func (d *Deployment) Connect(commonName string) *nats.Conn {
 	d.t.Helper()
 	urls := d.URL().Reveal()
@@ -164,8 +163,8 @@ func (d *Deployment) Connect(commonName string) *nats.Conn {
 	return nc
 }
 
-// Director sends requests as a Director does: one inbox for all replies, which are matched by the
-// last token of their subject.
+// Director sends requests as a Director does. All replies arrive at one inbox, and are matched by the last token of
+// their subject.
 type Director struct {
 	Conn *nats.Conn
 
@@ -174,7 +173,7 @@ type Director struct {
 	waiting map[string]chan []byte
 }
 
-// Director connects one.
+// Director returns a connected Director.
 func (d *Deployment) Director() *Director {
 	d.t.Helper()
 	r := &Director{t: d.t, Conn: d.Connect(testca.DirectorName), waiting: map[string]chan []byte{}}
@@ -195,10 +194,10 @@ func (d *Deployment) Director() *Director {
 	return r
 }
 
-// inboxes counts the inboxes of all Directors: the subjects of a second Director differ, as UUIDs do.
+// inboxes numbers the inboxes of all Directors, so that their subjects differ.
 var inboxes atomic.Int64
 
-// Inbox returns a reply subject for an agent and the channel on which its replies arrive.
+// Inbox returns a reply subject for an agent, and the channel that receives its replies.
 func (r *Director) Inbox(agentID string) (subject string, replies <-chan []byte) {
 	subject = fmt.Sprintf("director.7c1e.%s.req-%d", agentID, inboxes.Add(1))
 	ch := make(chan []byte, 4)
@@ -208,14 +207,14 @@ func (r *Director) Inbox(agentID string) (subject string, replies <-chan []byte)
 	return subject, ch
 }
 
-// Forget closes an inbox.
+// Forget removes an inbox.
 func (r *Director) Forget(subject string) {
 	r.mu.Lock()
 	delete(r.waiting, subject)
 	r.mu.Unlock()
 }
 
-// Envelope is a request as a Director writes it.
+// Envelope encodes a request as a Director does.
 func Envelope(method, replyTo string, arguments ...any) []byte {
 	if arguments == nil {
 		arguments = []any{}
@@ -225,7 +224,7 @@ func Envelope(method, replyTo string, arguments ...any) []byte {
 	return data
 }
 
-// Send asks without waiting.
+// Send sends a request without waiting for the reply.
 func (r *Director) Send(agentID, method string, arguments ...any) (subject string, replies <-chan []byte) {
 	r.t.Helper()
 	subject, replies = r.Inbox(agentID)
@@ -235,7 +234,7 @@ func (r *Director) Send(agentID, method string, arguments ...any) (subject strin
 	return subject, replies
 }
 
-// Call asks and waits for the reply.
+// Call sends a request and waits for the reply.
 func (r *Director) Call(agentID, method string, arguments ...any) string {
 	r.t.Helper()
 	subject, replies := r.Send(agentID, method, arguments...)
@@ -255,7 +254,7 @@ func Receive(t testing.TB, replies <-chan []byte) string {
 	}
 }
 
-// Task asks for a task and polls it to its end, as the Director does but faster.
+// Task sends a request that starts a task, and polls the task until it ends, as the Director does but faster.
 func (r *Director) Task(agentID, method string, arguments ...any) string {
 	r.t.Helper()
 	reply := r.Call(agentID, method, arguments...)

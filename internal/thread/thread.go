@@ -1,5 +1,5 @@
-// Package thread runs a function on an operating system thread of its own, for calls that change a thread
-// permanently: setns(2), unshare(2), its priority.
+// Package thread runs functions on their own operating system thread, for calls that change a thread permanently:
+// setns(2), unshare(2), its priority.
 package thread
 
 import (
@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Run runs work on a thread that ends with it, and returns its error. That is never the main thread: the runtime
-// cannot end it, and /proc/self refers to it, so the process would then read the mount table and links of another
-// namespace as its own.
+// Run runs work on a thread that ends afterwards, and returns its error. It never uses the main thread, which the
+// runtime cannot end. /proc/self refers to the main thread, so the process would then see the mounts and links of
+// another namespace as its own.
 func Run(work func() error) error {
 	result := make(chan error, 1)
 	go func() {
@@ -25,8 +25,8 @@ func Run(work func() error) error {
 	return <-result
 }
 
-// Lower adds nice to the level of the calling thread, down to the default at least: only the agent itself runs above
-// it. It is best effort. Threads and programs that this one starts inherit the level.
+// Lower adds nice to the nice level of the calling thread, with 0 as the lowest result: only the agent itself runs with
+// a raised priority. It ignores errors. Threads and programs that this thread starts inherit the level.
 func Lower(nice int) {
 	// The system call returns 20 minus the nice level.
 	if own, err := unix.Getpriority(unix.PRIO_PROCESS, 0); err == nil {

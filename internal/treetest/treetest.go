@@ -1,4 +1,4 @@
-// Package treetest makes trees with every kind of file, and has an independent tool compare them.
+// Package treetest creates trees with every kind of file, and compares trees with an independent tool.
 package treetest
 
 import (
@@ -17,10 +17,10 @@ import (
 	"cambium/internal/command"
 )
 
-// largest are sparse files of which rsync would read gigabytes of zeros.
+// largest lists sparse files that rsync would read as gigabytes of zeros.
 var largest = []string{"only a hole", "far out"}
 
-// Fill puts everything into a directory that a file system can hold.
+// Fill creates every kind of file that a file system supports in dir.
 func Fill(t testing.TB, dir string) {
 	t.Helper()
 	must := func(err error) {
@@ -91,8 +91,8 @@ func Fill(t testing.TB, dir string) {
 	}
 }
 
-// Judge is rsync: it lists everything that it would change. The largest files are compared here, by their
-// attributes and data.
+// Judge compares two trees with rsync, and lists the differences. It compares the largest files itself, by attributes
+// and data.
 func Judge(t testing.TB, from, to string) string {
 	t.Helper()
 	// With a filter its own rule is gone, by which ACLs are not attributes; xfs lists them as other attributes, too.
@@ -114,7 +114,7 @@ func Judge(t testing.TB, from, to string) string {
 	return differences
 }
 
-// summary describes a sparse file; one that is not there is empty.
+// summary describes a sparse file; "" if it does not exist.
 func summary(t testing.TB, path string) string {
 	t.Helper()
 	f, err := os.Open(path)

@@ -6,16 +6,16 @@ import (
 	"strings"
 )
 
-// foreign is the directory, beside a file, for those of other agent ids.
+// foreign is the name of the directories for files of other agent ids.
 const foreign = "foreign"
 
-// OfAgentID are the files and directories that belong to one agent id: what a Director asked of this VM, what was made
-// of it, and the keys and warnings of its bus. They are set aside in this order, with their companions: files whose
-// names continue theirs after a dot. The settings name the agent id, so they come last: a start that finds them
-// continues an interrupted move.
+// OfAgentID returns the paths that belong to one agent id: what a Director requested of this VM and what resulted from
+// it, and the keys and warnings of its bus. They are set aside in this order, each with the files whose names continue
+// its name after a dot. The settings contain the agent id, so they come last: if a start finds them, it continues an
+// interrupted move.
 //
-// Everything else belongs to the machine or to its disks, or is made again before it is read; below Data nothing is
-// set aside, because the ephemeral disk is mounted only after the settings are known.
+// Everything else belongs to the machine or its disks, or is written again before it is read. Nothing below Data is set
+// aside, because the ephemeral disk is mounted only after the settings are known.
 func (d Dirs) OfAgentID() []string {
 	paths := []string{d.Spec(), d.Tasks(), d.Ready(), d.Boots(), d.HTTPSKey(), d.AgentState(),
 		d.Instance(), d.MonitJobs(), d.MonitJobsWithdrawn(), d.MonitStopped(), d.StartRequested(),
@@ -29,13 +29,13 @@ func (d Dirs) OfAgentID() []string {
 	return paths
 }
 
-// Aside is the directory for a path of another agent id. It is beside the path, because what is on a tmpfs must not get
-// to the disk.
+// Aside returns the directory for a path of another agent id. It is beside the path, because files on a tmpfs must not
+// be moved to the disk.
 func Aside(path, agentID string) string {
 	return filepath.Join(filepath.Dir(path), foreign, fileName(agentID))
 }
 
-// Foreign are patterns of the directories that Aside returns.
+// Foreign returns glob patterns for the directories that Aside returns.
 func (d Dirs) Foreign() (patterns []string) {
 	for _, path := range d.OfAgentID() {
 		patterns = append(patterns, filepath.Join(filepath.Dir(path), foreign, "*"))
@@ -44,7 +44,7 @@ func (d Dirs) Foreign() (patterns []string) {
 	return slices.Compact(patterns)
 }
 
-// fileName makes a directory name of an agent id, which is any string.
+// fileName converts an agent id, which is any string, to a file name.
 func fileName(id string) string {
 	clean := strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' {

@@ -1,21 +1,21 @@
-// Package vcap names every file and directory in which the agent, its commands and its units keep state: below the
-// base directory, which -b moves, and below /run. No other package joins such a path; a test enforces this.
+// Package vcap defines the paths of all files and directories in which the agent, its commands and its units keep
+// state: below the base directory (flag -b) and below /run. No other package builds such a path; a test enforces this.
 // docs/architecture.md lists them.
 package vcap
 
 import "path/filepath"
 
-// DefaultBase is the base directory of every stemcell.
+// DefaultBase is the base directory on every stemcell.
 const DefaultBase = "/var/vcap"
 
-// CreateEnvBlobs is the blobstore that create-env names. The agent keeps nothing there: blobs arrive over its own HTTPS
-// endpoint, in Blobs.
+// CreateEnvBlobs is the path of the blobstore in the settings of create-env. The agent stores nothing there: create-env
+// sends blobs to the HTTPS bus, which stores them in Blobs.
 const CreateEnvBlobs = "/var/vcap/micro_bosh/data/cache"
 
-// Dirs derives all paths from one base directory.
+// Dirs has all paths below a base directory.
 type Dirs struct{ base string }
 
-// New returns the paths below base; an empty base means DefaultBase.
+// New returns the paths below base, or below DefaultBase if base is empty.
 func New(base string) Dirs {
 	if base == "" {
 		base = DefaultBase
@@ -23,7 +23,7 @@ func New(base string) Dirs {
 	return Dirs{base: filepath.Clean(base)}
 }
 
-// Base is the directory itself.
+// Base returns the base directory.
 func (d Dirs) Base() string { return d.base }
 
 func (d Dirs) join(parts ...string) string {
@@ -38,13 +38,13 @@ func (d Dirs) BoshEtc() string   { return d.join("bosh", "etc") }
 func (d Dirs) AgentJSON() string { return d.join("bosh", "agent.json") }
 func (d Dirs) Agent() string     { return d.Program("bosh-agent") }
 
-// Program is one of the stemcell's programs.
+// Program returns the path of one of the stemcell's programs.
 func (d Dirs) Program(name string) string { return filepath.Join(d.BoshBin(), name) }
 
-// TimeServers is the list for the stemcell's program that sets the clock.
+// TimeServers returns the path of the list of time servers, which the stemcell's sync-time reads.
 func (d Dirs) TimeServers() string { return d.StemcellFile("ntpserver") }
 
-// StemcellFile is a file that describes the stemcell.
+// StemcellFile returns the path of a file that describes the stemcell.
 func (d Dirs) StemcellFile(name string) string { return filepath.Join(d.BoshEtc(), name) }
 
 // The agent's own records.
@@ -65,20 +65,20 @@ func (d Dirs) BootOnce() string            { return d.join("bosh", "bootonce") }
 func (d Dirs) CanRestart() string          { return d.join("bosh", "canrestart") }
 func (d Dirs) CanRestartMark() string      { return d.join("bosh", "canrestart", "bootonce") }
 
-// BlobstoreConfig returns the path of the configuration that the stemcell's program for a provider reads.
+// BlobstoreConfig returns the path of the configuration for the stemcell's program of a provider.
 func (d Dirs) BlobstoreConfig(provider string) string {
 	return d.StemcellFile("blobstore-" + provider + ".json")
 }
 
-// SettingsTmpfs is the mount point of the settings tmpfs.
+// SettingsTmpfs returns the mount point of the settings tmpfs.
 func (d Dirs) SettingsTmpfs() string { return d.join("bosh", "settings") }
 
-// Places returns the directories that may hold the files with the settings' secrets, the one that wins first: the files
-// are written to the tmpfs before they are removed from the disk, and the other way round settings.json is removed from
+// Places returns the directories that may contain files with the settings' secrets. The first one has precedence: files
+// are written to the tmpfs before they are removed from the disk. In the other direction, settings.json is removed from
 // the tmpfs first.
 func (d Dirs) Places() []Place { return []Place{Place(d.SettingsTmpfs()), Place(d.Bosh())} }
 
-// Place is the directory with the settings: Bosh, or SettingsTmpfs where they ask for it.
+// Place is the directory of the settings: Bosh, or SettingsTmpfs if the settings ask for it.
 type Place string
 
 func (p Place) Settings() string            { return filepath.Join(string(p), "settings.json") }
@@ -127,7 +127,7 @@ func (d Dirs) DNSRecords() string           { return d.join("instance", "dns", "
 func (d Dirs) DiskAssociations() string     { return d.join("instance", "disks") }
 func (d Dirs) SSHHomes() string             { return d.join("bosh_ssh") }
 
-// JobScript is a script of a job.
+// JobScript returns the path of a job's script.
 func (d Dirs) JobScript(job, script string) string {
 	return filepath.Join(d.Jobs(), job, "bin", script)
 }
@@ -155,7 +155,7 @@ func (d Dirs) TrialLock() string   { return d.join("data", "cambium-agent", "loc
 func (d Dirs) TrialLog() string    { return d.join("sys", "log", "cambium-agent", "trial.log") }
 func (d Dirs) TrialRecord() string { return d.join("instance", "agent_trial.json") }
 
-// BeforeSwap is the stemcell's agent after the script swap.
+// BeforeSwap returns the path of the stemcell's agent after the script swap.
 func (d Dirs) BeforeSwap() string { return d.Program("bosh-agent.before-swap") }
 
 // With -P dummy, files in place of disks, accounts and networks. The test suites of a Director read them.
@@ -171,35 +171,37 @@ func (d Dirs) DummyPassword(user string) string {
 	return d.join("bosh", filepath.Base(user), "password")
 }
 
-// RunDir ends with the boot of the machine.
+// RunDir is the directory for files that do not survive a reboot.
 const RunDir Run = "/run/cambium"
 
-// Run is the directory of the status: RunDir, or Bosh with -P dummy, where a machine has many agents.
+// Run is the directory of the status: RunDir or, with -P dummy, Bosh, because a machine may have many dummy agents.
 type Run string
 
 func (r Run) Status() string { return filepath.Join(string(r), "status.json") }
 func (r Run) Alive() string  { return filepath.Join(string(r), "alive") }
 
-// HeldBack returns the path of the mark that a supervisor's start of this boot has held back jobs, or need not.
+// HeldBack returns the path of the file that marks that the supervisor's first start of this boot is over. Jobs were
+// held back then, or did not have to be.
 func (r Run) HeldBack() string { return filepath.Join(string(r), "held-back") }
 
-// StoreLock returns the path of the lock of the process that asks whether the store answers.
+// StoreLock returns the path of the lock of the process that checks whether the store answers.
 func (r Run) StoreLock() string { return filepath.Join(string(r), "ask-store.lock") }
 
-// Ended returns the path of the file to which the agent's unit writes how the agent's last process ended.
+// Ended returns the path of the file to which the agent's unit writes how the last process ended.
 func (r Run) Ended() string { return filepath.Join(string(r), "ended") }
 
-// HookSucceeded exists from a hook's success until the next boot.
+// HookSucceeded returns the path of the file that marks that a hook has succeeded in this boot.
 func (r Run) HookSucceeded(name string) string { return filepath.Join(string(r), "hooks", name) }
 
-// MonitProgram is the agent under the name of monit's program: its own supervisor runs under it.
+// MonitProgram returns the path of a link to the agent, by which the agent's own supervisor is called monit.
 func (r Run) MonitProgram() string { return filepath.Join(string(r), "bin", "monit") }
 
-// MonitPid returns the path at which monit's own program looks for a running monit.
+// MonitPid returns the path at which monit's program looks for the pid of a running monit.
 func (Run) MonitPid() string { return "/run/monit.pid" }
 
-// MonitDropIn replaces the program inside monit's unit until the next boot.
+// MonitDropIn returns the path of the drop-in that replaces the program in monit's unit until the next boot.
 func (Run) MonitDropIn() string { return "/run/systemd/system/monit.service.d/cambium.conf" }
 
-// NetworkdReload exists while networkd has not been reloaded after its files were written.
+// NetworkdReload returns the path of the file that marks that networkd must be reloaded, because its files were
+// written.
 func (Run) NetworkdReload() string { return "/run/bosh-agent-networkd-reload" }

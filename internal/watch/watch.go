@@ -1,6 +1,6 @@
-// Package watch waits for changes of files by inotify, for files that may not exist yet and
-// whose directories may not either, and for the kernel's events about devices. It replaces polling; it does not say
-// what changed: callers look again whenever it wakes them.
+// Package watch waits for changes of files (inotify) and for the kernel's events about devices (uevents). The files
+// need not exist yet, nor their directories. It replaces polling: it does not report what has changed, so callers check
+// again after each event.
 package watch
 
 import (
@@ -16,18 +16,18 @@ import (
 	"cambium/internal/bounded"
 )
 
-// names are the events after which a path may have appeared or vanished. Files written by atomicfile arrive by rename.
+// names lists the events after which a path may have appeared or vanished. Files written by atomicfile are renamed into
+// place.
 const names = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_ATTRIB |
 	unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
 
-// Until calls look until it returns true or an error, first at once and then after every change
-// in the directory of path, or in the nearest parent that exists.
+// Until calls look at once, and then after every change in the directory of path, or in the nearest existing parent. It
+// returns when look returns true or an error, or when ctx ends.
 func Until(ctx context.Context, path string, look func() (bool, error)) error {
 	return until(ctx, 0, []string{filepath.Dir(path)}, look)
 }
 
-// UntilDevice calls look as Until does, after every change in the directories and every event of the kernel about a
-// device.
+// UntilDevice is like Until, but calls look after every change in the directories and after every uevent.
 func UntilDevice(ctx context.Context, dirs []string, look func() (bool, error)) error {
 	if done, err := look(); done || err != nil {
 		return err
@@ -60,15 +60,15 @@ func until(ctx context.Context, groups uint32, dirs []string, look func() (bool,
 	}
 }
 
-// Groups of uevents: those of the kernel, and those that udev has processed.
+// Groups of uevents: sent by the kernel, and sent by udev after it has processed them.
 const (
 	Kernel uint32 = 1 << iota
 	Udev
 )
 
-// Listener listens to directories and devices.
+// Listener watches directories and devices.
 type Listener struct {
-	// Events holds a token after a relevant event.
+	// Events receives a token after each relevant event. Unread tokens do not add up.
 	Events chan struct{}
 
 	inotify int
@@ -77,7 +77,8 @@ type Listener struct {
 	reading sync.WaitGroup
 }
 
-// Listen begins to listen to groups of uevents; 0 are none. relevant gets each message.
+// Listen returns a listener for groups of uevents; 0 means none. relevant is called with each message and decides
+// whether it counts.
 func Listen(groups uint32, relevant func(message []byte) bool) (*Listener, error) {
 	// One descriptor as long as it is needed: closing it waits for an SRCU grace period, which takes tens of
 	// milliseconds.
@@ -122,10 +123,10 @@ func (l *Listener) follow(fd int, relevant func([]byte) bool) {
 	})
 }
 
-// adds are calls on paths in which jobs have a part, such as those of their pid files.
+// adds bounds calls on paths that jobs can influence, such as those of their pid files.
 var adds bounded.Group
 
-// Add listens to a directory, or while it is missing to its nearest parent.
+// Add watches a directory or, while it does not exist, its nearest existing parent.
 func (l *Listener) Add(dir string) error {
 	// A call that is left behind ends with the error of a closed descriptor, or adds a watch that nobody misses.
 	_, err := bounded.Call(&adds, dir, func() (struct{}, error) { return struct{}{}, l.add(dir) })
@@ -154,7 +155,7 @@ func isDir(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// Close ends it.
+// Close stops the listener.
 func (l *Listener) Close() {
 	for _, file := range l.files {
 		_ = file.Close() // it was read only
