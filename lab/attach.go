@@ -14,11 +14,11 @@ import (
 	"cambium/lab/machine"
 )
 
-// placeholder stands in a settings document for a device path that only the lab knows.
+// placeholder matches the placeholders for device paths, which only the lab knows.
 var placeholder = regexp.MustCompile(`@(ephemeral|disk-[0-9]+)@`)
 
-// FillPaths replaces @ephemeral@, @disk-1@ and so on in a settings document by the paths of these
-// disks. One that is not among them is an error.
+// FillPaths replaces @ephemeral@, @disk-1@ and so on in a settings document with the paths of disks. It fails if a path
+// is missing.
 func FillPaths(document []byte, paths map[string]string) ([]byte, error) {
 	var missing []string
 	filled := placeholder.ReplaceAllFunc(document, func(found []byte) []byte {
@@ -34,8 +34,8 @@ func FillPaths(document []byte, paths map[string]string) ([]byte, error) {
 	return filled, nil
 }
 
-// AttachDisk is the CPI's attach_disk for an existing disk. It changes the settings if the CPI does
-// so, or returns the hint for the Director.
+// AttachDisk attaches an existing disk as the CPI's attach_disk does. It changes the settings, or returns the hint for
+// the Director.
 func (i *Instance) AttachDisk(ctx context.Context, cid string) (any, error) {
 	image, exists := i.find(cid)
 	if !exists {
@@ -54,7 +54,7 @@ func (i *Instance) AttachDisk(ctx context.Context, cid string) (any, error) {
 	return a.Path, err
 }
 
-// DetachDisk is the CPI's detach_disk.
+// DetachDisk detaches a disk as the CPI's detach_disk does.
 func (i *Instance) DetachDisk(ctx context.Context, cid string) error {
 	err := i.Detach(ctx, cid)
 	if err == nil && i.delivery.rewritten && i.vm.Settings == nil {
@@ -63,7 +63,7 @@ func (i *Instance) DetachDisk(ctx context.Context, cid string) error {
 	return err
 }
 
-// persistent returns the document's persistent disks with one added or, without path, removed.
+// persistent returns the persistent disks of a document with cid added or, if path is empty, removed.
 func (i *Instance) persistent(d Document, cid, path string) map[string]any {
 	changed := map[string]any{}
 	if disks, ok := d["disks"].(map[string]any); ok {
@@ -79,7 +79,7 @@ func (i *Instance) persistent(d Document, cid, path string) map[string]any {
 	return changed
 }
 
-// image makes a blank image and remembers it.
+// image creates a blank image and records it.
 func (i *Instance) image(id string, size int64) (string, error) {
 	if err := ValidDiskID(id); err != nil {
 		return "", err
@@ -99,8 +99,8 @@ func (i *Instance) remember(id, image string) {
 	i.nodes[id] = "sd" + string(rune('a'+len(i.disks)))
 }
 
-// find returns the image of a disk of this machine, or of one that a deleted machine has left in
-// the lab, which is this machine's from then on.
+// find returns the image of a disk of this machine, or of a deleted machine. The disk of a deleted machine then belongs
+// to this one.
 func (i *Instance) find(id string) (image string, exists bool) {
 	i.mu.Lock()
 	image, exists = i.disks[id]
@@ -118,7 +118,7 @@ func (i *Instance) find(id string) (image string, exists bool) {
 	return image, exists
 }
 
-// HasDisk reports whether a disk was made, attached or not.
+// HasDisk reports whether a disk exists, attached or not.
 func (i *Instance) HasDisk(id string) bool {
 	_, exists := i.find(id)
 	return exists
@@ -126,7 +126,7 @@ func (i *Instance) HasDisk(id string) bool {
 
 var diskForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
 
-// ValidDiskID says why a disk cannot have that id, nil if it can.
+// ValidDiskID returns an error for an invalid id of a disk.
 func ValidDiskID(id string) error {
 	if !diskForm.MatchString(id) {
 		return fmt.Errorf("disk id %q: want at most 64 letters, digits, dots, dashes and underscores", id)
@@ -134,14 +134,13 @@ func ValidDiskID(id string) error {
 	return nil
 }
 
-// NewDisk is the CPI's create_disk: a blank disk that is not attached.
+// NewDisk creates a blank disk as the CPI's create_disk does, without attaching it.
 func (i *Instance) NewDisk(cid string, size int64) error {
 	_, err := i.image(cid, size)
 	return err
 }
 
-// AttachNew makes a blank disk and attaches it. The attachment's path is the hint that a CPI
-// would return.
+// AttachNew creates a blank disk and attaches it. The attachment's path is the hint that a CPI would return.
 func (i *Instance) AttachNew(ctx context.Context, id string, size int64) (machine.Attachment, error) {
 	image, exists := i.find(id)
 	if !exists {
@@ -153,7 +152,7 @@ func (i *Instance) AttachNew(ctx context.Context, id string, size int64) (machin
 	return i.Attach(ctx, i.disk(id, image))
 }
 
-// disk describes a disk to the engine.
+// disk returns the engine's description of a disk.
 func (i *Instance) disk(id, image string) machine.Disk {
 	d := machine.Disk{ID: id, Image: image, Bus: i.vm.Bus}
 	if i.vm.SCSI {
@@ -164,7 +163,7 @@ func (i *Instance) disk(id, image string) machine.Disk {
 	return d
 }
 
-// Resize grows an attached disk. It does not shrink one: that would cut off data.
+// Resize grows an attached disk. It refuses to shrink one, which would cut off data.
 func (i *Instance) Resize(ctx context.Context, id string, size int64) error {
 	for _, a := range i.Disks() {
 		if now := ImageSize(a.Disk.Image); a.Disk.ID == id && size < now {
@@ -174,7 +173,7 @@ func (i *Instance) Resize(ctx context.Context, id string, size int64) error {
 	return i.Machine.Resize(ctx, id, size)
 }
 
-// ImageSize is the size of a disk's image, 0 if it cannot be read.
+// ImageSize returns the size of a disk's image, or 0 if it cannot be read.
 func ImageSize(path string) int64 {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -183,8 +182,8 @@ func ImageSize(path string) int64 {
 	return info.Size()
 }
 
-// Release removes the machine. Its disks stay in the lab, apart from the ephemeral one, and can be
-// attached to another machine.
+// Release removes the machine. Its disks, except for the ephemeral one, are kept and can be attached to another
+// machine.
 func (i *Instance) Release(ctx context.Context) error {
 	i.mu.Lock()
 	images := maps.Clone(i.disks)
@@ -217,14 +216,14 @@ func (i *Instance) Release(ctx context.Context) error {
 	return os.RemoveAll(i.dir())
 }
 
-// KeptDisks are the disks that deleted machines have left, with the paths of their images.
+// KeptDisks returns the disks of deleted machines, with the paths of their images.
 func (l *Lab) KeptDisks() map[string]string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return maps.Clone(l.kept)
 }
 
-// DeleteDisk removes a disk that a deleted machine has left.
+// DeleteDisk deletes a disk of a deleted machine.
 func (l *Lab) DeleteDisk(id string) error {
 	for name, i := range l.Machines() {
 		i.mu.Lock()

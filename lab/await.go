@@ -12,10 +12,11 @@ import (
 	"cambium/lab/director"
 )
 
-// readyTimeout bounds the wait for an agent's answer; an emulated machine is slow.
+// readyTimeout bounds the wait for an agent's answer, which takes long in an emulated machine.
 const readyTimeout = 5 * time.Minute
 
-// AnnounceDisks tells the agent of the disks that the machine was made with, as a Director does after attach_disk.
+// AnnounceDisks announces the disks that the machine was created with to the agent, as a Director does after
+// attach_disk.
 func (i *Instance) AnnounceDisks(ctx context.Context) error {
 	if i.Agent == nil {
 		return nil
@@ -31,8 +32,8 @@ func (i *Instance) AnnounceDisks(ctx context.Context) error {
 	return nil
 }
 
-// Await waits until the agent of a machine that was switched on answers, or has come to a verdict by itself. A verdict
-// on a boot that failed is returned.
+// Await waits until the agent of a running machine answers or has a verdict. It returns the verdict if the boot has
+// failed.
 func (i *Instance) Await(ctx context.Context, progress func(format string, args ...any)) (verdict string, err error) {
 	within, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
@@ -77,10 +78,10 @@ func (i *Instance) Await(ctx context.Context, progress func(format string, args 
 	}
 }
 
-// progressPause is the interval at which a slow boot shows that it goes on.
+// progressPause is the interval at which progress is reported during a slow boot.
 const progressPause = 5 * time.Second
 
-// waitsFor says how far the boot is, once the agent runs.
+// waitsFor describes the progress of the boot.
 func waitsFor(d status.Document) string {
 	var running []string
 	for _, step := range d.Steps {
@@ -94,10 +95,10 @@ func waitsFor(d status.Document) string {
 	return ": " + strings.Join(running, ", ")
 }
 
-// verdictPause is the interval at which the agent's status, a file in the machine, is read.
+// verdictPause is the interval at which the agent's status file is read.
 const verdictPause = 500 * time.Millisecond
 
-// account is the agent's status, empty as long as there is none.
+// account returns the agent's status. It is empty if there is none yet.
 func account(i *Instance) (d status.Document) {
 	if data, err := i.Status(); err == nil {
 		_ = json.Unmarshal(data, &d) // invalid only if incomplete; the next read finds it
@@ -105,8 +106,7 @@ func account(i *Instance) (d status.Document) {
 	return d
 }
 
-// failure is the verdict on the last boot that failed, of this process of the agent or of the one
-// before.
+// failure returns the verdict of the last failed boot of this process of the agent, or of the one before.
 func failure(d status.Document) string {
 	if d.State == status.Failed {
 		return d.Verdict
@@ -117,7 +117,7 @@ func failure(d status.Document) string {
 	return ""
 }
 
-// unanswered is the error for an agent that does not answer, with the end of its log.
+// unanswered returns an error with the end of the agent's log.
 func unanswered(ctx context.Context, i *Instance, err error) error {
 	journal, _ := i.Journal(context.WithoutCancel(ctx))
 	lines := strings.Split(strings.TrimSpace(journal), "\n")

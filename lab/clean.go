@@ -13,8 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Leftovers returns the names of labs that have a directory below dir or a lock, whether they
-// are up or not.
+// Leftovers returns the names of labs that have a directory below dir or a lock, running or not.
 func Leftovers(dir string) ([]string, error) {
 	names := map[string]bool{}
 	entries, err := os.ReadDir(dir)
@@ -36,8 +35,8 @@ func Leftovers(dir string) ([]string, error) {
 	return slices.Sorted(maps.Keys(names)), nil
 }
 
-// Clean removes everything of a lab, whatever state it is in: what is left in the kernel, see
-// package sweep, and files. What is not there is no error.
+// Clean removes everything of a lab in whatever state: what is left in the kernel (see package sweep) and files. It
+// ignores what does not exist.
 func Clean(dir, name string) error {
 	if err := ValidName(name); err != nil {
 		return err

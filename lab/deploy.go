@@ -19,13 +19,13 @@ import (
 
 // deployed is the Director's record of an instance.
 type deployed struct {
-	id   string // the instance's, kept over updates
+	id   string // id of the instance, which updates do not change
 	disk string // CID of the mounted persistent disk
 	size int64
 }
 
-// Deploy makes the lab look like the manifest, one instance after the other: machines that are
-// missing are created, others updated. Machines of no instance group are left alone.
+// Deploy creates or updates the machines of the manifest, one after the other. It does not touch machines that belong
+// to no instance group.
 func (l *Lab) Deploy(ctx context.Context, m release.Manifest, report func(instance, step string, took time.Duration, err error)) error {
 	if l.o.Bare {
 		return errBare
@@ -118,7 +118,7 @@ func (l *Lab) deployInstance(ctx context.Context, m release.Manifest, g release.
 	return i, err
 }
 
-// merged lays one JSON value over another, objects member by member.
+// merged merges two JSON values. Members of over have precedence.
 func merged(under, over any) any {
 	a, ok1 := under.(map[string]any)
 	b, ok2 := over.(map[string]any)
@@ -135,13 +135,13 @@ func merged(under, over any) any {
 	return result
 }
 
-// updates returns the settings that update_settings carries at every update.
+// updates returns the settings that update_settings sends at every update.
 func (i *Instance) updates() map[string]any {
 	return map[string]any{"trusted_certs": "", "disk_associations": []any{}, "blobstores": []any{i.blobstore()}}
 }
 
-// Permanent are the settings that a Director sends to a new machine: in addition to the usual
-// ones its own identity on the bus.
+// Permanent returns the settings that a Director sends to a new machine: those of updates, and the machine's own
+// certificate for the bus.
 func (i *Instance) Permanent() (map[string]any, error) {
 	settings := i.updates()
 	if i.vm.HTTPS {
@@ -155,8 +155,7 @@ func (i *Instance) Permanent() (map[string]any, error) {
 	return settings, nil
 }
 
-// ExpelFirstIdentity revokes the machine's first identity, as nats-sync does when the permanent one has
-// been taken over.
+// ExpelFirstIdentity revokes the machine's first certificate, as nats-sync does once the permanent one is in use.
 func (i *Instance) ExpelFirstIdentity() error {
 	if i.vm.HTTPS {
 		return nil
@@ -164,8 +163,8 @@ func (i *Instance) ExpelFirstIdentity() error {
 	return i.lab.Bus.Expel(testca.BootstrapName(i.AgentID))
 }
 
-// Spec composes the apply spec, with the packages in the blobstore under signed URLs, and the
-// step that brings the rendered templates to the agent.
+// Spec returns the apply spec, with signed URLs of the packages in the blobstore, and a step that sends the rendered
+// templates to the agent.
 func (l *Lab) Spec(i *Instance, m release.Manifest, g release.Group, index int) (map[string]any, func(context.Context) error, error) {
 	if i.deployed.id == "" {
 		i.deployed.id = uuid.NewString()
@@ -219,7 +218,7 @@ func (l *Lab) Spec(i *Instance, m release.Manifest, g release.Group, index int) 
 	return spec, upload, nil
 }
 
-// mime is base64 with line breaks, as a Director writes it.
+// mime encodes base64 with line breaks, as a Director does.
 func mime(data []byte) string {
 	text := base64.StdEncoding.EncodeToString(data)
 	var b strings.Builder
@@ -231,7 +230,7 @@ func mime(data []byte) string {
 	return b.String()
 }
 
-// networks are the settings' networks as they go into an apply spec.
+// networks returns the settings' networks in the form of an apply spec.
 func (i *Instance) networks() map[string]any {
 	i.mu.Lock()
 	defer i.mu.Unlock()

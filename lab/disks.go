@@ -7,8 +7,8 @@ import (
 	"os/exec"
 )
 
-// CloneDisk is a CPI's snapshot made into a disk of its own, or its update_disk that makes a new one: the same bytes
-// under another CID. The disk should not be written to meanwhile.
+// CloneDisk copies a disk to a new CID, like a CPI's snapshot, or an update_disk that creates a new disk. The disk
+// should not be written to meanwhile.
 func (i *Instance) CloneDisk(from, to string) error {
 	i.mu.Lock()
 	source, exists := i.disks[from]
@@ -23,7 +23,7 @@ func (i *Instance) CloneDisk(from, to string) error {
 	return copySparse(source, target)
 }
 
-// GrowDisk is a CPI's resize_disk, for a disk that is not attached.
+// GrowDisk grows a disk that is not attached, as a CPI's resize_disk does.
 func (i *Instance) GrowDisk(cid string, size int64) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -34,7 +34,7 @@ func (i *Instance) GrowDisk(cid string, size int64) error {
 	return os.Truncate(image, size)
 }
 
-// LoseDisk deletes a disk behind the Director's back.
+// LoseDisk deletes a disk without the Director's knowledge.
 func (i *Instance) LoseDisk(ctx context.Context, cid string) error {
 	if err := i.DetachDisk(ctx, cid); err != nil {
 		return err
@@ -46,7 +46,7 @@ func (i *Instance) LoseDisk(ctx context.Context, cid string) error {
 	return os.Remove(image)
 }
 
-// MoveDisk hands a disk that is not attached to another machine.
+// MoveDisk moves a disk that is not attached to another machine.
 func (i *Instance) MoveDisk(cid string, to *Instance) error {
 	i.mu.Lock()
 	image, exists := i.disks[cid]
@@ -62,7 +62,7 @@ func (i *Instance) MoveDisk(cid string, to *Instance) error {
 	return os.Rename(image, target)
 }
 
-// copySparse copies a file over another; what is a hole stays one.
+// copySparse copies a file over another and keeps holes.
 func copySparse(from, to string) error {
 	if out, err := exec.Command("cp", "--sparse=always", from, to).CombinedOutput(); err != nil {
 		return fmt.Errorf("copy disk: %w: %s", err, out)

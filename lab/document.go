@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// Document is a settings document, or a part of one, as a CPI writes it: plain JSON, so that
-// tests can send what no type of ours can express.
+// Document is a settings document, or a part of one, as a CPI writes it. It is plain JSON, so that tests can send
+// documents that no Go type could express.
 type Document map[string]any
 
-// JSON is the document as it goes over the wire.
+// JSON encodes the document.
 func (d Document) JSON() []byte {
 	data, err := json.Marshal(d)
 	if err != nil {
@@ -20,7 +20,7 @@ func (d Document) JSON() []byte {
 	return data
 }
 
-// Set puts a value at a path of keys joined by dots, making the objects on the way.
+// Set sets the value at a path of keys joined by dots, and creates missing objects.
 func (d Document) Set(path string, value any) Document {
 	keys := strings.Split(path, ".")
 	at := map[string]any(d)
@@ -40,7 +40,7 @@ func (d Document) Set(path string, value any) Document {
 	return d
 }
 
-// merge returns a copy of d with the members of more over it, one level deep.
+// merge returns a copy of d in which the members of more replace those of d.
 func (d Document) merge(more Document) Document {
 	merged := Document{}
 	for key, value := range d {

@@ -24,76 +24,76 @@ import (
 // GiB is for disk sizes.
 const GiB = int64(1) << 30
 
-// VM is a machine to be created, as a Director asks its CPI for one.
+// VM specifies a machine to create, as a Director asks its CPI.
 type VM struct {
 	Name    string // "vm1" and so on if empty
 	AgentID string // random if empty
-	Source  Source // how settings reach it; File if empty
-	// Versions of the CPI API; what the source implies if zero.
+	Source  Source // File if empty
+	// Versions of the CPI API. The zero value means those that the source implies.
 	Versions Versions
-	// PublicKey is the machine's key pair's, as the IaaS hands it out.
+	// PublicKey is the machine's public key in the IaaS's metadata.
 	PublicKey string
-	// AgentJSON is the stemcell's; what the source needs if nil.
+	// AgentJSON is the content of agent.json. If it is nil, it is derived from the source.
 	AgentJSON []byte
-	// Settings are delivered as they are, apart from device paths, see FillPaths; the lab's own
-	// document if nil.
+	// Settings are delivered unchanged, except for device paths; see FillPaths. If it is nil, the lab writes a
+	// document.
 	Settings []byte
-	// Edit changes the lab's own document before it is delivered.
+	// Edit changes the lab's document before it is delivered.
 	Edit func(Document)
-	// Ephemeral is the size of the ephemeral disk; none if 0.
+	// Ephemeral is the size of the ephemeral disk; 0 means none.
 	Ephemeral int64
-	// Disks are the sizes of further disks, which are called disk-1, disk-2 and so on.
+	// Disks has the sizes of further disks, which are called disk-1, disk-2 and so on.
 	Disks []int64
-	// SCSI calls the disks /dev/sdb, /dev/sdc and so on, in the order of their making.
+	// SCSI names the disks /dev/sdb, /dev/sdc and so on, in the order of their creation.
 	SCSI bool
-	// Bus connects the disks, where the engine has a choice; machine.Virtio if empty.
+	// Bus is the bus of the disks, if the engine has a choice; machine.Virtio if empty.
 	Bus machine.Bus
-	// HTTPS makes the agent listen instead of connecting to NATS, as create-env wants it.
+	// HTTPS makes the agent listen, as for create-env, and not connect to NATS.
 	HTTPS bool
-	// SSHD makes the machine accept SSH connections, with a host key of its own.
+	// SSHD makes the machine accept SSH connections, with its own host key.
 	SSHD bool
-	// Files are put into the root file system.
+	// Files are written to the root file system.
 	Files []machine.File
-	// NICs is the number of network cards, 1 if zero. Card n is eth<n>, on a network of its own:
-	// 10.88.n.0/24 and fd88:0:0:n::/64, where the lab has the address that ends in 1.
+	// NICs is the number of network cards; 1 if zero. Card n is eth<n>, in a network of its own: 10.88.n.0/24 and
+	// fd88:0:0:n::/64. The lab's address ends in 1.
 	NICs int
 }
 
-// Instance is a machine of the lab with an agent in it.
+// Instance is a machine of the lab with an agent.
 type Instance struct {
 	machine.Machine
 	lab      *Lab
 	vm       VM
-	Short    string // name within the lab
+	Short    string // name in the lab
 	AgentID  string
 	IP       string
 	Agent    *director.Agent
 	MbusURL  string
 	delivery delivery
 	deployed deployed
-	removed  atomic.Bool // is deleted, or just being so
+	removed  atomic.Bool // it is deleted, or is being deleted
 
 	mu       sync.Mutex
 	document Document
-	disks    map[string]string // images by id
-	nodes    map[string]string // their names behind a SCSI controller
+	disks    map[string]string // images by disk id
+	nodes    map[string]string // names behind a SCSI controller, by disk id
 }
 
-// Listening reports whether a ping to the agent would be received. Of an agent with HTTPS only a ping can tell.
+// Listening reports whether the agent would receive a ping. For HTTPS it returns true, because only a ping can tell.
 func (i *Instance) Listening() bool {
 	return i.lab.Bus == nil || strings.HasPrefix(i.MbusURL, "https:") || i.lab.Bus.Listens("agent."+i.AgentID)
 }
 
-// The last parts of the first and the last address that machines get.
+// Last parts of the first and the last address for machines.
 const (
 	firstHost = 10
 	lastHost  = 254
 )
 
-// HTTPSPort is the port on which agents listen in HTTPS mode.
+// HTTPSPort is the port of agents that listen.
 const HTTPSPort = 6868
 
-// Create makes a machine, with its disks and its settings; it is switched off.
+// Create creates a machine with its disks and settings. The machine is off.
 func (l *Lab) Create(ctx context.Context, vm VM) (*Instance, error) {
 	if l.o.VM != nil {
 		l.o.VM(&vm)
@@ -114,7 +114,7 @@ func (l *Lab) Create(ctx context.Context, vm VM) (*Instance, error) {
 	return i, nil
 }
 
-// register gives a machine its name and the lowest address that no other machine has.
+// register reserves a name and the lowest free address for a machine.
 func (l *Lab) register(i *Instance, name string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -140,7 +140,7 @@ func (l *Lab) register(i *Instance, name string) error {
 	return nil
 }
 
-// freeAddress is the lowest one of the lab's network for a machine, empty if there is none.
+// freeAddress returns the lowest free address, or "".
 func freeAddress(taken map[string]bool) string {
 	for host := firstHost; host <= lastHost; host++ {
 		if ip := fmt.Sprintf("10.88.0.%d", host); !taken[ip] {
@@ -217,8 +217,7 @@ func (i *Instance) create(ctx context.Context) error {
 // ephemeralDisk is the id of the ephemeral disk.
 const ephemeralDisk = "ephemeral"
 
-// attachFirst makes the disks that the machine has from the start, before the settings, which name
-// them. It returns their paths by id.
+// attachFirst creates and attaches the machine's first disks. It returns their paths by id, for the settings.
 func (i *Instance) attachFirst(ctx context.Context) (map[string]string, error) {
 	paths := map[string]string{}
 	sizes := map[string]int64{}
@@ -240,10 +239,10 @@ func (i *Instance) attachFirst(ctx context.Context) (map[string]string, error) {
 	return paths, nil
 }
 
-// MAC is the hardware address of a network card.
+// MAC returns the hardware address of a network card.
 func (i *Instance) MAC(card int) net.HardwareAddr { return machine.MAC(i.name(), card) }
 
-// Change edits the settings and delivers them again, as a CPI does whose agents read them anew.
+// Change edits the settings and delivers them again, as a CPI does whose agents read them again.
 func (i *Instance) Change(ctx context.Context, edit func(Document)) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -254,7 +253,7 @@ func (i *Instance) Change(ctx context.Context, edit func(Document)) error {
 	return i.delivery.put(ctx, i.document.JSON())
 }
 
-// settings is the document that a CPI would compose for this machine.
+// settings returns the document that a CPI would write for this machine.
 func (i *Instance) settings(spec machine.Spec) (Document, error) {
 	d := Document{
 		"agent_id":  i.AgentID,
@@ -284,7 +283,7 @@ func (i *Instance) settings(spec machine.Spec) (Document, error) {
 	return d.Set("env.bosh.mbus", map[string]any{"urls": []string{i.MbusURL}, "cert": cert(i.lab.CA.PEM, pair)}), nil
 }
 
-// blobstore is the lab's own, or for create-env the machine's.
+// blobstore returns the settings of the lab's blobstore or, for HTTPS, of the machine's own, as from create-env.
 func (i *Instance) blobstore() map[string]any {
 	if i.vm.HTTPS || i.lab.o.Bare {
 		return map[string]any{"provider": "local", "options": map[string]any{"blobstore_path": "/var/vcap/micro_bosh/data/cache"}}
@@ -296,7 +295,7 @@ func cert(ca []byte, pair testca.Pair) map[string]any {
 	return map[string]any{"ca": string(ca), "certificate": string(pair.Certificate), "private_key": string(pair.PrivateKey)}
 }
 
-// serveHTTPS lets the agent listen, as create-env does.
+// serveHTTPS changes the settings so that the agent listens, as create-env does.
 func (i *Instance) serveHTTPS(d Document) error {
 	password := uuid.NewString()
 	d["mbus"] = fmt.Sprintf("https://mbus:%s@0.0.0.0:%d", password, HTTPSPort)
@@ -315,8 +314,8 @@ func (i *Instance) serveHTTPS(d Document) error {
 	return nil
 }
 
-// Ready waits until the agent answers, as the Director does after create_vm. A ping before the agent is on the bus would
-// be lost, and waited for; so the server is asked for that, which costs the machine nothing.
+// Ready waits until the agent answers, as the Director does after create_vm. A ping before the agent has subscribed
+// would be lost and cost time, so Ready first polls the server for the subscription, which costs the machine nothing.
 func (i *Instance) Ready(ctx context.Context) error {
 	if i.Agent == nil {
 		return fmt.Errorf("%s: the settings are not the lab's, so it does not know the agent", i.Short)
@@ -331,7 +330,7 @@ func (i *Instance) Ready(ctx context.Context) error {
 	return i.Agent.WaitReady(ctx)
 }
 
-// listeningInterval is between two looks whether the agent is on the bus.
+// listeningInterval is the interval at which Ready polls the server.
 const listeningInterval = 20 * time.Millisecond
 
 // Output runs a program in the machine and returns what it prints.
@@ -341,13 +340,13 @@ func (i *Instance) Output(ctx context.Context, args ...string) (string, error) {
 	return out.String(), err
 }
 
-// Status is the agent's own account of its boot.
+// Status returns the agent's status document.
 func (i *Instance) Status() (json.RawMessage, error) {
 	data, err := i.ReadFile(StatusFile)
 	return json.RawMessage(data), err
 }
 
-// StatusFile is the path of the agent's account of its boot.
+// StatusFile is the path of the agent's status document.
 const StatusFile = "/run/cambium/status.json"
 
 // Delete removes the machine and its disks.
@@ -363,10 +362,10 @@ func (i *Instance) Delete(ctx context.Context) error {
 	return errors.Join(failed, os.RemoveAll(i.dir()))
 }
 
-// Removed reports whether the machine was deleted, which differs from an end of its own.
+// Removed reports whether the machine was deleted. It is false if the machine has ended by itself.
 func (i *Instance) Removed() bool { return i.removed.Load() }
 
-// unplug ends the machine and takes it from the lab; its files stay.
+// unplug ends the machine and removes it from the lab, but keeps its files.
 func (i *Instance) unplug(ctx context.Context) error {
 	i.removed.Store(true)
 	var failed error
@@ -390,7 +389,7 @@ func (i *Instance) unplug(ctx context.Context) error {
 	return failed
 }
 
-// Journal returns what the agent has logged in this boot.
+// Journal returns the agent's log of this boot.
 func (i *Instance) Journal(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

@@ -1,10 +1,9 @@
-// Package lab is a small IaaS on one Linux host, for tests, for the demo and for people who
-// develop CPIs, stemcells or the agent. It makes machines with the agent in them, delivers
-// settings to them as a CPI does, runs the message bus and the blobstore, and plays Director
-// and Health Monitor. Everything lives in network namespaces and below one directory, all named
-// after the lab, so that several labs do not meet and a crashed one can be cleaned up by name.
+// Package lab is a small IaaS on one Linux host, for tests, for the demo, and for people who develop CPIs, stemcells or
+// the agent. It creates machines with the agent, delivers settings to them as a CPI does, runs the message bus and the
+// blobstore, and plays Director and Health Monitor. A lab exists only in network namespaces and below one directory,
+// which are all named after it, so that labs do not interfere and a crashed one can be removed by name.
 //
-// Nothing of it is linked into the agent.
+// The agent does not link it.
 package lab
 
 import (
@@ -33,10 +32,10 @@ import (
 	assets "cambium/stemcell-assets"
 )
 
-// Prefix begins the name of everything a lab makes outside its directory.
+// Prefix is the prefix of all names that a lab uses outside its directory.
 const Prefix = "cambium-"
 
-// The lab's network. It is the same in every lab, since each has a namespace of its own.
+// The lab's network. All labs use the same one, since each has its own namespace.
 const (
 	bridge   = "lab0"
 	Gateway  = "10.88.0.1"
@@ -45,8 +44,7 @@ const (
 	busPort  = 4222
 )
 
-// DefaultDir returns the directory for the state of labs: the value of CAMBIUM_LAB_DIR or, without it,
-// /var/lib/cambium-lab.
+// DefaultDir returns the directory for labs: the value of CAMBIUM_LAB_DIR or, if it is not set, /var/lib/cambium-lab.
 func DefaultDir() string {
 	if dir := os.Getenv("CAMBIUM_LAB_DIR"); dir != "" {
 		return dir
@@ -54,27 +52,26 @@ func DefaultDir() string {
 	return "/var/lib/cambium-lab"
 }
 
-// Options say what a lab is made of.
+// Options configures a lab.
 type Options struct {
 	Name  string // lower case letters, digits and dashes
-	Dir   string // parent of the lab's own directory; DefaultDir if empty
-	Agent string // the agent's binary
-	// Engine makes the machines; nspawn over a cached Debian tree if nil.
+	Dir   string // parent of the lab's directory; DefaultDir if empty
+	Agent string // path of the agent's binary
+	// Engine creates the machines. If it is nil, nspawn with a cached Debian tree is used.
 	Engine machine.Engine
-	// VM changes every machine's description before it is made, also those of a deployment.
+	// VM, if set, changes the specification of each machine, even those of a deployment.
 	VM func(*VM)
-	// BusHost is the address of the bus, Gateway if empty; Gateway6 is the other choice.
+	// BusHost is the address of the bus: Gateway, the default, or Gateway6.
 	BusHost string
-	// NATSServer is a nats-server program to use instead of the built-in server.
+	// NATSServer is the path of a nats-server program that replaces the built-in server.
 	NATSServer string
-	// Bare leaves NATS and blobstore out: agents listen on HTTPS, or their settings come from
-	// outside.
+	// Bare omits NATS and the blobstore: agents listen on HTTPS, or their settings come from elsewhere.
 	Bare bool
-	// BlobSecret signs URLs of the blobstore, for those who sign their own; random if empty.
+	// BlobSecret signs URLs of the blobstore, for callers that sign their own; random if empty.
 	BlobSecret string
 	// Poll is the pause between two polls of a task; one second if zero, as in a Director.
 	Poll time.Duration
-	// Progress is called with what takes long; nil for none.
+	// Progress is called at the start of long operations; may be nil.
 	Progress func(format string, args ...any)
 }
 
@@ -100,16 +97,16 @@ type Lab struct {
 	lock    *os.File
 
 	mu       sync.Mutex
-	networks int // beside the first
+	networks int // in addition to the first
 	machines map[string]*Instance
-	kept     map[string]string // images of the disks that deleted machines have left, by id
+	kept     map[string]string // images of the disks of deleted machines, by id
 	created  int
 	dnsmasq  *exec.Cmd
 }
 
 var nameForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,22}[a-z0-9])?$`)
 
-// ValidName says why a name cannot be a lab's, nil if it can.
+// ValidName returns an error for an invalid name of a lab.
 func ValidName(name string) error {
 	if !nameForm.MatchString(name) {
 		return fmt.Errorf("lab name %q: want at most 24 lower case letters, digits and dashes", name)
@@ -117,7 +114,7 @@ func ValidName(name string) error {
 	return nil
 }
 
-// New starts a lab without machines. The caller closes it.
+// New starts a lab without machines. The caller must close it.
 func New(ctx context.Context, o Options) (*Lab, error) {
 	if err := ValidName(o.Name); err != nil {
 		return nil, err
@@ -196,10 +193,10 @@ func (l *Lab) start(ctx context.Context) (err error) {
 	return l.serve()
 }
 
-// errBare is returned for what needs the services that a bare lab lacks.
+// errBare means that an operation needs services that a bare lab lacks.
 var errBare = errors.New("the lab has neither NATS nor a blobstore; start it without --bare")
 
-// startBus starts NATS, and connects Director and Health Monitor.
+// startBus starts NATS, and connects the Director and the Health Monitor.
 func (l *Lab) startBus(ctx context.Context) (err error) {
 	l.Bus, err = bus.Start(ctx, bus.Options{Dir: filepath.Join(l.dir, "bus"), Net: l.Net, Host: l.o.BusHost, Port: busPort,
 		CA: l.CA, Program: l.o.NATSServer})
@@ -220,7 +217,7 @@ func (l *Lab) startBus(ctx context.Context) (err error) {
 	return err
 }
 
-// network returns the bridge of a network, which is made when the first machine wants it.
+// network returns the bridge of a network, and creates it if necessary.
 func (l *Lab) network(n int) (string, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -234,7 +231,7 @@ func (l *Lab) network(n int) (string, error) {
 	return fmt.Sprintf("lab%d", n), nil
 }
 
-// Name is the lab's name.
+// Name returns the name of the lab.
 func (l *Lab) Name() string { return l.o.Name }
 
 // Machines returns the machines by name.
@@ -248,10 +245,10 @@ func (l *Lab) Machines() map[string]*Instance {
 	return all
 }
 
-// closeTimeout bounds the end of one machine, so that a stuck one does not keep the rest.
+// closeTimeout bounds the time to end one machine, so that a stuck one does not delay the rest.
 const closeTimeout = 20 * time.Second
 
-// Close removes the machines, their disks, the services and the namespaces.
+// Close removes the machines with their disks, the services and the namespaces.
 func (l *Lab) Close(ctx context.Context) error {
 	var failed error
 	for _, i := range l.Machines() {

@@ -9,14 +9,14 @@ import (
 	"syscall"
 )
 
-// locks is the directory with a file for every lab of this host, whatever the lab's own directory. The lab's process
-// keeps the file locked and writes the path of the lab's directory into it. The kernel releases the lock when the
-// process ends. The directory is root's alone: any user who can open a file can lock it.
+// locks is the directory with a lock file for every lab of this host, whatever directory a lab has. The lab's process
+// holds the lock and writes the path of the lab's directory into the file. The kernel releases the lock when the
+// process ends. Only root has access to the directory, because any user who can open a file can lock it.
 const locks = "/run/cambium-lab"
 
 func lockPath(name string) string { return filepath.Join(locks, name) }
 
-// lock takes a lab's name for this process.
+// lock reserves the name of a lab for this process.
 func lock(name, dir string) (*os.File, error) {
 	if err := errors.Join(os.MkdirAll(locks, 0o700), os.Chmod(locks, 0o700)); err != nil {
 		return nil, err
@@ -40,7 +40,7 @@ func lock(name, dir string) (*os.File, error) {
 	return f, nil
 }
 
-// Held reports whether a living process holds the lab.
+// Held reports whether a process holds the lab.
 func Held(name string) bool {
 	f, err := os.Open(lockPath(name))
 	if err != nil {
@@ -50,7 +50,7 @@ func Held(name string) bool {
 	return syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil
 }
 
-// directory returns the directory of a lab's files: the one that its process has recorded, or else one below dir.
+// directory returns the directory of a lab: the one that its process has recorded, or the default below dir.
 func directory(dir, name string) string {
 	if data, err := os.ReadFile(lockPath(name)); err == nil && filepath.IsAbs(string(data)) {
 		return filepath.Clean(string(data))

@@ -21,13 +21,13 @@ import (
 	"cambium/lab/registry"
 )
 
-// blobPort is the blobstore's usual one.
+// blobPort is the usual port of a blobstore.
 const blobPort = 25250
 
-// alicloudMetadata is the address at which Alibaba's machines expect the service.
+// alicloudMetadata is the address of the metadata service on Alibaba Cloud.
 const alicloudMetadata = "100.100.100.200"
 
-// serve starts the services that machines ask: blobs, metadata, registry.
+// serve starts the services that machines use: blobstore, metadata, registry.
 func (l *Lab) serve() error {
 	if !l.o.Bare {
 		listener, err := l.Net.Listen("tcp", net.JoinHostPort(Gateway, strconv.Itoa(blobPort)))
@@ -57,7 +57,7 @@ func (l *Lab) serve() error {
 // dnsHeader is the length of the header of a DNS message.
 const dnsHeader = 12
 
-// nameServer serves DNS at the address that settings and leases name. It answers that a name does not exist.
+// nameServer serves DNS at the address in settings and leases. Its answer is always that the name does not exist.
 func (l *Lab) nameServer() error {
 	conn, err := l.Net.ListenPacket(net.JoinHostPort(Gateway, "53"))
 	if err != nil {
@@ -91,8 +91,8 @@ func (l *Lab) http(address string, handler http.Handler) error {
 	return nil
 }
 
-// dhcp makes the DHCP server of the lab's network know a machine: it gets the address that the lab
-// has chosen for it. The server starts with the first machine that needs it.
+// dhcp adds a machine and its address to the DHCP server of the lab's network. The server is started for the first
+// machine.
 func (l *Lab) dhcp(mac net.HardwareAddr, ip string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -109,8 +109,8 @@ func (l *Lab) dhcp(mac net.HardwareAddr, ip string) error {
 	return l.startDHCP()
 }
 
-// forgetHost takes a machine from the DHCP server. One that runs keeps the lease of a host that has
-// gone, and refuses its address to others: so it is started anew.
+// forgetHost removes a machine from the DHCP server. It restarts the server, because a running one keeps the lease and
+// refuses the address to others.
 func (l *Lab) forgetHost(ip string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -123,7 +123,7 @@ func (l *Lab) forgetHost(ip string) error {
 	return l.startDHCP()
 }
 
-// dhcpHosts is a directory with a file for each machine that the DHCP server knows.
+// dhcpHosts returns the directory with a file for each machine of the DHCP server.
 func (l *Lab) dhcpHosts() string { return filepath.Join(l.dir, "dhcp") }
 
 func (l *Lab) startDHCP() error {
@@ -153,7 +153,7 @@ func (l *Lab) stopDHCP() {
 	}
 }
 
-// stopServices ends what serve and dhcp started.
+// stopServices stops what serve and dhcp have started.
 func (l *Lab) stopServices() {
 	for _, server := range l.servers {
 		_ = server.Close()
@@ -169,8 +169,8 @@ func (l *Lab) stopServices() {
 	l.stopDHCP()
 }
 
-// Publish makes a port of a machine reachable on the host's loopback, until ctx ends. With port
-// 0 the kernel chooses. It returns the address.
+// Publish forwards a port on the host's loopback to target until ctx ends. If port is 0, the kernel chooses one. It
+// returns the address.
 func (l *Lab) Publish(ctx context.Context, port int, target string) (string, error) {
 	listener, err := tcp.Listen(ctx, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 	if err != nil {

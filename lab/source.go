@@ -16,10 +16,10 @@ import (
 	"cambium/lab/registry"
 )
 
-// Source is a way in which settings reach a machine.
+// Source is a way to deliver settings to a machine.
 type Source string
 
-// The sources, each as the CPIs named there deliver.
+// The sources, each as used by the CPIs that are named.
 const (
 	File             Source = "file"              // warden, docker, Azure
 	ConfigDrive      Source = "configdrive"       // OpenStack: ISO, ec2/latest
@@ -38,38 +38,38 @@ func Sources() []Source {
 	return []Source{File, ConfigDrive, ConfigDriveNova, ConfigDriveFAT, ConfigDriveNovaF, CDROM, GuestInfo, HTTP, InstanceMetadata, Registry}
 }
 
-// Versions are those of the CPI API that the parties of a deployment support.
+// Versions has the versions of the CPI API that the parts of a deployment support.
 type Versions struct{ Director, CPI, Stemcell int }
 
-// current has the API versions that up-to-date Directors, CPIs and stemcells support.
+// current has the versions of up-to-date Directors, CPIs and stemcells.
 var current = Versions{2, 2, 2}
 
-// registry reports whether the CPI has to write the registry: it may leave that, and put full
-// settings into user data, only when all three support version 2.
+// registry reports whether the CPI must use the registry. It may put complete settings into user data only if all three
+// support version 2.
 func (v Versions) registry() bool { return v.Director < 2 || v.CPI < 2 || v.Stemcell < 2 }
 
-// hint reports whether attach_disk returns a hint that the Director passes to the agent.
+// hint reports whether attach_disk returns a hint, which the Director passes to the agent.
 func (v Versions) hint() bool { return v.Director >= 2 && v.CPI >= 2 }
 
-// Where agents find things in their machine.
+// Paths in the machine.
 const (
 	settingsFile = "/var/vcap/bosh/agent-bootstrap-env.json"
 	rpcTool      = "/usr/bin/vmware-rpctool"
 	guestInfo    = "/var/lib/guestinfo"
 )
 
-// delivery is the route by which one machine gets its settings.
+// delivery is how a machine gets its settings.
 type delivery struct {
-	sources []any // of agent.json
-	// put delivers a document. It is called again when the CPI changes it.
+	sources []any // for agent.json
+	// put delivers a document. It is called again when the CPI changes the settings.
 	put func(ctx context.Context, settings []byte) error
-	// rewritten reports that the CPI rewrites the settings when disks come and go.
+	// rewritten means that the CPI changes the settings when disks are attached or detached.
 	rewritten bool
-	// network reports that the agent needs an address before it has settings.
+	// network means that the agent needs an address before it has settings.
 	network bool
 }
 
-// agentJSON has the options of the lab's own stemcell: disks are named by their path, since no
+// agentJSON returns agent.json with the options of the lab's own stemcell. Disks are identified by path, because no
 // udev runs in a container.
 func (d delivery) agentJSON() []byte {
 	data, err := json.MarshalIndent(Document{
@@ -84,7 +84,7 @@ func (d delivery) agentJSON() []byte {
 	return data
 }
 
-// deliver chooses the way.
+// deliver returns the delivery for the machine's source.
 func (i *Instance) deliver() (delivery, error) {
 	layouts := map[Source]drive{
 		ConfigDrive:      {media.ISO, "ec2/latest/meta-data.json", "ec2/latest/user-data"},
@@ -118,7 +118,7 @@ type drive struct {
 	metaData, userData string
 }
 
-// label is the one that OpenStack gives its config drives.
+// label is the label of OpenStack's config drives.
 const label = "config-2"
 
 func (i *Instance) configDrive(d drive) delivery {
@@ -148,7 +148,7 @@ func (i *Instance) cdrom() delivery {
 	}}
 }
 
-// insert attaches a medium, in place of one that is there.
+// insert attaches a medium and replaces a previous one.
 func (i *Instance) insert(ctx context.Context, d machine.Disk) error {
 	for _, a := range i.Disks() {
 		if a.Disk.ID == d.ID {
@@ -162,7 +162,7 @@ func (i *Instance) insert(ctx context.Context, d machine.Disk) error {
 	return err
 }
 
-// guestInfo stands in for VMware's tool, which talks to the hypervisor.
+// guestInfo replaces VMware's tool, which talks to the hypervisor.
 func (i *Instance) guestInfo() delivery {
 	const tool = `#!/bin/sh
 # info-get KEY prints a value, info-set KEY VALUE stores one.
@@ -204,7 +204,7 @@ func (i *Instance) http() delivery {
 	}}
 }
 
-// versions are those asked for, or what the source implies.
+// versions returns the configured versions, or those that the source implies.
 func (i *Instance) versions() Versions {
 	if i.vm.Versions != (Versions{}) {
 		return i.vm.Versions
@@ -215,8 +215,8 @@ func (i *Instance) versions() Versions {
 	return current
 }
 
-// userData returns the document that the CPI stores as user data: the settings themselves, or a pointer to the
-// registry, which it then fills.
+// userData returns the document that the CPI stores as user data: the settings, or the address of the registry, which
+// it then fills.
 func (i *Instance) userData(settings []byte) ([]byte, error) {
 	if i.vm.Settings != nil && i.vm.Source != Registry {
 		return settings, nil // from outside: as they are

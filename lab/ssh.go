@@ -10,9 +10,9 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// sshd are the files that make a machine accept SSH connections, with a host key of its own; the tree has keys that all
-// machines share. It is an RSA key, which is the one that agents report to `bosh ssh`, and it is made here: an
-// emulated machine would need many seconds for it.
+// sshd returns the files with which a machine accepts SSH connections. They include an RSA host key of its own, the
+// kind that agents report to `bosh ssh`, because the keys in the tree are shared by all machines. The key is generated
+// here, since an emulated machine would need many seconds.
 func sshd() ([]machine.File, error) {
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package baseline is the agent that this one is compared with and takes over from: the released
-// cloudfoundry/bosh-agent, and what it cannot boot without on a machine of the lab.
+// Package baseline provides the agent that this one is compared with and replaces: the released
+// cloudfoundry/bosh-agent, and what it needs to boot in a machine of the lab.
 package baseline
 
 import (
@@ -14,8 +14,8 @@ import (
 	"cambium/lab/machine"
 )
 
-// Build returns the path of the baseline's binary: BASELINE if set, else the released agent, which is built at the
-// first call on this machine. root is the project's directory.
+// Build returns the path of the baseline's binary: BASELINE if set, or else the released agent, which is built at the
+// first call on this machine. root is the directory of the project.
 func Build(ctx context.Context, root string) (string, error) {
 	build := exec.CommandContext(ctx, filepath.Join(root, "scripts/baseline"))
 	build.Stderr = os.Stderr
@@ -28,8 +28,8 @@ func Build(ctx context.Context, root string) (string, error) {
 
 const programs = "/var/vcap/bosh/bin/"
 
-// stemcell are programs of a stemcell; each does what it does there, or nothing where that takes
-// time of its own.
+// stemcell maps programs of a stemcell to scripts. Each does the same as on a stemcell, or nothing if that would take
+// time.
 var stemcell = map[string]string{
 	"bosh-agent-rc":                   "exit 0",
 	"restart_networking":              "exec systemctl restart systemd-networkd",
@@ -44,12 +44,11 @@ var stemcell = map[string]string{
 	"make-group": "getent group syslog >/dev/null || groupadd --system syslog",
 }
 
-// container has what a virtual machine has and a container has not. The baseline finds NICs in
-// sysfs, which shows those of the host, and would grow a root disk that is not there. It wants a
-// control group for its connections, for which here a directory must do. parted itself announces
-// partitions; partprobe looks for them under the kernel's names, and takes those of a disk in use
-// for changed. The lab makes the node of a new partition a moment later than a kernel's devtmpfs, and the baseline
-// gives up on a disk whose partition blkid does not find.
+// container maps programs to scripts that replace what containers lack. The baseline finds NICs in sysfs, which shows
+// the host's, and would grow a root disk that does not exist. It needs a control group for its connections, in place of
+// which a directory must do. parted announces partitions itself; partprobe would search for them by the kernel's names,
+// and consider those of a busy disk changed. The lab creates the node of a new partition later than devtmpfs would, and
+// the baseline gives up if blkid does not find the partition.
 var container = map[string]string{
 	"partprobe": "exit 0",
 	"blkid":     `[ "$1" = -p ] && for i in $(seq 100); do [ -e "$2" ] && break; sleep 0.1; done; exec /usr/sbin/blkid "$@"`,
@@ -64,7 +63,7 @@ mount -o remount,rw /sys/fs/cgroup
 mkdir -p /sys/fs/cgroup/net_cls`,
 }
 
-// Files make a virtual machine that both agents can boot.
+// Files returns the files with which both agents boot in a virtual machine.
 func Files() []machine.File {
 	files := scripts(stemcell)
 	files = append(files, dropIn("bosh-agent", "baseline", "[Service]\nExecStartPre="+programs+"make-group\nExecStart=\n"+
@@ -76,7 +75,7 @@ func Files() []machine.File {
 	return files
 }
 
-// ContainerFiles make a container that both agents can boot.
+// ContainerFiles returns the files with which both agents boot in a container.
 func ContainerFiles() []machine.File {
 	files := append(Files(), scripts(container)...)
 	return append(files, dropIn("bosh-agent", "container", "[Service]\nExecStartPre="+programs+"make-virtual\n"))

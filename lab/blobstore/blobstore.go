@@ -1,5 +1,5 @@
-// Package blobstore is a Director's blobstore: WebDAV as far as agents use it, over TLS, with
-// basic authentication, and with signed URLs that need none.
+// Package blobstore is a Director's blobstore: the part of WebDAV that agents use, over TLS, with basic authentication
+// or signed URLs.
 package blobstore
 
 import (
@@ -35,7 +35,7 @@ import (
 // signatureLife is the validity period of a signed URL.
 const signatureLife = 24 * time.Hour
 
-// Server keeps blobs as files.
+// Server stores blobs as files.
 type Server struct {
 	endpoint string
 	ca       []byte
@@ -43,23 +43,22 @@ type Server struct {
 	password string
 	secret   []byte
 	http     *http.Server
-	dir      *os.Root // a file for each blob, called by its id
+	dir      *os.Root // has a file for each blob, named by its id
 
 	mu sync.Mutex
-	// requests counts what was asked for, by method and kind of URL.
+	// requests counts requests by method and kind of URL.
 	requests map[string]int
 }
 
-// Options say what a blobstore is made of.
+// Options configures a blobstore.
 type Options struct {
-	Dir string // where the blobs are, which stay when the server ends
+	Dir string // the directory of the blobs, which is kept when the server is closed
 	CA  *testca.CA
-	// Secret signs URLs, for those who sign their own; random if empty.
+	// Secret signs URLs, for callers that sign their own; random if empty.
 	Secret string
 }
 
-// Start serves on the listener, which it closes in the end. The certificate is for the
-// listener's own address.
+// Start serves on the listener, which the server closes. The certificate is for the listener's address.
 func Start(listener net.Listener, o Options) (*Server, error) {
 	host, _, err := net.SplitHostPort(listener.Addr().String())
 	if err != nil {
@@ -92,14 +91,13 @@ func Start(listener net.Listener, o Options) (*Server, error) {
 	return s, nil
 }
 
-// Close ends the server. The blobs stay.
+// Close stops the server and keeps the blobs.
 func (s *Server) Close() {
 	_ = s.http.Close()
 	_ = s.dir.Close()
 }
 
-// Options are the "blobstore" of a settings document. With signed URLs a Director leaves the
-// credentials out.
+// Options returns the blobstore section of the settings. A Director that uses signed URLs leaves out the credentials.
 func (s *Server) Options(credentials bool) map[string]any {
 	options := map[string]any{"endpoint": s.endpoint,
 		"tls": map[string]any{"cert": map[string]any{"ca": string(s.ca)}}}
@@ -114,7 +112,7 @@ func prefixed(id string) string {
 	return hex.EncodeToString(sum[:1]) + "/" + id
 }
 
-// SignedURL returns a URL under which the blob can be fetched ("GET") or stored ("PUT").
+// SignedURL returns a URL to fetch ("GET") or store ("PUT") a blob.
 func (s *Server) SignedURL(method, id string) string {
 	now, life := time.Now().Unix(), int64(signatureLife.Seconds())
 	query := url.Values{"st": {s.signature(method, prefixed(id), now, life)}, "ts": {strconv.FormatInt(now, 10)},
@@ -128,13 +126,13 @@ func (s *Server) signature(method, path string, at, life int64) string {
 	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 }
 
-// Put stores a blob and returns its new id and its digests, as a Director writes them.
+// Put stores a blob. It returns its new id and its digests in a Director's format.
 func (s *Server) Put(data []byte) (id, digest string, err error) {
 	id = uuid.NewString()
 	return id, Digest(data), s.store(id, bytes.NewReader(data))
 }
 
-// store writes a blob, whole or not at all.
+// store writes all of a blob, or nothing.
 func (s *Server) store(id string, from io.Reader) error {
 	temporary := unfinished + rand.Text()
 	f, err := s.dir.OpenFile(temporary, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
@@ -151,19 +149,19 @@ func (s *Server) store(id string, from io.Reader) error {
 	return nil
 }
 
-// maxBlob bounds a blob, in bytes.
+// maxBlob bounds the size of a blob in bytes.
 const maxBlob = 64 << 30
 
-// unfinished begins the names of blobs that are being received; no id begins so.
+// unfinished is the prefix of files for blobs that are being received. No id has this prefix.
 const unfinished = ".new-"
 
-// Digest is sha1 and sha256 of data in the notation of a Director.
+// Digest returns the sha1 and sha256 of data in a Director's format.
 func Digest(data []byte) string {
 	first, second := sha1.Sum(data), sha256.Sum256(data)
 	return hex.EncodeToString(first[:]) + ";sha256:" + hex.EncodeToString(second[:])
 }
 
-// Matches reports whether data has the strongest of the given digests, as agents check it.
+// Matches reports whether data matches the strongest of the digests, as an agent checks it.
 func Matches(data []byte, digests string) bool {
 	ok := false
 	for digest := range strings.SplitSeq(digests, ";") {
@@ -197,7 +195,7 @@ func (s *Server) Get(id string) ([]byte, bool) {
 	return data, err == nil
 }
 
-// Requests returns how often it was asked, by keys such as "GET signed" and "PUT plain".
+// Requests returns the number of requests, by keys such as "GET signed" and "PUT plain".
 func (s *Server) Requests() map[string]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -208,7 +206,7 @@ func (s *Server) Requests() map[string]int {
 	return counts
 }
 
-// ServeHTTP answers GET, PUT and DELETE of /<xx>/<id>, signed or with basic authentication.
+// ServeHTTP serves GET, PUT and DELETE of /<xx>/<id>, with a signature or basic authentication.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	path, signed := strings.CutPrefix(r.URL.Path, "/signed/")
 	kind := "signed"
@@ -235,7 +233,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.answer(w, r, id)
 }
 
-// answer does what a request wants that is allowed.
+// answer performs a request that is authorized.
 func (s *Server) answer(w http.ResponseWriter, r *http.Request, id string) {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead:

@@ -1,6 +1,6 @@
-// Package bus is the NATS server of a BOSH deployment: mutual TLS with certificates of one CA, users named by their
-// certificate's subject, and for each of them only the subjects that a Director's nats-sync allows. It runs in the
-// lab's process, or as Debian's nats-server program.
+// Package bus runs the NATS server of a BOSH deployment: mutual TLS with certificates of one CA, users identified by
+// the subjects of their certificates, and only the permissions that a Director's nats-sync grants. The server runs in
+// the lab's process, or as Debian's nats-server program.
 package bus
 
 import (
@@ -12,8 +12,7 @@ import (
 	"cambium/internal/testca"
 )
 
-// permissions are the subjects a user may use, each a list or, since an empty list allows all,
-// a denial.
+// permissions has the subjects that a user may use. It is a list or, because an empty list would allow all, a denial.
 type permissions struct {
 	Publish   any `json:"publish"`
 	Subscribe any `json:"subscribe"`
@@ -21,7 +20,7 @@ type permissions struct {
 
 var nothing = map[string]any{"deny": ">"}
 
-// user is an entry of the server's user list.
+// user is an entry in the server's list of users.
 type user struct {
 	User        string      `json:"user"`
 	Permissions permissions `json:"permissions"`
@@ -35,7 +34,7 @@ func agentPermissions(id string) permissions {
 	}
 }
 
-// deployment are the users that every deployment has.
+// deployment returns the users that every deployment has.
 func deployment() []user {
 	return []user{
 		{testca.UserOf(testca.DirectorName), permissions{
@@ -47,10 +46,10 @@ func deployment() []user {
 	}
 }
 
-// files are the paths of the server's certificate, its key and the CA's certificate.
+// files has the paths of the server's certificate, its key and the CA's certificate.
 type files struct{ certificate, key, ca string }
 
-// config renders the configuration as nats-server reads it; JSON is a part of its language.
+// config returns the configuration for nats-server, whose language includes JSON.
 func config(host string, port int, f files, agents map[string]bool) ([]byte, error) {
 	users := deployment()
 	for name := range agents {
@@ -72,7 +71,7 @@ func config(host string, port int, f files, agents map[string]bool) ([]byte, err
 	return b.Bytes(), err
 }
 
-// agentID is the id in a common name of testca.AgentName or testca.BootstrapName.
+// agentID returns the agent id in a common name of testca.AgentName or testca.BootstrapName.
 func agentID(commonName string) string {
 	id := strings.TrimSuffix(commonName, testca.AgentName(""))
 	return strings.TrimSuffix(id, ".bootstrap")

@@ -21,14 +21,14 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// Options say where the server listens.
+// Options configures the server.
 type Options struct {
 	Dir  string // for its configuration and certificates
 	Net  netns.Namespace
 	Host string
 	Port int
 	CA   *testca.CA
-	// Program is a nats-server binary to be used instead of the built-in server.
+	// Program is the path of a nats-server binary that replaces the built-in server.
 	Program string
 }
 
@@ -43,7 +43,7 @@ type Server struct {
 	exited   chan struct{}
 }
 
-// Start starts the server; it accepts connections when Start returns.
+// Start starts the server and returns when it accepts connections.
 func Start(ctx context.Context, o Options) (*Server, error) {
 	s := &Server{o: o, agents: map[string]bool{}}
 	pair, err := o.CA.Server(o.Host)
@@ -135,7 +135,7 @@ func (s *Server) execute(ctx context.Context) error {
 	return s.reachable(ctx)
 }
 
-// reachable polls until the program listens: it does not report that.
+// reachable polls until the program listens, because it does not report that.
 func (s *Server) reachable(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -154,8 +154,8 @@ func (s *Server) reachable(ctx context.Context) error {
 	}
 }
 
-// Listens reports whether a client has subscribed to the subject; a server that is a program of its own
-// is not asked, and counts as subscribed. While the server is bounced, Listens waits.
+// Listens reports whether a client has subscribed to the subject. If the server is a separate program, it always
+// returns true. It waits while Bounce runs.
 func (s *Server) Listens(subject string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -166,14 +166,14 @@ func (s *Server) Listens(subject string) bool {
 	return err != nil || found.Total > 0
 }
 
-// address is host and port as the machines reach it.
+// address returns the server's address for the machines.
 func (s *Server) address() string { return net.JoinHostPort(s.o.Host, strconv.Itoa(s.o.Port)) }
 
 // URL returns the server's URL for the settings of an agent.
 func (s *Server) URL() string { return "nats://" + s.address() }
 
-// Admit makes an identity for an agent and lets it in, as nats-sync does when the Director has
-// recorded the VM. The common name is one of testca.AgentName and testca.BootstrapName.
+// Admit issues a certificate for an agent and grants it access, as nats-sync does when the Director has recorded the
+// VM. The common name is from testca.AgentName or testca.BootstrapName.
 func (s *Server) Admit(commonName string) (testca.Pair, error) {
 	pair, err := s.o.CA.Client(commonName)
 	if err != nil {
@@ -185,7 +185,7 @@ func (s *Server) Admit(commonName string) (testca.Pair, error) {
 	return pair, s.reload()
 }
 
-// Expel takes an identity's rights, as when permanent credentials replace the first ones.
+// Expel revokes access, as when permanent credentials replace the first ones.
 func (s *Server) Expel(commonName string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -193,8 +193,8 @@ func (s *Server) Expel(commonName string) error {
 	return s.reload()
 }
 
-// Forget leaves the identities of an agent that is gone out of what the server knows from its next reload on. Otherwise each
-// machine that a lab has had would make the reloads slower.
+// Forget removes the certificates of a deleted agent from the configuration at the next reload, so that reloads do not
+// become slower with each machine.
 func (s *Server) Forget(agentID string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -216,11 +216,10 @@ func (s *Server) reload() error {
 	return s.embedded.ReloadOptions(options)
 }
 
-// reconnectWait is the Director's pause between two attempts to come back to its server.
+// reconnectWait is the Director's pause between two attempts to reconnect.
 const reconnectWait = 500 * time.Millisecond
 
-// Connect returns a client of the server with the given identity: the Director's, the Health
-// Monitor's, or an agent's.
+// Connect returns a client with the given common name: the Director's, the Health Monitor's, or an agent's.
 func (s *Server) Connect(commonName string) (*nats.Conn, error) {
 	pair, err := s.o.CA.Client(commonName)
 	if err != nil {
@@ -246,8 +245,8 @@ func (s *Server) Stop() {
 	s.embedded.WaitForShutdown()
 }
 
-// Bounce stops the server for a while and restarts it with the same users. It returns when the server began to stop, which can be
-// long after the call: identities are admitted and expelled one at a time.
+// Bounce stops the server for a while and starts it again with the same users. It returns when the server was stopped.
+// That may be long after the call began, because it waits for calls of Admit and Expel.
 func (s *Server) Bounce(ctx context.Context, gone time.Duration) (stopped time.Time, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -260,7 +259,7 @@ func (s *Server) Bounce(ctx context.Context, gone time.Duration) (stopped time.T
 	return stopped, s.Restart(context.WithoutCancel(ctx))
 }
 
-// Restart starts a stopped server again, with the same users.
+// Restart starts a stopped server with the same users.
 func (s *Server) Restart(ctx context.Context) error {
 	if s.program != nil {
 		return s.execute(ctx)

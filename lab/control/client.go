@@ -13,18 +13,18 @@ import (
 	"cambium/lab/director"
 )
 
-// Client talks to the process that holds a lab.
+// Client is a client of the process that holds a lab.
 type Client struct {
 	name string
 	http *http.Client
 }
 
-// agentError is an exception that the agent answered.
+// agentError is an exception in an agent's reply.
 type agentError struct{ Message string }
 
 func (e *agentError) Error() string { return e.Message }
 
-// Name is the lab's.
+// Name returns the name of the lab.
 func (c *Client) Name() string { return c.name }
 
 func (c *Client) send(ctx context.Context, method, path string, body any) (*http.Response, error) {
@@ -62,7 +62,7 @@ func (c *Client) once(ctx context.Context, method, path string, body, result any
 	return json.NewDecoder(response.Body).Decode(result)
 }
 
-// lines reads a stream to its last line.
+// lines reads a stream of lines up to the last one.
 func (c *Client) lines(ctx context.Context, method, path string, body any, each func(Line)) (json.RawMessage, error) {
 	response, err := c.send(ctx, method, path, body)
 	if err != nil {
@@ -94,18 +94,18 @@ func (c *Client) lines(ctx context.Context, method, path string, body any, each 
 	}
 }
 
-// State asks for the lab's state.
+// State returns the state of the lab.
 func (c *Client) State(ctx context.Context) (s State, err error) {
 	return s, c.once(ctx, http.MethodGet, "/state", nil, &s)
 }
 
-// Down ends the lab; it returns when the lab has agreed.
+// Down ends the lab. It returns when the lab has accepted the request.
 func (c *Client) Down(ctx context.Context) error {
 	return c.once(ctx, http.MethodPost, "/down", nil, nil)
 }
 
-// Power starts, stops, reboots, kills or deletes a machine; if it should wait, until the agent of
-// a machine that runs then has answered, or has come to a verdict.
+// Power starts, stops, reboots, kills or deletes a machine. If wait is set and the machine then runs, it waits until
+// the agent has answered or has a verdict.
 func (c *Client) Power(ctx context.Context, machine, verb string, wait bool, each func(Line)) error {
 	path := "/machines/" + machine + "/" + verb
 	if wait {
@@ -115,7 +115,7 @@ func (c *Client) Power(ctx context.Context, machine, verb string, wait bool, eac
 	return err
 }
 
-// Disk attaches, detaches or resizes a disk.
+// Disk attaches, detaches, resizes or deletes a disk.
 func (c *Client) Disk(ctx context.Context, change DiskChange) (d Disk, err error) {
 	return d, c.once(ctx, http.MethodPost, "/disks", change, &d)
 }
@@ -131,7 +131,7 @@ func (c *Client) Deploy(ctx context.Context, d Deploy, each func(Line)) error {
 	return err
 }
 
-// Events calls each for what agents published.
+// Events calls each for what agents have published.
 func (c *Client) Events(ctx context.Context, follow bool, each func(Line)) error {
 	path := "/events"
 	if follow {
@@ -141,7 +141,7 @@ func (c *Client) Events(ctx context.Context, follow bool, each func(Line)) error
 	return err
 }
 
-// Perform makes a call and follows its task.
+// Perform makes a call and, unless NoFollow is set, waits for its task.
 func Perform(ctx context.Context, agent director.Agent, c Call, progress func(string)) (json.RawMessage, error) {
 	agent.Timeout, agent.Poll = c.Timeout, 200*time.Millisecond
 	agent.Progress = func(method, task string, elapsed time.Duration) {

@@ -13,7 +13,7 @@ import (
 	"cambium/lab"
 )
 
-// Open finds a lab by name, or without a name the only one there is.
+// Open connects to a lab. If name is empty, it connects to the only one.
 func Open(dir, name string) (*Client, error) {
 	if name == "" {
 		running := Running(dir)

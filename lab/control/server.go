@@ -20,14 +20,14 @@ import (
 	"cambium/lab/director"
 )
 
-// Server answers for a lab.
+// Server serves requests for a lab.
 type Server struct {
 	lab   *lab.Lab
 	dir   string
 	pid   int
 	since time.Time
 	http  *http.Server
-	// down is closed when a client asked for the end.
+	// down is closed when a client has asked to end the lab.
 	down     chan struct{}
 	downOnce sync.Once
 
@@ -35,7 +35,7 @@ type Server struct {
 	ports map[string]string // published addresses by machine
 }
 
-// Serve answers until Close.
+// Serve starts a server, which runs until Close.
 func Serve(l *lab.Lab, dir string) (*Server, error) {
 	s := &Server{lab: l, dir: dir, pid: os.Getpid(), since: time.Now(), down: make(chan struct{}), ports: map[string]string{}}
 	listener, err := net.Listen("unix", socket(dir, l.Name()))
@@ -61,13 +61,13 @@ func Serve(l *lab.Lab, dir string) (*Server, error) {
 // State returns the current state of the lab.
 func (s *Server) State() State { return state(s.lab, s) }
 
-// Down is closed when the lab was asked to end.
+// Down returns a channel that is closed when a client has asked to end the lab.
 func (s *Server) Down() <-chan struct{} { return s.down }
 
-// shutdownTimeout bounds the wait for requests in progress when the service closes.
+// shutdownTimeout bounds the wait for running requests when the server is closed.
 const shutdownTimeout = 2 * time.Second
 
-// Close ends the service; the lab is the caller's. The client that asked for the end gets its answer.
+// Close stops the server, but not the lab. A client that has asked to end the lab gets its answer.
 func (s *Server) Close() {
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
@@ -76,7 +76,7 @@ func (s *Server) Close() {
 	}
 }
 
-// Published records where a machine's port can be reached.
+// Published records the address at which a machine's port can be reached.
 func (s *Server) Published(machine, address string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,7 +98,7 @@ func reply(w http.ResponseWriter, value any, err error) {
 	_ = json.NewEncoder(w).Encode(value)
 }
 
-// machine finds one by name; without a name there must be only one.
+// machine finds a machine by name. If name is empty, there must be only one.
 func (s *Server) machine(name string) (*lab.Instance, error) {
 	all := s.lab.Machines()
 	if i, ok := all[name]; ok {
@@ -116,7 +116,7 @@ func (s *Server) machine(name string) (*lab.Instance, error) {
 	panic("unreachable")
 }
 
-// powerTimeout bounds a power command, in which a machine may shut down and come back.
+// powerTimeout bounds a power command, during which a machine may shut down and boot.
 const powerTimeout = 5 * time.Minute
 
 func (s *Server) power(w http.ResponseWriter, r *http.Request) {
@@ -193,7 +193,7 @@ func (s *Server) disk(w http.ResponseWriter, r *http.Request) {
 	reply(w, result, err)
 }
 
-// stream writes lines as they come.
+// stream writes each line as soon as it is available.
 type stream struct {
 	mu sync.Mutex
 	w  http.ResponseWriter
@@ -208,7 +208,7 @@ func (o *stream) send(l Line) {
 	}
 }
 
-// end sends the last line.
+// end writes the last line.
 func (o *stream) end(value json.RawMessage, err error) {
 	l := Line{Done: true, Value: value}
 	if err != nil {
@@ -259,7 +259,7 @@ func (s *Server) deploy(w http.ResponseWriter, r *http.Request) {
 	}))
 }
 
-// events sends what agents published so far, and with ?follow what comes.
+// events writes what agents have published so far and, with ?follow, what they publish later.
 func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	out := &stream{w: w}
 	if s.lab.Monitor == nil {

@@ -1,5 +1,5 @@
-// Package control lets commands use a lab that another process holds: a lab that was started in the background is
-// held by a process of its own, and every later command reaches it through a socket in the lab's directory.
+// Package control lets commands use a lab that another process holds. A lab that was started in the background is held
+// by its own process, and later commands reach it through a socket in the lab's directory.
 package control
 
 import (
@@ -11,18 +11,18 @@ import (
 	"cambium/lab/release"
 )
 
-// State is a lab as others see it.
+// State describes a lab to clients.
 type State struct {
 	Name     string    `json:"name"`
 	PID      int       `json:"pid"`
 	Since    time.Time `json:"since"`
 	Network  string    `json:"network_namespace"`
-	Bus      string    `json:"bus"` // empty in a bare lab
+	Bus      string    `json:"bus"` // empty if the lab is bare
 	Machines []Machine `json:"machines"`
-	Disks    []Disk    `json:"disks"` // of machines that were deleted
+	Disks    []Disk    `json:"disks"` // disks of deleted machines
 }
 
-// Machine is one machine of a lab.
+// Machine describes a machine of a lab.
 type Machine struct {
 	Name      string    `json:"name"`
 	Running   bool      `json:"running"`
@@ -37,7 +37,7 @@ type Machine struct {
 	Published string    `json:"published,omitempty"`
 }
 
-// Disk is an attached disk; Path is the hint that a CPI would return.
+// Disk describes a disk. Path is the hint that a CPI would return.
 type Disk struct {
 	ID   string `json:"id"`
 	Path string `json:"path"`
@@ -53,13 +53,13 @@ type Call struct {
 	NoFollow  bool              `json:"no_follow"` // return the task's handle
 }
 
-// Deploy is a manifest with the directory its paths are meant in.
+// Deploy is a manifest and the directory to which its paths are relative.
 type Deploy struct {
 	Manifest release.Manifest `json:"manifest"`
 	Base     string           `json:"base"`
 }
 
-// DiskChange asks for a disk to be attached, detached, resized or deleted.
+// DiskChange is a request to attach, detach, resize or delete a disk.
 type DiskChange struct {
 	Machine string `json:"machine"`
 	Verb    string `json:"verb"`
@@ -67,7 +67,7 @@ type DiskChange struct {
 	Size    int64  `json:"size"`
 }
 
-// Line is one line of an answer that takes its time. The last has a Value or an Error.
+// Line is a line of an answer that takes time. The last line has a Value or an Error.
 type Line struct {
 	Progress string          `json:"progress,omitempty"`
 	Instance string          `json:"instance,omitempty"`
@@ -76,11 +76,11 @@ type Line struct {
 	Event    *director.Event `json:"event,omitempty"`
 	Value    json.RawMessage `json:"value,omitempty"`
 	Error    string          `json:"error,omitempty"`
-	Agent    bool            `json:"agent,omitempty"` // the error is the agent's exception
-	// Verdict is the agent's own on a boot that has failed.
+	Agent    bool            `json:"agent,omitempty"` // the error is an exception of the agent
+	// Verdict is the agent's verdict on a failed boot.
 	Verdict string `json:"verdict,omitempty"`
 	Done    bool   `json:"done,omitempty"`
 }
 
-// socket is the path of a lab's socket.
+// socket returns the path of a lab's socket.
 func socket(dir, name string) string { return filepath.Join(dir, name, "control") }

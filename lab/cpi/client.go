@@ -21,20 +21,20 @@ import (
 	"cambium/lab/iaas"
 )
 
-// Client reaches a holder.
+// Client sends requests to a holder.
 type Client struct {
-	Dir  string // where the IaaS is
+	Dir  string // directory of the IaaS
 	Name string
-	// Start starts a holder when there is none; nil does not.
+	// Start starts a holder if none runs; may be nil.
 	Start func(ctx context.Context) error
 
-	// remote connects to a holder on another machine, which is at.
+	// remote connects to a holder on another machine, at the address at.
 	remote func(ctx context.Context, network, address string) (net.Conn, error)
 	at     string
 }
 
-// NewClient is one that starts a holder when there is none: this program once more, which calls
-// HoldMain when its arguments are "hold", directory and name.
+// NewClient returns a client that starts a holder if none runs. It runs this program with the arguments "hold", dir and
+// name, with which the program must call HoldMain.
 func NewClient(dir, name string) Client {
 	return Client{Dir: dir, Name: name, Start: func(ctx context.Context) error {
 		own, err := os.Executable()
@@ -45,10 +45,10 @@ func NewClient(dir, name string) Client {
 	}}
 }
 
-// errNoHolder is returned when no process holds the IaaS.
+// errNoHolder means that no process holds the IaaS.
 var errNoHolder = errors.New("no process holds the IaaS")
 
-// Exists reports whether there is anything of the IaaS, held or not.
+// Exists reports whether the IaaS exists, held or not.
 func (c Client) Exists() bool {
 	if c.remote != nil {
 		return true
@@ -67,7 +67,7 @@ func (c Client) http() *http.Client {
 	return &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
 }
 
-// Do has the holder answer a request.
+// Do sends a request and returns the reply.
 func (c Client) Do(ctx context.Context, e Envelope) (reply Reply) {
 	c.Deliver(ctx, e, func(r Reply) error {
 		reply = r
@@ -76,9 +76,8 @@ func (c Client) Do(ctx context.Context, e Envelope) (reply Reply) {
 	return reply
 }
 
-// Deliver has the holder answer a request and passes the reply on. If that fails, or this process ends before it is
-// done, the holder removes what it has made. The image of a create_stemcell is opened here: its path is one of this
-// machine.
+// Deliver sends a request and passes on the reply. If passing it on fails, or this process ends before, the holder
+// removes what it has created. Deliver opens the image of a create_stemcell, because its path is on this machine.
 func (c Client) Deliver(ctx context.Context, e Envelope, pass func(Reply) error) {
 	if !c.Exists() {
 		if reply, ok := absent(e.Request); ok {
@@ -100,13 +99,13 @@ func (c Client) Deliver(ctx context.Context, e Envelope, pass func(Reply) error)
 	}
 }
 
-// startAttempts limits the attempts to start a holder, since a holder may end just before it is asked.
+// startAttempts limits the attempts to start a holder, since one may end just before it is asked.
 const startAttempts = 5
 
-// confirmTimeout bounds the call that tells the holder that a reply has been passed on.
+// confirmTimeout bounds the confirmation that a reply was passed on.
 const confirmTimeout = 10 * time.Second
 
-// try asks a holder and passes its reply on. It returns an error if there is no reply.
+// try sends a request and passes on the reply. It returns an error if there is no reply.
 func (c Client) try(ctx context.Context, e Envelope, pass func(Reply) error) error {
 	response, err := c.ask(ctx, e)
 	if err != nil {
@@ -166,12 +165,12 @@ func (c Client) ask(ctx context.Context, e Envelope) (*http.Response, error) {
 	return response, nil
 }
 
-// noHolder tells from the error of a connection that there is nothing that listens.
+// noHolder reports whether the error means that no holder listens.
 func noHolder(err error) bool {
 	return errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
 }
 
-// List asks for what there is, ok is false if no process holds the IaaS.
+// List returns the objects of the IaaS. ok is false if no process holds it.
 func (c Client) List(ctx context.Context) (l iaas.Listing, ok bool, err error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://holder/state", nil)
 	if err != nil {
@@ -188,8 +187,8 @@ func (c Client) List(ctx context.Context) (l iaas.Listing, ok bool, err error) {
 	return l, true, json.NewDecoder(response.Body).Decode(&l)
 }
 
-// Enter keeps the holder, starting one if there is none, until the returned function is called,
-// and returns the file of its network namespace.
+// Enter starts a holder if none runs, and keeps it running until release is called. It returns the path of the holder's
+// network namespace.
 func (c Client) Enter(ctx context.Context) (namespace string, release func(), err error) {
 	for attempt := 0; attempt <= startAttempts; attempt++ {
 		namespace, release, err = c.stay(ctx)
@@ -228,11 +227,10 @@ func (c Client) stay(ctx context.Context) (string, func(), error) {
 	return namespace, release, nil
 }
 
-// ConnectHost has a holder that runs already make or remove the host's link.
+// ConnectHost makes a running holder create or remove the link to the host.
 func (c Client) ConnectHost(ctx context.Context) error { return c.notify(ctx, "/host-route") }
 
-// notify makes a running holder read what has been written for it. If there is none, the next one
-// reads it at its start.
+// notify makes a running holder read its configuration again. Another one reads it when it starts.
 func (c Client) notify(ctx context.Context, path string) error {
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://holder"+path, nil)
 	if err != nil {
@@ -253,14 +251,14 @@ func (c Client) notify(ctx context.Context, path string) error {
 	return nil
 }
 
-// startTimeout bounds the wait until a holder has removed the remains of its predecessor and listens.
+// startTimeout bounds the wait for a holder, which first removes the remains of an earlier one.
 const startTimeout = 2 * time.Minute
 
-// readyLine is the line that a holder prints when it is ready to answer.
+// readyLine is printed by a holder when it can answer.
 const readyLine = "ready"
 
-// startHolder runs program with arguments as a process of its own that outlives this one, and
-// waits until it answers. One that finds another holder is not an error.
+// startHolder starts a holder in a process that outlives this one, and waits until it answers. It is not an error if
+// another holder runs.
 func startHolder(ctx context.Context, dir, name string, argv ...string) error {
 	if os.Geteuid() != 0 {
 		return errors.New("machines, mounts and loop devices need root: run this as root, or name a holder with lab.host")

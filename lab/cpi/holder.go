@@ -20,47 +20,46 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// socket returns the path of the socket on which the holder of an IaaS listens.
+// socket returns the path of the socket of an IaaS's holder.
 func socket(dir, name string) string { return filepath.Join(iaas.Directory(dir, name), "socket") }
 
-// Envelope is the message from the CPI program to the holder: the request and, from the program's own configuration,
-// the defaults of agents. The bytes of an image follow on the next line.
+// Envelope is the message from the CPI program to the holder: the request and, from the program's configuration, the
+// defaults for agents. The bytes of an image follow on the next line.
 type Envelope struct {
 	Request Request            `json:"request"`
 	Agent   iaas.AgentDefaults `json:"agent"`
-	// Delivery names this call if the caller confirms that it has passed the reply on. What was made for a caller that
-	// disconnects before is removed.
+	// Delivery identifies this call if the caller will confirm that it has passed on the reply. If it disconnects
+	// without confirming, the holder removes what the call has created.
 	Delivery string `json:"delivery,omitempty"`
 }
 
-// maxEnvelope bounds a request without an image.
+// maxEnvelope bounds a request without its image.
 const maxEnvelope = 16 << 20
 
-// holder is the process that has an IaaS, as a service.
+// holder is the service of the process that holds an IaaS.
 type holder struct {
 	iaas *iaas.IaaS
 	log  *logrus.Entry
 
 	mu      sync.Mutex
-	calls   int  // under way
-	ending  bool // no more are taken
+	calls   int  // number of running calls
+	ending  bool // no more calls are accepted
 	idle    *time.Timer
 	done    chan struct{}
-	closing chan struct{} // closed when callers of Enter have to end
-	remote  *http.Server  // for callers inside VMs; nil if there are none
-	// deliveries are the calls whose confirmation is waited for: a channel each, which it closes.
+	closing chan struct{} // closed when callers of Enter must end
+	remote  *http.Server  // for callers inside VMs; may be nil
+	// deliveries has a channel for each call that waits for a confirmation. The confirmation closes it.
 	deliveries map[string]chan struct{}
 }
 
-// How long a holder with nothing to hold stays: at first for the call that it was started for,
-// then only for a next one that is on its way.
+// How long a holder of an empty IaaS waits: at first for the call for which it was started, and later for another call
+// that may be on its way.
 const (
 	firstIdle = 20 * time.Second
 	emptyIdle = 500 * time.Millisecond
 )
 
-// hold takes the IaaS and answers for it until ctx ends or there is nothing left in it. ready is
-// called when it answers.
+// hold opens the IaaS and answers requests until ctx ends or the IaaS is empty. It calls ready when it can answer.
 func hold(ctx context.Context, dir, name string, log *logrus.Entry, ready func()) (failed error) {
 	i, err := iaas.Open(dir, name, log)
 	if err != nil {
@@ -107,8 +106,8 @@ func hold(ctx context.Context, dir, name string, log *logrus.Entry, ready func()
 	return nil
 }
 
-// HoldMain is the process of a holder and returns its exit status. The first line on standard
-// output says whether it answers.
+// HoldMain runs a holder and returns the exit status. The first line on standard output says whether the holder
+// answers.
 func HoldMain(ctx context.Context, dir, name string) int {
 	log := logrus.New()
 	log.SetFormatter(&logrus.TextFormatter{DisableColors: true, FullTimestamp: true})
@@ -128,7 +127,7 @@ func HoldMain(ctx context.Context, dir, name string) int {
 	return 1
 }
 
-// lastAnswers bounds the wait for calls in progress when the holder ends.
+// lastAnswers bounds the wait for running calls when the holder ends.
 const lastAnswers = 30 * time.Second
 
 func (h *holder) handler(dir, name string) http.Handler {
@@ -147,8 +146,7 @@ func (h *holder) handler(dir, name string) http.Handler {
 	return mux
 }
 
-// calling returns the handler of the requests that every caller may make. refused lists the engines whose VMs are
-// denied to the caller.
+// calling returns the handler for requests of all callers. refused returns the engines that the caller may not use.
 func (h *holder) calling(refused func() []string) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /cpi", func(w http.ResponseWriter, r *http.Request) { h.serve(w, r, refused()) })
@@ -158,10 +156,10 @@ func (h *holder) calling(refused func() []string) *http.ServeMux {
 	return mux
 }
 
-// deliveredPath begins the path of the confirmation of a call.
+// deliveredPath is the prefix of the path of a confirmation.
 const deliveredPath = "/delivered/"
 
-// delivered notes that a caller has passed its reply on.
+// delivered records that a caller has passed on its reply.
 func (h *holder) delivered(delivery string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -171,7 +169,7 @@ func (h *holder) delivered(delivery string) {
 	}
 }
 
-// deliver writes a reply and reports whether the caller has got it and, if it confirms that, has passed it on.
+// deliver writes a reply. It reports whether the caller received it and, if the caller confirms, has passed it on.
 func (h *holder) deliver(w http.ResponseWriter, r *http.Request, delivery string, reply Reply) bool {
 	confirmed := make(chan struct{})
 	if delivery == "" {
@@ -208,7 +206,7 @@ func write(w http.ResponseWriter, value any) {
 	_ = json.NewEncoder(w).Encode(value)
 }
 
-// begin counts a call, false if no more are taken.
+// begin counts a call. It returns false if the holder is ending.
 func (h *holder) begin() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -281,8 +279,8 @@ func (h *holder) serve(w http.ResponseWriter, r *http.Request, refused []string)
 	}
 }
 
-// summary is a line for the log that a Director keeps with its task: the method, the objects that it was about, the one
-// that it has made, and the time that it took. Other arguments may be secret.
+// summary returns a log line for the Director's task: the method, its objects, the created object, and the duration.
+// Other arguments may be secret.
 func summary(r Request, reply Reply, took time.Duration) string {
 	line := r.Method
 	for _, argument := range r.Arguments {
@@ -300,7 +298,7 @@ func summary(r Request, reply Reply, took time.Duration) string {
 	return fmt.Sprintf("%s: %s in %s\n", line, outcome, took.Round(time.Millisecond))
 }
 
-// verdict is a line for the same log, with the reason for which a Director may have deleted a VM, empty for other methods.
+// verdict returns a log line for the Director's task: why it may have deleted a VM. It is empty for other methods.
 func (h *holder) verdict(r Request) string {
 	if r.Method != "delete_vm" {
 		return ""
@@ -316,7 +314,7 @@ func (h *holder) verdict(r Request) string {
 	return fmt.Sprintf("last verdict of the agent: %s\n", last)
 }
 
-// stay keeps the holder as long as the caller is there, which runs a command in the network.
+// stay keeps the holder running until the caller, which runs a command in the network, disconnects.
 func (h *holder) stay(w http.ResponseWriter, r *http.Request) {
 	if !h.begin() {
 		http.Error(w, "ending", http.StatusServiceUnavailable)

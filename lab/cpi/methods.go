@@ -12,32 +12,32 @@ import (
 	"cambium/lab/iaas/value"
 )
 
-// backend answers requests with an IaaS.
+// backend answers requests.
 type backend struct {
 	IaaS *iaas.IaaS
-	// refused are engines that the caller may not use.
+	// refused lists engines that the caller may not use.
 	refused []string
 }
 
-// call is a request that is being answered.
+// call is a request with its context.
 type call struct {
 	Request
 	iaas  *iaas.IaaS
 	agent iaas.AgentDefaults
-	image io.Reader // the bytes that follow a create_stemcell
-	// refused are engines that the caller may not use.
+	image io.Reader // bytes that follow a create_stemcell
+	// refused lists engines that the caller may not use.
 	refused []string
 }
 
-// method is one row of the contract.
+// method is a method of the CPI contract.
 type method struct {
 	least, most int // number of arguments
 	run         run
-	// undo removes what a creation has made for a caller that did not get the reply.
+	// undo removes what a method has created, if the caller did not get the reply.
 	undo func(ctx context.Context, c *call, cid iaas.CID) error
 }
 
-// methods that need the holder. info and ping are answered before.
+// methods lists the methods that need the holder. info and ping do not.
 var methods = map[string]method{
 	"create_stemcell": {2, 3, createStemcell, func(_ context.Context, c *call, cid iaas.CID) error {
 		return c.iaas.DeleteStemcell(cid)
@@ -103,7 +103,7 @@ type (
 	describe func(c *call, cid iaas.CID, metadata value.Metadata) error
 )
 
-// of is a method whose first argument names an object.
+// of returns a method whose first argument is the CID of an object.
 func of(class iaas.Class, run runOn) run {
 	return func(ctx context.Context, c *call) (any, error) {
 		cid, err := c.cid(0, class)
@@ -114,7 +114,7 @@ func of(class iaas.Class, run runOn) run {
 	}
 }
 
-// ofMetadata is a method that sets the metadata of an object.
+// ofMetadata returns a method that sets the metadata of an object.
 func ofMetadata(class iaas.Class, set describe) run {
 	return of(class, func(_ context.Context, c *call, cid iaas.CID) (any, error) {
 		var metadata value.Metadata
@@ -125,7 +125,7 @@ func ofMetadata(class iaas.Class, set describe) run {
 	})
 }
 
-// first is the CID in a result that is one, or a list that begins with one.
+// first returns the CID in a result, which is a CID or a list that begins with one.
 func first(result any) iaas.CID {
 	if list, ok := result.([]any); ok {
 		result = list[0]
@@ -133,7 +133,7 @@ func first(result any) iaas.CID {
 	return result.(iaas.CID)
 }
 
-// Local answers what needs no holder: info, ping, sums, and methods that are not there.
+// Local answers requests that need no holder: info, ping, sums, and unknown methods. It returns false for others.
 func Local(r Request) (Reply, bool) {
 	switch r.Method {
 	case "info":
@@ -151,7 +151,7 @@ func Local(r Request) (Reply, bool) {
 	return Reply{}, false
 }
 
-// absent answers for an IaaS that has nothing in it: nothing is there, and nothing need be deleted.
+// absent answers a request for an IaaS without objects: nothing exists, and nothing has to be deleted.
 func absent(r Request) (Reply, bool) {
 	switch r.Method {
 	case "has_vm", "has_disk":
@@ -169,8 +169,8 @@ func reply(result any, err error) Reply {
 	return Reply{Result: result}
 }
 
-// do answers a request. undo, if it is not nil, removes what was made for a caller that does not get the reply: it does
-// not know the CID.
+// do answers a request. If undo is not nil, it removes what was created, in case the caller does not get the reply and
+// so does not know the CID.
 func (b backend) do(ctx context.Context, r Request, agent iaas.AgentDefaults, image io.Reader) (
 	_ Reply, undo func() error) {
 	m, known := methods[r.Method]
@@ -194,7 +194,7 @@ func (b backend) do(ctx context.Context, r Request, agent iaas.AgentDefaults, im
 	return reply(result, err), undo
 }
 
-// argument decodes the n-th one. null leaves the value as it is.
+// argument decodes the n-th argument. null does not change value.
 func (c *Request) argument(n int, name string, value any) error {
 	if n >= len(c.Arguments) {
 		return nil
@@ -205,10 +205,10 @@ func (c *Request) argument(n int, name string, value any) error {
 	return nil
 }
 
-// errNoSuchObject is in the error for an argument that names no object, whatever exists.
+// errNoSuchObject means that an argument cannot be the CID of any object.
 var errNoSuchObject = errors.New("not a CID of this IaaS")
 
-// cid decodes an argument that names an object.
+// cid decodes an argument that is a CID.
 func (c *Request) cid(n int, class iaas.Class) (iaas.CID, error) {
 	var text *string
 	if err := c.argument(n, string(class), &text); err != nil {
@@ -224,7 +224,7 @@ func (c *Request) cid(n int, class iaas.Class) (iaas.CID, error) {
 	return cid, err
 }
 
-// object is an argument that must be a JSON object, or null.
+// object returns an argument that must be a JSON object or null.
 func (c *Request) object(n int, name string) (json.RawMessage, error) {
 	var object map[string]json.RawMessage
 	if err := c.argument(n, name, &object); err != nil {
@@ -354,7 +354,7 @@ func createNetwork(_ context.Context, c *call) (any, error) {
 	return []any{n.CID, addresses, map[string]iaas.CID{"name": n.CID}}, nil
 }
 
-// calculate turns what an instance group needs into a VM type.
+// calculate converts the resources that an instance group needs into a VM type.
 func calculate(r Request) (any, error) {
 	var wanted struct {
 		CPU       int `json:"cpu"`

@@ -1,6 +1,6 @@
-// Package cpi implements the CPI contract on top of the lab's IaaS: one JSON request, one JSON reply. The program
-// that a Director or create-env runs forwards the request to the holder, the process that has the IaaS, over HTTP on
-// a local socket; the holder outlives it.
+// Package cpi implements the CPI contract for the lab's IaaS: one JSON request, one JSON reply. A Director or
+// create-env runs a program, which forwards the request over HTTP on a local socket to the holder, the process that
+// holds the IaaS. The holder outlives the program.
 package cpi
 
 import (
@@ -15,11 +15,11 @@ import (
 	"cambium/lab/iaas/value"
 )
 
-// Request is one call of the contract.
+// Request is a call of a method.
 type Request struct {
 	Method    string            `json:"method"`
 	Arguments []json.RawMessage `json:"arguments"`
-	// APIVersion is 1 if it is missing: older callers send none.
+	// APIVersion is 1 if it is missing, because older callers send none.
 	APIVersion int     `json:"api_version"`
 	Context    Context `json:"context"`
 }
@@ -33,13 +33,13 @@ type Context struct {
 			APIVersion int `json:"api_version"`
 		} `json:"stemcell"`
 	} `json:"vm"`
-	// Lab and Agent are the properties of this CPI in the Director's cpi-config, if there is one: they
-	// take the place of the job's. They may hold secrets, and do not go to the holder.
+	// Lab and Agent are the properties of this CPI in the Director's cpi-config, if any. They replace those of the job.
+	// They may hold secrets, and are not sent to the holder.
 	Lab   json.RawMessage `json:"lab,omitempty"`
 	Agent json.RawMessage `json:"agent,omitempty"`
 }
 
-// ReadRequest decodes a request strictly enough to say what is wrong with it.
+// ReadRequest decodes and checks a request.
 func ReadRequest(data []byte) (Request, error) {
 	var r Request
 	decode := json.NewDecoder(bytes.NewReader(data))
@@ -58,27 +58,27 @@ func ReadRequest(data []byte) (Request, error) {
 	return r, nil
 }
 
-// Reply is the answer. All keys are always there: the Director demands them.
+// Reply is the reply to a request. All keys are present, because the Director requires them.
 type Reply struct {
 	Result any    `json:"result"`
 	Error  *Error `json:"error"`
 	Log    string `json:"log"`
 }
 
-// Error is the reason why there is no result.
+// Error describes why a request failed.
 type Error struct {
 	Type      string `json:"type"`
 	Message   string `json:"message"`
 	OKToRetry bool   `json:"ok_to_retry"`
 }
 
-// typePrefix begins the types that callers know.
+// typePrefix is the prefix of error types.
 const typePrefix = "Bosh::Clouds::"
 
-// maxMessage keeps error messages readable in the Director's task.
+// maxMessage bounds error messages, so that the Director's task stays readable.
 const maxMessage = 2000
 
-// Failure is the reply for an error.
+// Failure returns the reply for an error.
 func Failure(err error) Reply {
 	kind := iaas.KindOf(err)
 	message := strings.ToValidUTF8(err.Error(), "?")
@@ -88,15 +88,15 @@ func Failure(err error) Reply {
 	return Reply{Error: &Error{Type: typePrefix + string(kind), Message: message, OKToRetry: kind == iaas.VMCreationFailed}}
 }
 
-// Version is the newest version of the contract that is supported.
+// Version is the latest supported version of the contract.
 const Version = 3
 
-// formats are those of stemcells whose agents find their settings here: on a config drive, on a CD or at the address of
-// the metadata service.
+// formats lists the formats of stemcells whose agents find their settings here: on a config drive, on a CD or at the
+// metadata service.
 var formats = []string{"openstack-raw", "openstack-qcow2", "aws-raw", "google-rawdisk", "vsphere-ovf", "qemu-raw",
 	"cambium-light"}
 
-// info answers info, for which nothing else is needed.
+// info returns the reply to info.
 func info() Reply {
 	return Reply{Result: map[string]any{"stemcell_formats": formats, "api_version": Version}}
 }

@@ -7,14 +7,13 @@ import (
 	"cambium/lab/release"
 )
 
-// releaseName is that of the CPI's release, jobName that of its job.
+// releaseName is the name of the CPI's release, and jobName that of its job.
 const (
 	releaseName = "cambium-cpi"
 	jobName     = "lab_cpi"
 )
 
-// start finds the program and its configuration. create-env names the directories, a Director
-// does not.
+// start is a script that finds the program and its configuration. create-env sets the directories, a Director does not.
 const start = `#!/bin/sh
 exec "${BOSH_PACKAGES_DIR:-/var/vcap/packages}/lab_cpi/bin/cpi" --config "${BOSH_JOBS_DIR:-/var/vcap/jobs}/lab_cpi/config/cpi.json"
 `
@@ -35,7 +34,7 @@ cp cpi "$BOSH_INSTALL_TARGET/bin/cpi"
 chmod 755 "$BOSH_INSTALL_TARGET/bin/cpi"
 `
 
-// WriteRelease packs the CPI's program as a release.
+// WriteRelease writes a release with the CPI's program.
 func WriteRelease(path, program, version string) error {
 	binary, err := os.ReadFile(program)
 	if err != nil {

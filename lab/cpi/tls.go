@@ -22,10 +22,10 @@ import (
 // A Director's CPI runs inside a VM, where there is no local socket: it reaches the holder over TLS
 // on the gateway's address, and both sides show a certificate.
 
-// TLSPort is the port of the holder's TLS listener, on every address in its network.
+// TLSPort is the port on which the holder listens with TLS, on all addresses in its network.
 const TLSPort = 25778
 
-// serverName is in the holder's certificate, whatever address it is reached at.
+// serverName is the name in the holder's certificate, whatever its address.
 const serverName = "holder.iaas.lab"
 
 // Identity configures the TLS connection of a CPI inside a VM.
@@ -35,16 +35,16 @@ type Identity struct {
 	PrivateKey  string `json:"private_key"`
 }
 
-// identities is the content of a file with the identities of both sides, beside the directory of the IaaS. The file
-// exists before the IaaS has anything in it and stays when the IaaS is empty.
+// identities is the content of the file with the certificates of both sides. The file is beside the directory of the
+// IaaS. It may exist before the IaaS has objects, and is kept when the IaaS is empty.
 type identities struct {
 	Holder Identity `json:"holder"`
 	Client Identity `json:"client"`
-	// Containers allows callers over TLS to make containers, which do not confine root inside them.
+	// Containers permits callers over TLS to create containers, which do not confine root.
 	Containers bool `json:"containers,omitempty"`
 }
 
-// refused are the engines that callers over TLS may not use, as it is written down now.
+// refused returns the engines that callers over TLS may not use, as configured now.
 func refused(dir, name string) []string {
 	if ids, err := readIdentities(dir, name); err == nil && ids.Containers {
 		return nil
@@ -54,8 +54,8 @@ func refused(dir, name string) []string {
 
 func identitiesPath(dir, name string) string { return filepath.Join(dir, name+".iaas-tls.json") }
 
-// EnsureIdentity makes the two identities, unless they exist, and returns the client's. containers allows such
-// clients to make containers.
+// EnsureIdentity creates the certificates unless they exist, and returns the client's. containers permits such clients
+// to create containers.
 func EnsureIdentity(dir, name string, containers bool) (Identity, error) {
 	ids, err := readIdentities(dir, name)
 	if errors.Is(err, os.ErrNotExist) {
@@ -116,7 +116,7 @@ func (i Identity) config() (*tls.Config, *x509.CertPool, error) {
 	return &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS13}, pool, nil
 }
 
-// listenTLS makes the holder answer over TLS, if identities have been made.
+// listenTLS makes the holder listen with TLS, if the certificates exist.
 func (h *holder) listenTLS(dir, name string) error {
 	ids, err := readIdentities(dir, name)
 	if errors.Is(err, os.ErrNotExist) {
@@ -146,10 +146,10 @@ func (h *holder) listenTLS(dir, name string) error {
 	return nil
 }
 
-// ListenTLS has a holder that runs already answer over TLS.
+// ListenTLS makes a running holder listen with TLS.
 func (c Client) ListenTLS(ctx context.Context) error { return c.notify(ctx, "/tls") }
 
-// NewRemoteClient reaches a holder at tls://host:port. It cannot start one.
+// NewRemoteClient returns a client of a holder at tls://host:port. It cannot start a holder.
 func NewRemoteClient(url string, id Identity) (Client, error) {
 	address, ok := strings.CutPrefix(url, "tls://")
 	if _, _, err := net.SplitHostPort(address); !ok || err != nil {

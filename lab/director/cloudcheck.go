@@ -10,10 +10,10 @@ import (
 
 // The sequences below are those of the resolutions that `bosh cloud-check` offers.
 
-// scanTimeout bounds the wait of a cloud check for an answer; an agent that exceeds it counts as unresponsive.
+// scanTimeout bounds the wait of a cloud check for an answer. An agent that takes longer counts as unresponsive.
 const scanTimeout = 10 * time.Second
 
-// Scan is the part of a cloud check that asks an agent: it returns the disks that are mounted.
+// Scan returns the mounted disks, as a cloud check asks for them.
 func (a *Agent) Scan(ctx context.Context) (mounted []string, err error) {
 	checked := a.checked()
 	if _, err := checked.once(ctx, checked.Timeout, "get_state", []any{}); err != nil {
@@ -23,14 +23,14 @@ func (a *Agent) Scan(ctx context.Context) (mounted []string, err error) {
 	return mounted, err
 }
 
-// checked is the agent with the timeout of a cloud check.
+// checked returns the agent with the timeout of a cloud check.
 func (a *Agent) checked() *Agent {
 	checked := *a
 	checked.Timeout = scanTimeout
 	return &checked
 }
 
-// unresponsive is the first step of each resolution for an unresponsive agent: one that answers a ping is left alone.
+// unresponsive is the first step of all resolutions for an unresponsive agent. It fails if the agent answers a ping.
 func (a *Agent) unresponsive(ctx context.Context) error {
 	checked := a.checked()
 	if a.Ping != 0 {
@@ -46,19 +46,19 @@ func (a *Agent) unresponsive(ctx context.Context) error {
 	return err
 }
 
-// DeleteVM is the resolution delete_vm of an unresponsive agent. No request follows the ping: the CPI deletes the VM,
-// which has its disks attached.
+// DeleteVM adds the steps of the resolution delete_vm for an unresponsive agent. After the ping there is no request:
+// the CPI deletes the VM with its disks attached.
 func (a *Agent) DeleteVM(p *Plan, deleteVM func(ctx context.Context) error) {
 	p.Add("ping", a.unresponsive)
 	p.Add("delete_vm", deleteVM)
 }
 
-// DropVMReference is the resolution delete_vm_reference of an unresponsive agent: the Director forgets the VM, which
-// stays as it is.
+// DropVMReference adds the steps of the resolution delete_vm_reference for an unresponsive agent: the Director forgets
+// the VM, which is not changed.
 func (a *Agent) DropVMReference(p *Plan) { p.Add("ping", a.unresponsive) }
 
-// Reattach is the resolution of a disk that is not mounted where it should be. With reboot the agent mounts the
-// disk at its start.
+// Reattach adds the steps of the resolution for a disk that is not mounted where it should be. If reboot is set, the
+// agent mounts the disk when it starts.
 func (a *Agent) Reattach(p *Plan, cpi CPI, cid string, reboot func(ctx context.Context) error) {
 	if reboot == nil {
 		a.addDisk(p, cpi, cid)
@@ -79,7 +79,8 @@ func (a *Agent) Reattach(p *Plan, cpi CPI, cid string, reboot func(ctx context.C
 	p.Add("ping", a.WaitReady)
 }
 
-// DropReference is the resolution of a disk that the IaaS has lost: what is left of it is unmounted.
+// DropReference adds the steps of the resolution for a disk that the IaaS has lost: if it is still mounted, it is
+// unmounted.
 func (a *Agent) DropReference(p *Plan, cid string) {
 	p.Add("list_disk", func(ctx context.Context) error {
 		mounted, err := a.checked().hasMounted(ctx, cid)
@@ -90,8 +91,8 @@ func (a *Agent) DropReference(p *Plan, cid string) {
 	})
 }
 
-// DeleteInactiveDisk is the resolution delete_disk of an inactive disk. A mounted one is in use; of another the agent
-// is told nothing, and errors of the CPI are ignored.
+// DeleteInactiveDisk adds the steps of the resolution delete_disk for an inactive disk. A mounted disk is in use. For
+// another disk, the agent gets no request, and errors of the CPI are ignored.
 func (a *Agent) DeleteInactiveDisk(p *Plan, cpi CPI, cid string) {
 	p.Add("list_disk", func(ctx context.Context) error {
 		mounted, err := a.checked().hasMounted(ctx, cid)
@@ -106,7 +107,8 @@ func (a *Agent) DeleteInactiveDisk(p *Plan, cpi CPI, cid string) {
 	})
 }
 
-// ActivateDisk is the resolution activate_disk of an inactive disk: a mounted one becomes the disk of the instance.
+// ActivateDisk adds the steps of the resolution activate_disk for an inactive disk: if it is mounted, it becomes the
+// disk of the instance.
 func (a *Agent) ActivateDisk(p *Plan, cid string) {
 	p.Add("list_disk", func(ctx context.Context) error {
 		mounted, err := a.checked().hasMounted(ctx, cid)
@@ -117,8 +119,8 @@ func (a *Agent) ActivateDisk(p *Plan, cid string) {
 	})
 }
 
-// RecreateVM is the resolution of a VM that is gone or unresponsive, once the CPI has made another: the same disk, the
-// same spec, and the jobs run.
+// RecreateVM adds the steps of the resolution for a missing or unresponsive VM, after the CPI has created another: the
+// same disk and spec, and the jobs run.
 func (a *Agent) RecreateVM(p *Plan, cpi CPI, d Deployment, upload func(context.Context) error) {
 	a.RecreateVMWithoutWait(p, cpi, d, upload)
 	a.awaitRunning(p, d)
@@ -131,8 +133,8 @@ func (a *Agent) RecreateVM(p *Plan, cpi CPI, d Deployment, upload func(context.C
 	})
 }
 
-// RecreateVMWithoutWait is the resolution recreate_vm_without_wait, which is the automatic one of a missing
-// VM: it ends when start has been answered.
+// RecreateVMWithoutWait adds the steps of the resolution recreate_vm_without_wait, which is automatic for a missing VM.
+// It ends when start has returned.
 func (a *Agent) RecreateVMWithoutWait(p *Plan, cpi CPI, d Deployment, upload func(context.Context) error) {
 	a.NewVM(p, cpi, d)
 	p.Add("upload_blob", upload)

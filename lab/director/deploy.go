@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// Report is called after every step.
+// Report is called after each step.
 type Report func(step string, took time.Duration, err error)
 
-// Plan is a sequence of steps in the order in which a Director takes them.
+// Plan is a sequence of steps of a Director.
 type Plan struct{ steps []planned }
 
 type planned struct {
@@ -25,7 +25,7 @@ func (p *Plan) Add(name string, do func(ctx context.Context) error) {
 	p.steps = append(p.steps, planned{name, do})
 }
 
-// Run takes the steps; the first that fails ends the sequence.
+// Run performs the steps in order. It stops at the first error.
 func (p *Plan) Run(ctx context.Context, report Report) error {
 	if report == nil {
 		report = func(string, time.Duration, error) {}
@@ -41,26 +41,26 @@ func (p *Plan) Run(ctx context.Context, report Report) error {
 	return nil
 }
 
-// CPI is the part of the IaaS that a Director needs during a sequence.
+// CPI has the methods of a CPI that a Director needs for a plan.
 type CPI interface {
 	// AttachDisk returns the hint for the agent.
 	AttachDisk(ctx context.Context, cid string) (hint any, err error)
 	DetachDisk(ctx context.Context, cid string) error
 }
 
-// Deployment describes the target state of an instance.
+// Deployment is the desired state of an instance.
 type Deployment struct {
-	// Spec is the full apply spec. Without "configuration_hash" nothing is installed.
+	// Spec is the complete apply spec. If it has no "configuration_hash", nothing is installed.
 	Spec map[string]any
-	// Settings are the argument of update_settings.
+	// Settings is the argument of update_settings.
 	Settings map[string]any
-	// Disk is the CID of the persistent disk the instance should have, "" for none.
+	// Disk is the CID of the persistent disk, or "" for none.
 	Disk string
 	// WatchTime bounds the wait for running processes; five minutes if zero.
 	WatchTime time.Duration
 }
 
-// expect calls a method and compares its value with the literal that callers compare it with.
+// expect returns a step that calls a method and fails unless it returns want, which callers compare literally.
 func (a *Agent) expect(want, method string, arguments ...any) func(context.Context) error {
 	return func(ctx context.Context) error {
 		value, err := a.Do(ctx, method, arguments...)
@@ -71,7 +71,7 @@ func (a *Agent) expect(want, method string, arguments ...any) func(context.Conte
 	}
 }
 
-// optional is for methods that old agents do not have.
+// optional returns a step that ignores that old agents do not have the method.
 func (a *Agent) optional(do func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		err := do(ctx)
@@ -83,7 +83,7 @@ func (a *Agent) optional(do func(context.Context) error) func(context.Context) e
 	}
 }
 
-// NewVM is the sequence after create_vm: wait, disk, settings, first apply, state.
+// NewVM adds the steps after create_vm: wait, disk, settings, first apply, state.
 func (a *Agent) NewVM(p *Plan, cpi CPI, d Deployment) {
 	p.Add("ping", a.WaitReady)
 	if d.Disk != "" {
@@ -123,7 +123,7 @@ func (a *Agent) dropDisk(p *Plan, cpi CPI, cid string) {
 	p.Add("detach_disk "+cid, func(ctx context.Context) error { return cpi.DetachDisk(ctx, cid) })
 }
 
-// Start is the end of every update: apply in full, scripts, processes, wait, scripts.
+// Start adds the last steps of every update: apply, scripts, processes, wait, scripts.
 func (a *Agent) Start(p *Plan, d Deployment) {
 	a.applyAndStart(p, d)
 	a.awaitRunning(p, d)
@@ -140,7 +140,7 @@ func (a *Agent) awaitRunning(p *Plan, d Deployment) {
 	p.Add("post-start", a.script("post-start", nil))
 }
 
-// PostDeploy runs on every instance once the whole deployment is through.
+// PostDeploy adds the step that runs on every instance after the whole deployment.
 func (a *Agent) PostDeploy(p *Plan) { p.Add("post-deploy", a.script("post-deploy", nil)) }
 
 func (a *Agent) script(name string, env map[string]string) func(context.Context) error {
@@ -151,7 +151,7 @@ func (a *Agent) script(name string, env map[string]string) func(context.Context)
 	return a.optional(a.expect("", "run_script", name, options))
 }
 
-// Stop is the stop sequence. A shutdown is for machines that go away or change disks.
+// Stop adds the steps to stop an instance. shutdown is for machines that are deleted or get another disk.
 func (a *Agent) Stop(p *Plan, d Deployment, shutdown bool) {
 	next := "keep"
 	if shutdown {
@@ -177,7 +177,7 @@ func (a *Agent) Stop(p *Plan, d Deployment, shutdown bool) {
 	p.Add("post-stop", a.script("post-stop", nil))
 }
 
-// stopTimeout is the time after which the Director stops polling a stop task, without an error.
+// stopTimeout is the time after which the Director stops to poll a stop task, without an error.
 const stopTimeout = 300 * time.Second
 
 func (a *Agent) stop(ctx context.Context) error {
@@ -191,7 +191,7 @@ func (a *Agent) stop(ctx context.Context) error {
 	return err
 }
 
-// Update is the sequence for a machine that is kept.
+// Update adds the steps to update an instance on the same machine.
 func (a *Agent) Update(p *Plan, cpi CPI, d Deployment, mounted string) {
 	p.Add("get_state", func(ctx context.Context) error {
 		_, err := a.State(ctx)
@@ -234,7 +234,7 @@ func (a *Agent) checkDisks(ctx context.Context, want string) error {
 	return fmt.Errorf("list_disk: got %v, want %q first", cids, want)
 }
 
-// State is the part of get_state that a Director reads.
+// State is the part of the get_state result that a Director reads.
 type State struct {
 	AgentID   string                     `json:"agent_id"`
 	JobState  string                     `json:"job_state"`
@@ -248,7 +248,7 @@ type State struct {
 	} `json:"vm"`
 }
 
-// State asks for the state.
+// State calls get_state.
 func (a *Agent) State(ctx context.Context) (s State, err error) {
 	err = a.Into(ctx, &s, "get_state")
 	if err == nil && s.Networks == nil {
@@ -257,8 +257,8 @@ func (a *Agent) State(ctx context.Context) (s State, err error) {
 	return s, err
 }
 
-// WaitRunning asks for the state until the job state is "running", as a Director does within
-// its watch time, at intervals that double from one second to fifteen.
+// WaitRunning polls the job state until it is "running", as a Director does during its watch time. The interval doubles
+// from one to fifteen seconds.
 func (a *Agent) WaitRunning(ctx context.Context, watch time.Duration) error {
 	if watch == 0 {
 		watch = 5 * time.Minute

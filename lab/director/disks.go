@@ -7,14 +7,14 @@ import (
 
 // The sequences below are those in which a Director moves persistent disks outside of an ordinary update.
 
-// hasMounted asks whether a disk is mounted.
+// hasMounted reports whether the agent has mounted a disk.
 func (a *Agent) hasMounted(ctx context.Context, cid string) (bool, error) {
 	var cids []string
 	err := a.Into(ctx, &cids, "list_disk")
 	return slices.Contains(cids, cid), err
 }
 
-// Detach takes a disk from a machine that may have it mounted.
+// Detach adds the steps to detach a disk that may be mounted.
 func (a *Agent) Detach(p *Plan, cpi CPI, cid string) {
 	mounted := false
 	p.Add("list_disk", func(ctx context.Context) (err error) {
@@ -31,8 +31,8 @@ func (a *Agent) Detach(p *Plan, cpi CPI, cid string) {
 	p.Add("detach_disk "+cid, func(ctx context.Context) error { return cpi.DetachDisk(ctx, cid) })
 }
 
-// ChangeDisk is the sequence of a Director whose CPI changes a disk itself, by resize_disk or update_disk: the disk
-// is detached, changed and attached again. The CID that change returns may be another.
+// ChangeDisk adds the steps of a Director whose CPI changes disks, with resize_disk or update_disk: the disk is
+// detached, changed and attached again. change may return another CID.
 func (a *Agent) ChangeDisk(p *Plan, cpi CPI, d Deployment, cid string, change func(ctx context.Context) (string, error)) {
 	a.Stop(p, d, true)
 	a.Detach(p, cpi, cid)
@@ -49,7 +49,7 @@ func (a *Agent) ChangeDisk(p *Plan, cpi CPI, d Deployment, cid string, change fu
 	a.Start(p, d)
 }
 
-// ReplaceDisk is `bosh attach-disk` on a stopped instance: the disk that it has, if any, is replaced by another.
+// ReplaceDisk adds the steps of `bosh attach-disk` on a stopped instance, which replaces its disk, if it has one.
 func (a *Agent) ReplaceDisk(p *Plan, cpi CPI, old, cid string) {
 	if old != "" {
 		a.Detach(p, cpi, old)

@@ -17,25 +17,25 @@ import (
 	"time"
 )
 
-// HTTPS talks to an agent as create-env does: one request, one connection.
+// HTTPS sends requests to an agent as create-env does: each on its own connection.
 type HTTPS struct {
 	base   url.URL
 	client *http.Client
 }
 
-// HTTPSOptions say how the agent is reached.
+// HTTPSOptions configures the client.
 type HTTPSOptions struct {
 	URL string // https://user:password@host:port
-	CA  []byte // PEM; none trusts the system's
-	// Dial replaces the ordinary one, to reach into a namespace.
+	CA  []byte // PEM; if empty, the system's CAs are trusted
+	// Dial, if set, connects to the agent, for instance inside a namespace.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// ServerName replaces the URL's host in the check of the certificate.
+	// ServerName replaces the URL's host when the certificate is checked.
 	ServerName string
 	// Insecure accepts any certificate.
 	Insecure bool
 }
 
-// NewHTTPS makes a client.
+// NewHTTPS returns a client.
 func NewHTTPS(o HTTPSOptions) (*HTTPS, error) {
 	base, err := url.Parse(o.URL)
 	if err != nil || base.Scheme != "https" || base.Host == "" {
@@ -56,13 +56,13 @@ func NewHTTPS(o HTTPSOptions) (*HTTPS, error) {
 		DialContext: o.Dial, TLSClientConfig: config, TLSHandshakeTimeout: 30 * time.Second, DisableKeepAlives: true}}}, nil
 }
 
-// Agent is the agent at the other end.
+// Agent returns the agent at the URL.
 func (h *HTTPS) Agent() *Agent { return &Agent{Transport: h} }
 
-// Close drops idle connections.
+// Close closes idle connections.
 func (h *HTTPS) Close() { h.client.CloseIdleConnections() }
 
-// RoundTrip posts the request.
+// RoundTrip posts a request.
 func (h *HTTPS) RoundTrip(ctx context.Context, r Request) ([]byte, error) {
 	r.ReplyTo = "lab"
 	data, err := json.Marshal(r)

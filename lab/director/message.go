@@ -1,6 +1,6 @@
-// Package director is the peer of the agent: the Director's requests with their timeouts, retries
-// and task polling over NATS, the same over HTTPS as create-env does it, the sequences in which
-// both use them, and the Health Monitor's view of heartbeats and alerts.
+// Package director plays the peers of the agent: the Director with its timeouts, retries and polling of tasks over
+// NATS, create-env over HTTPS, the sequences of requests of both, and the Health Monitor, which receives heartbeats and
+// alerts.
 package director
 
 import (
@@ -11,10 +11,10 @@ import (
 	"time"
 )
 
-// protocol is the version that today's Director speaks; create-env sends none.
+// protocol is the protocol version of current Directors. create-env sends none.
 const protocol = 3
 
-// Request is one message to an agent.
+// Request is a request to an agent.
 type Request struct {
 	Protocol  int    `json:"protocol,omitempty"`
 	Method    string `json:"method"`
@@ -22,7 +22,7 @@ type Request struct {
 	ReplyTo   string `json:"reply_to"`
 }
 
-// reply is the agent's response to a request.
+// reply is an agent's reply.
 type reply struct {
 	Value     json.RawMessage `json:"value"`
 	Exception *struct {
@@ -30,7 +30,7 @@ type reply struct {
 	} `json:"exception"`
 }
 
-// Exception is an answer that says that the request failed.
+// Exception is a reply that reports a failed request.
 type Exception struct{ Method, Message string }
 
 func (e *Exception) Error() string { return fmt.Sprintf("%s: agent says: %s", e.Method, e.Message) }
@@ -38,38 +38,36 @@ func (e *Exception) Error() string { return fmt.Sprintf("%s: agent says: %s", e.
 // ErrTimeout means that no answer came in time.
 var ErrTimeout = errors.New("no answer in time")
 
-// Transport carries one request to one agent and returns the bytes of the reply. It returns
-// ErrTimeout when ctx ended first.
+// Transport sends a request to an agent and returns the bytes of the reply. It returns ErrTimeout if ctx ends first.
 type Transport interface {
 	RoundTrip(ctx context.Context, r Request) ([]byte, error)
 	Close()
 }
 
-// Agent is an agent as its Director sees it.
+// Agent sends requests to an agent.
 type Agent struct {
 	Transport Transport
 	Protocol  int // 0 over HTTPS
-	// Timeout is for one reply; DefaultTimeout if zero.
+	// Timeout bounds the wait for a reply; DefaultTimeout if zero.
 	Timeout time.Duration
 	// Poll is the pause between two polls of a task; one second if zero, as in a Director.
 	Poll time.Duration
-	// Ping bounds the wait of WaitReady and of unresponsive for one answer. Zero selects a Director's values: one
-	// second for WaitReady, ten for unresponsive.
+	// Ping bounds the wait of WaitReady and unresponsive for an answer. If zero, it is as in a Director: one second for
+	// WaitReady, ten for unresponsive.
 	Ping time.Duration
-	// Progress, if set, is called at every poll of a running task.
+	// Progress, if set, is called at each poll of a running task.
 	Progress func(method, task string, elapsed time.Duration)
 	// Ended, if set, is called when a poll finds that a task has ended.
 	Ended func(method, task string)
 }
 
-// DefaultTimeout is the Director's for one reply.
+// DefaultTimeout is the Director's reply timeout.
 const DefaultTimeout = 45 * time.Second
 
-// retries is the number of retries of the Director after a timeout. No other method is retried.
+// retries has the number of the Director's retries after a timeout. Other methods are not retried.
 var retries = map[string]int{"get_state": 2, "get_task": 4, "upload_blob": 3}
 
-// Call sends one request and returns the value of its reply; a task that was started is not
-// followed. The value is compact JSON.
+// Call sends a request and returns the value of the reply, as compact JSON. It does not wait for a task.
 func (a *Agent) Call(ctx context.Context, method string, arguments ...any) (json.RawMessage, error) {
 	if arguments == nil {
 		arguments = []any{}
@@ -104,13 +102,13 @@ func (a *Agent) once(ctx context.Context, timeout time.Duration, method string, 
 	return r.Value, nil
 }
 
-// task is the handle of an asynchronous action.
+// task is the handle of a task.
 type task struct {
 	ID    string `json:"agent_task_id"`
 	State string `json:"state"`
 }
 
-// running recognizes a handle as the Director does: a map with both keys.
+// running returns the handle if value is one. As in the Director, that is a map with both keys.
 func running(value json.RawMessage) (task, bool) {
 	var t task
 	if json.Unmarshal(value, &t) != nil {
@@ -119,8 +117,8 @@ func running(value json.RawMessage) (task, bool) {
 	return t, t.ID != "" && t.State == "running"
 }
 
-// Do sends a request and, if it starts a task, polls it to its end. As the Director and the CLI do, it asks for
-// the task at once and then after each pause.
+// Do sends a request. If that starts a task, it polls the task until it ends: at once and then after each pause, as the
+// Director and the CLI do.
 func (a *Agent) Do(ctx context.Context, method string, arguments ...any) (json.RawMessage, error) {
 	start := time.Now()
 	value, err := a.Call(ctx, method, arguments...)
@@ -163,7 +161,7 @@ func (a *Agent) Do(ctx context.Context, method string, arguments ...any) (json.R
 	}
 }
 
-// Into is Do with the value decoded.
+// Into is like Do, and decodes the value into result.
 func (a *Agent) Into(ctx context.Context, result any, method string, arguments ...any) error {
 	value, err := a.Do(ctx, method, arguments...)
 	if err != nil {

@@ -11,10 +11,10 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// MissedAfter is the age of an agent's last heartbeat beyond which the Health Monitor calls the agent timed out.
+// MissedAfter is the age of the last heartbeat after which the Health Monitor considers an agent timed out.
 const MissedAfter = 60 * time.Second
 
-// Event is something an agent published for the Health Monitor.
+// Event is what an agent has published for the Health Monitor.
 type Event struct {
 	Time  time.Time       `json:"time"`
 	Kind  string          `json:"kind"` // "heartbeat", "alert", "shutdown"
@@ -22,7 +22,7 @@ type Event struct {
 	Body  json.RawMessage `json:"body"`
 }
 
-// Heartbeat is the part of a heartbeat that the Health Monitor looks at.
+// Heartbeat is the part of a heartbeat that the Health Monitor reads.
 type Heartbeat struct {
 	Job       *string         `json:"job"`
 	JobState  string          `json:"job_state"`
@@ -30,7 +30,7 @@ type Heartbeat struct {
 	Vitals    json.RawMessage `json:"vitals"`
 }
 
-// Alert is an alert as the Health Monitor demands it.
+// Alert is an alert with the fields that the Health Monitor requires.
 type Alert struct {
 	ID        string  `json:"id"`
 	Severity  *int    `json:"severity"`
@@ -39,7 +39,7 @@ type Alert struct {
 	CreatedAt float64 `json:"created_at"`
 }
 
-// Valid says why the Health Monitor would drop the alert, nil if it would not.
+// Valid returns the reason why the Health Monitor would drop the alert, or nil.
 func (a Alert) Valid() error {
 	switch {
 	case a.ID == "":
@@ -54,7 +54,7 @@ func (a Alert) Valid() error {
 	return nil
 }
 
-// Monitor is the Health Monitor: it remembers what agents published.
+// Monitor plays the Health Monitor. It keeps what agents have published.
 type Monitor struct {
 	conn *nats.Conn
 
@@ -64,10 +64,10 @@ type Monitor struct {
 	listeners map[chan Event]struct{}
 }
 
-// kept limits the number of events that a monitor remembers.
+// kept bounds the number of events that a monitor keeps.
 const kept = 10000
 
-// NewMonitor subscribes. The connection has the Health Monitor's identity.
+// NewMonitor subscribes to the events. The connection must have the Health Monitor's certificate.
 func NewMonitor(conn *nats.Conn) (*Monitor, error) {
 	m := &Monitor{conn: conn, last: map[string]time.Time{}, listeners: map[chan Event]struct{}{}}
 	for _, kind := range []string{"heartbeat", "alert", "shutdown"} {
@@ -100,14 +100,14 @@ func (m *Monitor) receive(message *nats.Msg) {
 	}
 }
 
-// Events returns what was received so far.
+// Events returns the events so far.
 func (m *Monitor) Events() []Event {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return append([]Event(nil), m.events...)
 }
 
-// Listen returns a channel of all that comes from now on, until stop is called.
+// Listen returns a channel of future events, until stop is called.
 func (m *Monitor) Listen() (events <-chan Event, stop func()) {
 	l := make(chan Event, 256)
 	m.mu.Lock()
@@ -120,8 +120,7 @@ func (m *Monitor) Listen() (events <-chan Event, stop func()) {
 	}
 }
 
-// Wait returns the first event after since for which want is true, also one that came before
-// the call.
+// Wait returns the first event after since for which want returns true. It may have arrived before the call.
 func (m *Monitor) Wait(ctx context.Context, since time.Time, want func(Event) bool) (Event, error) {
 	events, stop := m.Listen()
 	defer stop()
@@ -142,8 +141,8 @@ func (m *Monitor) Wait(ctx context.Context, since time.Time, want func(Event) bo
 	}
 }
 
-// Missed returns the agents whose last heartbeat is older than MissedAfter at the given time, with
-// its age. Agents that never sent one do not count.
+// Missed returns the agents whose last heartbeat is older than MissedAfter at now, with its age. It ignores agents
+// without a heartbeat.
 func (m *Monitor) Missed(now time.Time) map[string]time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()

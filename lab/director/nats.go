@@ -11,16 +11,16 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// Bus is a Director process on the message bus: one inbox for the replies of all its agents.
+// Bus is a Director on the message bus. It has one inbox for the replies of all agents.
 type Bus struct {
 	conn    *nats.Conn
 	id      string
 	sub     *nats.Subscription
 	mu      sync.Mutex
-	pending map[string]chan []byte // by request id, the last token of the reply's subject
+	pending map[string]chan []byte // by request id, which is the last token of the reply subject
 }
 
-// NewBus subscribes to the inbox. The connection has the Director's identity.
+// NewBus subscribes to the inbox. The connection must have the Director's certificate.
 func NewBus(conn *nats.Conn) (*Bus, error) {
 	b := &Bus{conn: conn, id: uuid.NewString(), pending: map[string]chan []byte{}}
 	sub, err := conn.Subscribe("director."+b.id+".>", b.deliver)
@@ -46,7 +46,7 @@ func (b *Bus) deliver(m *nats.Msg) {
 // Close ends the connection.
 func (b *Bus) Close() { b.conn.Close() }
 
-// Agent addresses one agent.
+// Agent returns the agent with an id.
 func (b *Bus) Agent(id string) *Agent {
 	return &Agent{Transport: subject{b, id}, Protocol: protocol}
 }
@@ -58,7 +58,7 @@ type subject struct {
 
 func (s subject) Close() {}
 
-// RoundTrip publishes the request and waits for what arrives under its id.
+// RoundTrip publishes a request and waits for its reply.
 func (s subject) RoundTrip(ctx context.Context, r Request) ([]byte, error) {
 	id := uuid.NewString()
 	r.ReplyTo = "director." + s.bus.id + "." + s.agent + "." + id

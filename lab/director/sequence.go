@@ -9,12 +9,12 @@ import (
 	"time"
 )
 
-// readyTimeout bounds the wait of the Director and of create-env for a new machine.
+// readyTimeout bounds how long the Director and create-env wait for a new machine.
 const readyTimeout = 600 * time.Second
 
-// WaitReady pings until the agent answers, as the caller of that transport does it: the
-// Director with one second per ping and no pause, ending at any exception that does not say
-// that the agent is restarting; create-env every half second, ending at a certificate error.
+// WaitReady pings until the agent answers, like the caller that uses the transport. The Director waits one second for
+// each ping, without a pause, and gives up at an exception other than that the agent is restarting. create-env pings
+// every half second, and gives up at a certificate error.
 func (a *Agent) WaitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
@@ -55,7 +55,7 @@ func pong(value json.RawMessage) error {
 	return nil
 }
 
-// final reports an error after which the caller gives up waiting.
+// final reports whether the caller would give up after the error.
 func (a *Agent) final(err error) bool {
 	if a.Protocol == 0 {
 		return strings.Contains(err.Error(), "x509: ")

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// deletePartition makes the kernel forget a partition; the table on the disk stays.
+// deletePartition removes a partition from the kernel's table, but not from the table on the disk.
 func deletePartition(device *os.File, number int) error {
 	partition := unix.BlkpgPartition{Pno: int32(number)}
 	arg := unix.BlkpgIoctlArg{Op: unix.BLKPG_DEL_PARTITION, Datalen: int32(unsafe.Sizeof(partition)),

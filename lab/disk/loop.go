@@ -1,6 +1,5 @@
-// Package disk makes the lab's disks: sparse image files behind loop devices. A loop device belongs
-// to one machine; its kernel state (its partitions) is removed before it is detached, since it
-// would outlive the machine otherwise.
+// Package disk creates the lab's disks: sparse image files with loop devices. A loop device belongs to one machine. Its
+// partitions are removed from the kernel before it is detached, because they would outlive the machine.
 package disk
 
 import (
@@ -15,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Create makes a blank image of the given size. It occupies no space until it is written.
+// Create creates a blank image. It uses no space until it is written to.
 func Create(path string, size int64) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -29,18 +28,18 @@ func Create(path string, size int64) error {
 	return nil
 }
 
-// Loop is an image attached to a loop device.
+// Loop is an image with its loop device.
 type Loop struct {
-	Name  string // the kernel's, such as "loop3"
+	Name  string // kernel name, such as "loop3"
 	Image string
 	Major uint32
 	Minor uint32
 }
 
-// Path is the device node on the host.
+// Path returns the path of the device node on the host.
 func (l Loop) Path() string { return "/dev/" + l.Name }
 
-// Attach puts the image behind a free loop device.
+// Attach attaches an image to a free loop device.
 func Attach(image string, readOnly bool) (Loop, error) {
 	flags := os.O_RDWR
 	if readOnly {
@@ -95,8 +94,7 @@ func (l Loop) configure(image *os.File, flags int, readOnly bool) error {
 	return unix.IoctlLoopConfigure(int(device.Fd()), &config)
 }
 
-// Resize grows the image and the loop device (LOOP_SET_CAPACITY), as an IaaS does with an attached
-// disk.
+// Resize grows the image and the loop device (LOOP_SET_CAPACITY), as an IaaS grows an attached disk.
 func (l Loop) Resize(size int64) error {
 	if err := os.Truncate(l.Image, size); err != nil {
 		return err
@@ -119,7 +117,7 @@ func (l Loop) ioctl(request uint) error {
 	return nil
 }
 
-// Detach detaches the device, after removing its partitions.
+// Detach removes the partitions and detaches the device.
 func (l Loop) Detach() error {
 	if !l.attached() {
 		return nil
@@ -130,13 +128,13 @@ func (l Loop) Detach() error {
 	return l.ioctl(unix.LOOP_CLR_FD)
 }
 
-// attached guards against a number that has been given to another image meanwhile.
+// attached reports whether the device still belongs to this image, since its number may have been reused.
 func (l Loop) attached() bool {
 	file, err := os.ReadFile("/sys/block/" + l.Name + "/loop/backing_file")
 	return err == nil && strings.TrimSuffix(strings.TrimSpace(string(file)), " (deleted)") == l.Image
 }
 
-// Partitions returns the kernel's names of the partitions it knows.
+// Partitions returns the kernel names of its partitions.
 func (l Loop) Partitions() []string {
 	entries, err := os.ReadDir("/sys/block/" + l.Name)
 	if err != nil {
@@ -174,7 +172,7 @@ func (l Loop) forgetPartitions() error {
 	return failed
 }
 
-// Below returns the attached loops whose image is in dir: what a crashed lab has left.
+// Below returns the attached loop devices with images in dir, which a crashed lab has left.
 func Below(dir string) ([]Loop, error) {
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {

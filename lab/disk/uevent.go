@@ -11,16 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Event is a block device that appeared or went.
+// Event is a kernel event about a block device.
 type Event struct {
-	Action string // "add", "remove", "change"
-	Name   string // the kernel's name, such as "loop3p1"
+	Action string // "add", "remove" or "change"
+	Name   string // kernel name, such as "loop3p1"
 	Major  uint32
 	Minor  uint32
 }
 
-// Watch calls f for every block device event of the kernel until ctx ends. It has subscribed
-// when it returns.
+// Watch calls f for every block device event until ctx ends. Events after its return are not missed.
 func Watch(ctx context.Context, f func(Event)) error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_KOBJECT_UEVENT)
 	if err != nil {
@@ -51,7 +50,7 @@ func Watch(ctx context.Context, f func(Event)) error {
 	return nil
 }
 
-// parseEvent reads "action@path\0KEY=value\0…".
+// parseEvent parses "action@path\0KEY=value\0…".
 func parseEvent(message []byte) (Event, bool) {
 	var e Event
 	values := map[string]string{}

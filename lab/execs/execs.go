@@ -1,6 +1,6 @@
-// Package execs counts the programs that a process and its descendants execute, by listening to
-// the kernel's process events. It sees into containers, needs nothing inside them and does not
-// slow anything down. Root in the host's own namespaces is required.
+// Package execs counts the programs that a process and its descendants execute, with the kernel's process events. It
+// also sees processes in containers, needs nothing inside them and does not slow them down. It requires root in the
+// host's initial namespaces.
 package execs
 
 import (
@@ -28,39 +28,39 @@ const (
 	eventFork     = 1
 	eventExec     = 2
 	eventExit     = 0x80000000
-	headerLength  = unix.SizeofNlMsghdr + 20 // netlink and connector headers
+	headerLength  = unix.SizeofNlMsghdr + 20 // headers of netlink and connector
 )
 
-// Program is one successful execve below a watched process.
+// Program is one successful execve by a descendant of a watched process.
 type Program struct {
 	PID  int
-	Args string // as far as it could still be read
+	Args string // if it could still be read
 }
 
-// family is a watched process and what its descendants have executed.
+// family is a watched process, and the programs that its descendants have executed.
 type family struct {
 	pid       int
-	namespace string // of process ids: which machine it belongs to
+	namespace string // PID namespace, which identifies the machine
 	began     time.Time
 	programs  []Program
 }
 
-// Watch is a running count.
+// Watch counts programs while it runs.
 type Watch struct {
 	socket int
 	name   string
 	done   chan struct{}
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	tracked  map[uint32]*family
 	families []*family
 	lost     bool
 	ended    map[uint32]bool // processes that ended while CatchUp waits
-	seen     sync.Cond       // an end has been added, or CatchUp has timed out
+	seen     sync.Cond       // a process was added to ended, or CatchUp has timed out
 }
 
-// Start listens for processes that execute a program whose file is called name, and counts what
-// their descendants execute. Close ends it.
+// Start watches processes that execute a program with the file name name, and counts the programs that their
+// descendants execute.
 func Start(name string) (*Watch, error) {
 	socket, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.NETLINK_CONNECTOR)
 	if err != nil {
@@ -116,7 +116,7 @@ func (w *Watch) run() {
 	}
 }
 
-// event handles one struct proc_event: what, cpu, timestamp, then the event's own fields.
+// event handles a struct proc_event: what, cpu, timestamp, and then the fields of the event.
 func (w *Watch) event(e []byte) {
 	field := func(i int) uint32 { return binary.NativeEndian.Uint32(e[16+4*i:]) }
 	w.mu.Lock()
@@ -154,7 +154,7 @@ func (w *Watch) named(pid uint32) bool {
 	return err == nil && filepath.Base(link) == w.name
 }
 
-// commandLines are reads that a process can hold up.
+// commandLines bounds reads of command lines, because a process can block them.
 var commandLines bounded.Group
 
 func arguments(pid uint32) string {
@@ -177,16 +177,16 @@ func namespace(pid uint32) string {
 type Family struct {
 	Processes int
 	Programs  []Program
-	// LastPID and Began are those of the process that began last, by this host's count.
+	// LastPID and Began describe the process that began last. LastPID is the pid on the host.
 	LastPID int
 	Began   time.Time
 }
 
-// catchUpTimeout bounds CatchUp's wait for the end of the process that it starts as a marker.
+// catchUpTimeout bounds CatchUp's wait for the end of its marker process.
 const catchUpTimeout = 10 * time.Second
 
-// CatchUp returns when every event of the past has been counted: the kernel's events come in
-// order, so it makes one of its own and waits until that one is there.
+// CatchUp returns when all earlier events were counted. The kernel's events are in order, so it starts a process and
+// waits for the event of its end.
 func (w *Watch) CatchUp() error {
 	w.mu.Lock()
 	w.ended = map[uint32]bool{}
@@ -211,9 +211,8 @@ func (w *Watch) CatchUp() error {
 	return nil
 }
 
-// Of returns what was executed so far in the machine whose process ids live in the namespace:
-// what readlink /proc/self/ns/pid prints in it. An error means that the kernel dropped events,
-// and the count with them.
+// Of returns the programs executed so far in a machine, which is identified by its PID namespace: the text that
+// readlink /proc/self/ns/pid prints in it. It fails if the kernel has dropped events, because the count is then wrong.
 func (w *Watch) Of(namespace string) (all Family, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -230,7 +229,7 @@ func (w *Watch) Of(namespace string) (all Family, err error) {
 	return all, err
 }
 
-// Close ends the watch.
+// Close stops the watch.
 func (w *Watch) Close() error {
 	err := unix.Shutdown(w.socket, unix.SHUT_RDWR)
 	if errors.Is(err, unix.EOPNOTSUPP) {

@@ -1,8 +1,8 @@
 //go:build linux
 
-// Package fusetest serves disk images that fail, or whose writes are recorded: a FUSE file system in a process of its
-// own, for loop devices. The kernel writes to its files while a test that waits for the kernel may not run. For tests
-// only.
+// Package fusetest serves disk images that fail, or whose writes are recorded: a FUSE file system in a separate
+// process, for loop devices. The process is separate because a test that waits for the kernel may be blocked while the
+// kernel writes to the files. It is only for tests.
 package fusetest
 
 import (
@@ -28,7 +28,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mode selects the behavior of an image.
+// Mode is the behavior of an image.
 type Mode string
 
 // The modes. Reads never fail.
@@ -38,10 +38,10 @@ const (
 	Slow Mode = "slow" // reads, writes and flushes take Latency
 )
 
-// SlowBy is Slow with another latency.
+// SlowBy returns a mode like Slow, with another latency.
 func SlowBy(latency time.Duration) Mode { return Mode(latency.String()) }
 
-// wait takes the time of a slow image.
+// wait sleeps for the latency of a slow image.
 func (m Mode) wait() {
 	if latency, err := time.ParseDuration(string(m)); err == nil {
 		time.Sleep(latency)
@@ -50,38 +50,38 @@ func (m Mode) wait() {
 	}
 }
 
-// Latency is that of a slow image.
+// Latency is the latency of Slow.
 const Latency = 100 * time.Millisecond
 
-// Kinds of entries of a log. One log has what was done to all images, so that there is one order.
+// Kinds of log entries. There is one log for all images, so that the order is known.
 const (
 	Wrote   = 'W' // data
-	Zeroed  = 'Z' // a range, without data
-	Flushed = 'F' // what was written before is on the disk, whatever happens
-	Marked  = 'M' // a test notes what it has been told by then; the data is a name
+	Zeroed  = 'Z' // a range, without its data
+	Flushed = 'F' // everything written before is durable
+	Marked  = 'M' // a mark by the test; the data is a name
 )
 
 // Header precedes the data of an entry.
 type Header struct {
 	Kind   byte
-	Disk   byte // which of the images
+	Disk   byte // index of the image
 	Offset int64
 	Length int64
 }
 
 const serveVariable = "CAMBIUM_FUSETEST"
 
-// serving is the configuration that the server gets.
+// serving is the server's configuration.
 type serving struct {
 	Mount  string
-	Log    string // empty: nothing is recorded
+	Log    string // nothing is recorded if empty
 	Images []string
 }
 
-// server is the process that serves.
+// server is the FUSE server process.
 type server struct {
-	mu     sync.Mutex // one change at a time: the log has their order
-	log    *os.File   // nil: nothing is recorded
+	mu     sync.Mutex // guards the order of changes in the log
+	log    *os.File   // nil if nothing is recorded
 	images map[string]*image
 }
 
@@ -92,7 +92,7 @@ type image struct {
 	number byte
 	file   *os.File
 	size   uint64
-	mode   atomic.Value // Mode
+	mode   atomic.Value // a Mode
 }
 
 func (i *image) now() Mode {
@@ -115,12 +115,12 @@ func (i *image) Getattr(_ context.Context, _ fs.FileHandle, out *fuse.AttrOut) s
 	return fs.OK
 }
 
-// Setattr is asked for by open(2) with O_TRUNC; images keep their size.
+// Setattr is called by open(2) with O_TRUNC. It ignores the size, since images keep theirs.
 func (i *image) Setattr(ctx context.Context, f fs.FileHandle, _ *fuse.SetAttrIn, out *fuse.AttrOut) syscall.Errno {
 	return i.Getattr(ctx, f, out)
 }
 
-// Open keeps the kernel from caching: every write arrives when it is made.
+// Open disables the kernel's cache, so that every write arrives at once.
 func (i *image) Open(context.Context, uint32) (fs.FileHandle, uint32, syscall.Errno) {
 	return nil, fuse.FOPEN_DIRECT_IO, fs.OK
 }
@@ -134,7 +134,7 @@ func (i *image) Read(_ context.Context, _ fs.FileHandle, to []byte, at int64) (f
 	return fuse.ReadResultData(to[:n]), fs.OK
 }
 
-// change does something to the image, as the mode allows, and records it.
+// change changes the image as the mode permits, and records the change.
 func (i *image) change(h Header, data []byte, do func() error) syscall.Errno {
 	mode := i.now()
 	if mode == EIO {
@@ -151,7 +151,7 @@ func (i *image) change(h Header, data []byte, do func() error) syscall.Errno {
 	return fs.ToErrno(err)
 }
 
-// record appends to the log, if there is one; the caller holds mu.
+// record appends to the log, if there is one. The caller holds mu.
 func (s *server) record(h Header, data []byte) error {
 	if s.log == nil {
 		return nil
@@ -178,7 +178,7 @@ func (i *image) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno {
 	return i.change(Header{Kind: Flushed}, nil, func() error { return nil })
 }
 
-// Allocate serves discarding and zeroing, after which these images read as zeros.
+// Allocate implements discarding and zeroing, after which an image reads as zeros.
 func (i *image) Allocate(_ context.Context, _ fs.FileHandle, at, size uint64, mode uint32) syscall.Errno {
 	if mode&(unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_ZERO_RANGE) == 0 {
 		return syscall.EOPNOTSUPP
@@ -189,8 +189,8 @@ func (i *image) Allocate(_ context.Context, _ fs.FileHandle, at, size uint64, mo
 	})
 }
 
-// ServeIfCalled is the server if this process was started as one; TestMain calls it first. The server ends with its
-// standard input.
+// ServeIfCalled runs the server, if this process was started as one. TestMain must call it first. The server ends when
+// its standard input is closed.
 func ServeIfCalled() {
 	text := os.Getenv(serveVariable)
 	if text == "" {
@@ -257,7 +257,7 @@ func (s *server) open(told serving) (err error) {
 	return nil
 }
 
-// Orders of the test, each a line: "set IMAGE MODE", "mark NAME".
+// Commands of the test, one a line: "set IMAGE MODE", "mark NAME".
 const (
 	orderSet  = "set"
 	orderMark = "mark"
@@ -278,10 +278,10 @@ func (s *server) obey(order string) error {
 	return fmt.Errorf("unknown order %q", order)
 }
 
-// Images are served images, under their own names below Dir.
+// Images are served images, by name below Dir.
 type Images struct {
 	Dir string
-	Log string // of what was done to them, if it is recorded
+	Log string // path of the log; empty if nothing is recorded
 
 	t    testing.TB
 	stop func()
@@ -290,13 +290,13 @@ type Images struct {
 	out  *bufio.Reader
 }
 
-// Serve serves images until the end of the test. What uses them must be gone by then.
+// Serve serves images until the end of the test. Everything that uses them must have ended by then.
 func Serve(t testing.TB, paths ...string) *Images {
 	t.Helper()
 	return start(t, &Images{Dir: filepath.Join(t.TempDir(), "served")}, paths)
 }
 
-// Record is Serve with a log.
+// Record is like Serve, and also writes a log.
 func Record(t testing.TB, paths ...string) *Images {
 	t.Helper()
 	dir := t.TempDir()
@@ -334,16 +334,16 @@ func start(t testing.TB, s *Images, paths []string) *Images {
 	return s
 }
 
-// Stop ends the server before the end of the test: its log is complete then.
+// Stop stops the server before the end of the test. The log is then complete.
 func (s *Images) Stop() { s.stop() }
 
 // Path returns the path of an image in the mounted file system.
 func (s *Images) Path(name string) string { return filepath.Join(s.Dir, name) }
 
-// Set changes how an image behaves, and returns when it does.
+// Set changes the mode of an image, and returns when the change is in effect.
 func (s *Images) Set(name string, mode Mode) { s.t.Helper(); s.order(orderSet, name, mode) }
 
-// Mark notes in the log that something has been told to the caller by now.
+// Mark adds a mark to the log.
 func (s *Images) Mark(name string) { s.t.Helper(); s.order(orderMark, name) }
 
 func (s *Images) order(words ...any) {

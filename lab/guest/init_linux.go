@@ -16,13 +16,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the initial RAM disk and the kernel's command line have in common with the lab.
+// Names shared by the initial RAM disk, the kernel's command line and the lab.
 const (
-	// RootName is the name of the partition that holds the root file system.
+	// RootName is the name of the partition with the root file system.
 	RootName = "cambium-root"
-	// FilesDir holds files that are put into the root file system before its first program runs.
+	// FilesDir is the directory of files that are copied to the root file system before its first program runs.
 	FilesDir = "files"
-	// ProbeWord on the kernel's command line makes Init say ProbeAnswer and switch off.
+	// ProbeWord on the kernel's command line makes Init print ProbeAnswer and power off.
 	ProbeWord   = "cambium.probe"
 	ProbeAnswer = "cambium: virtualisation works"
 )
@@ -30,9 +30,8 @@ const (
 // rootTimeout bounds the wait for the root disk to appear.
 const rootTimeout = 2 * time.Minute
 
-// Init is the first program of a machine: it loads the drivers of the root disk, mounts it, puts
-// the lab's files into it and lets the system's own first program take over. It returns only
-// with an error.
+// Init runs as the first program of a machine. It loads the drivers of the root disk, mounts it, copies the lab's files
+// to it, and executes the system's init. It returns only with an error.
 func Init() error {
 	for _, m := range [][2]string{{"devtmpfs", "/dev"}, {"proc", "/proc"}, {"sysfs", "/sys"}} {
 		if err := unix.Mount(m[0], m[1], m[0], 0, ""); err != nil && !errors.Is(err, unix.EBUSY) {
@@ -69,8 +68,8 @@ func Init() error {
 	return unix.Exec("/sbin/init", []string{"/sbin/init"}, []string{"HOME=/", "TERM=linux", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"})
 }
 
-// LoadModules loads the modules below dir, each as soon as those it needs are there. Drivers of other hypervisors refuse to
-// load: the first round that loads none is the last.
+// LoadModules loads the modules in dir in an order in which each finds those that it needs. Drivers of other
+// hypervisors fail to load, so it ends with the first round that loads none.
 func LoadModules(dir string) error {
 	waiting, err := filepath.Glob(filepath.Join(dir, "*.ko"))
 	for progress := true; progress && len(waiting) > 0; {
@@ -100,8 +99,8 @@ func loadModule(path string) error {
 	return nil
 }
 
-// rootDevice loads the drivers of the root disk and finds its partition by the UUID on the kernel's command line, or by its
-// name without one; drivers may need a moment to announce it.
+// rootDevice loads the drivers of the root disk and returns its partition, which it finds by the UUID on the kernel's
+// command line or, without one, by name. The partition may appear late.
 func rootDevice(commandLine string) (string, error) {
 	uuid := rootUUID(commandLine)
 	moduleErr := LoadModules("/" + initrd.ModuleDir)
@@ -121,7 +120,7 @@ func rootDevice(commandLine string) (string, error) {
 	return "", errors.Join(fmt.Errorf("no partition is named %s", RootName), moduleErr)
 }
 
-// lookForRoot is the partition with the root file system, or nothing.
+// lookForRoot returns the partition with the root file system, or "".
 func lookForRoot(uuid string) (string, error) {
 	paths, err := filepath.Glob("/sys/class/block/*/uevent")
 	if err != nil {
@@ -145,14 +144,14 @@ func rootUUID(commandLine string) string {
 	return ""
 }
 
-// Where an ext4 superblock has its magic number and its UUID.
+// Offsets of an ext4 superblock, its magic number and its UUID.
 const (
 	superblock  = 1024
 	magicOffset = 0x38
 	uuidOffset  = 0x68
 )
 
-// ext4UUID is the UUID of the ext4 on a device, or nothing.
+// ext4UUID returns the UUID of the ext4 on a device, or "".
 func ext4UUID(device string) string {
 	f, err := os.Open(device)
 	if err != nil {
@@ -181,7 +180,7 @@ func partitionName(uevent string) string {
 	return ""
 }
 
-// switchRoot makes /root the root. The RAM disk stays, unreachable; it is a few megabytes.
+// switchRoot makes /root the root directory. The RAM disk stays in memory, a few megabytes.
 func switchRoot() error {
 	for _, dir := range []string{"/dev", "/proc", "/sys"} {
 		if err := unix.Mount(dir, "/root"+dir, "", unix.MS_MOVE, ""); err != nil {
@@ -191,8 +190,8 @@ func switchRoot() error {
 	return errors.Join(os.Chdir("/root"), unix.Mount(".", "/", "", unix.MS_MOVE, ""), unix.Chroot("."), os.Chdir("/"))
 }
 
-// putFiles copies what the lab wants in the root file system, durably: a power cut afterwards
-// must not show an older state than the lab has delivered.
+// putFiles copies the lab's files to the root file system and syncs them, because a power cut must not restore an older
+// state than the lab has delivered.
 func putFiles(from *os.Root) error {
 	err := fs.WalkDir(from.FS(), ".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -213,7 +212,7 @@ func putFiles(from *os.Root) error {
 	return err
 }
 
-// putFile writes a file, whole or not at all.
+// putFile writes all of a file, or nothing.
 func putFile(path string, content io.Reader, mode fs.FileMode) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err

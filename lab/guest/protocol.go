@@ -1,9 +1,9 @@
-// Package guest is the lab's guest program, inside a virtual machine: it starts the machine's system from
-// the initial RAM disk, and then runs programs and reads and writes files for the host, over a
-// virtio serial port. It belongs to the lab's images; the agent knows nothing of it.
+// Package guest is the lab's guest program, which runs inside a virtual machine. It starts the system from the initial
+// RAM disk. Then it runs programs, and reads and writes files, for the host, over a virtio serial port. It is part of
+// the lab's images and unknown to the agent.
 //
-// Both sides exchange frames: kind, number of the request, length, content. Several requests
-// are under way at once. The guest says Hello when it is ready.
+// Both sides exchange frames: kind, number of the request, length, content. Several requests can run at the same time.
+// The guest sends Hello when it is ready.
 package guest
 
 import (
@@ -18,7 +18,7 @@ import (
 // Port is the name of the serial port.
 const Port = "cambium.guest"
 
-// Kind says what a frame is.
+// Kind is the kind of a frame.
 type Kind byte
 
 // The kinds. The host sends Run, Stdin, StdinEnd, Window and Kill; the guest sends the others.
@@ -41,7 +41,7 @@ type Request struct {
 	Env  []string    `json:"env,omitempty"`
 	Path string      `json:"path,omitempty"`
 	Mode fs.FileMode `json:"mode,omitempty"`
-	// Terminal asks for a terminal; Stdout has all output then.
+	// Terminal runs the program on a terminal. Stdout then has all output.
 	Terminal bool `json:"terminal,omitempty"`
 	Rows     int  `json:"rows,omitempty"`
 	Columns  int  `json:"columns,omitempty"`
@@ -50,7 +50,7 @@ type Request struct {
 // Result is the content of Exit.
 type Result struct {
 	Status int    `json:"status"`
-	Error  string `json:"error,omitempty"` // other than a status
+	Error  string `json:"error,omitempty"` // an error other than an exit status
 	Absent bool   `json:"absent,omitempty"`
 }
 
@@ -61,7 +61,7 @@ type Frame struct {
 	Data []byte
 }
 
-// maxData is the most that one frame holds; longer streams are several frames.
+// maxData is the maximum size of a frame's content. Longer streams need several frames.
 const maxData = 32 << 10
 
 const headerSize = 9
@@ -81,7 +81,7 @@ func Read(r io.Reader) (Frame, error) {
 	return f, err
 }
 
-// Writer writes frames from several goroutines.
+// Writer writes frames. Its methods may be called from several goroutines.
 type Writer struct {
 	mu sync.Mutex
 	W  io.Writer
@@ -102,7 +102,7 @@ func (w *Writer) Frame(kind Kind, id uint32, data []byte) error {
 	return err
 }
 
-// JSON writes a frame with a document.
+// JSON writes a frame with a JSON document.
 func (w *Writer) JSON(kind Kind, id uint32, value any) error {
 	data, err := json.Marshal(value)
 	if err != nil {
@@ -111,7 +111,7 @@ func (w *Writer) JSON(kind Kind, id uint32, value any) error {
 	return w.Frame(kind, id, data)
 }
 
-// Stream is an io.Writer whose bytes become frames of one kind.
+// Stream is an io.Writer that writes its data as frames of one kind.
 type Stream struct {
 	To   *Writer
 	Kind Kind

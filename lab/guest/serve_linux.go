@@ -18,10 +18,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// environment of every program.
+// environment of all programs.
 var environment = []string{"HOME=/root", "LANG=C.UTF-8", "PATH=/var/vcap/bosh/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 
-// Serve answers the host until the port is gone.
+// Serve serves the host until the port is closed.
 func Serve() error {
 	port, err := openPort()
 	if err != nil {
@@ -30,7 +30,7 @@ func Serve() error {
 	return ServeOn(port)
 }
 
-// ServeOn answers the requests of the other end.
+// ServeOn serves requests from a connection.
 func ServeOn(port io.ReadWriter) error {
 	s := &server{out: &Writer{W: port}, running: map[uint32]*process{}}
 	if err := s.out.Frame(Hello, 0, nil); err != nil {
@@ -45,7 +45,7 @@ func ServeOn(port io.ReadWriter) error {
 	}
 }
 
-// openPort waits for the port, whose driver may still be starting.
+// openPort waits for the port, whose driver may still be loading.
 func openPort() (*os.File, error) {
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		names, err := filepath.Glob("/sys/class/virtio-ports/*/name")
@@ -68,8 +68,7 @@ type server struct {
 	running map[uint32]*process
 }
 
-// process is one request under way. Input waits in a queue, so that a program that does not read
-// does not block others.
+// process is a running request. Its input is queued, so that a program that does not read does not block others.
 type process struct {
 	mu       sync.Mutex
 	ready    *sync.Cond
@@ -188,8 +187,7 @@ func (s *server) read(id uint32, path string) error {
 	return err
 }
 
-// run runs a program to its end. A background child that keeps the output open delays the result
-// only briefly.
+// run runs a program until it ends. If a background child keeps the output open, the result is delayed only briefly.
 func (s *server) run(id uint32, r Request, p *process) (Result, error) {
 	if len(r.Args) == 0 {
 		return Result{}, errors.New("no program")
@@ -220,7 +218,7 @@ func (s *server) run(id uint32, r Request, p *process) (Result, error) {
 	return status(cmd.Wait())
 }
 
-// lookPath uses the PATH of environment, not that of this process.
+// lookPath searches the PATH of environment, and not that of this process.
 func lookPath(name string) (string, error) {
 	if strings.Contains(name, "/") {
 		return name, nil
@@ -295,7 +293,7 @@ func (s *server) runOnTerminal(id uint32, r Request, p *process, cmd *exec.Cmd) 
 	return status(err)
 }
 
-// openTerminal returns both ends of a new pseudo terminal.
+// openTerminal returns both ends of a new pseudoterminal.
 func openTerminal() (control, terminal *os.File, err error) {
 	if control, err = os.OpenFile("/dev/ptmx", os.O_RDWR, 0); err != nil {
 		return nil, nil, err
@@ -313,7 +311,7 @@ func openTerminal() (control, terminal *os.File, err error) {
 	return control, terminal, nil
 }
 
-// Unit is the systemd unit that runs Serve, for the image.
+// Unit returns the systemd unit that runs Serve.
 func Unit(program string) []byte {
 	return bytes.ReplaceAll([]byte(unit), []byte("PROGRAM"), []byte(program))
 }

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Class is a kind of objects, and the directory of their records.
+// Class is the class of an object. It is also the name of the directory with the records.
 type Class string
 
 // The classes.
@@ -21,8 +21,8 @@ const (
 	Networks  Class = "networks"
 )
 
-// classes has the prefix of the CIDs of each class, the noun for an object, and the kind of the error for a missing
-// one.
+// classes has, for each class, the prefix of CIDs, the noun for an object, and the kind of the error for a missing
+// object.
 var classes = map[Class]struct {
 	prefix, noun string
 	missing      Kind
@@ -34,28 +34,27 @@ var classes = map[Class]struct {
 	Networks:  {"net-", "network", NetworkNotFound},
 }
 
-// missing returns the error for an object that does not exist; name is the caller's name for it.
+// missing returns the error for an object that does not exist. name is the caller's name of it.
 func (c Class) missing(name string) error {
 	return Failf(classes[c].missing, "there is no %s %.100s", classes[c].noun, name)
 }
 
-// CID names an object by the prefix of its class and 18 hexadecimal digits; newCID makes one. The zero value names no
+// CID identifies an object. It is the prefix of its class and 18 hexadecimal digits. The zero value identifies no
 // object.
 type CID struct {
 	class  Class
 	random [9]byte
 }
 
-// newCID makes a name that is never used twice. The digits of a disk's fill what a virtio serial number holds, so that
-// the name is unique there too.
+// newCID returns a CID that was not used before. The CID of a disk is as long as a virtio serial number may be, so that
+// it is unique there, too.
 func newCID(class Class) CID {
 	c := CID{class: class}
 	_, _ = rand.Read(c.random[:]) // never fails, see its documentation
 	return c
 }
 
-// ParseCID finds out which object of a class is meant. A text that is not a CID of that class names an object that
-// is not there.
+// ParseCID parses a CID of a class. It returns the error for a missing object if text is not a CID of that class.
 func ParseCID(class Class, text string) (CID, error) {
 	c := CID{class: class}
 	digits, ok := strings.CutPrefix(text, classes[class].prefix)
@@ -78,10 +77,10 @@ func (c CID) String() string {
 	return classes[c.class].prefix + c.digits()
 }
 
-// MarshalText is the CID as callers know it.
+// MarshalText returns the CID as callers know it.
 func (c CID) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
 
-// UnmarshalText reads a CID of any class from a record.
+// UnmarshalText parses a CID of any class.
 func (c *CID) UnmarshalText(text []byte) (err error) {
 	*c = CID{}
 	if len(text) == 0 {
@@ -96,7 +95,7 @@ func (c *CID) UnmarshalText(text []byte) (err error) {
 	return fmt.Errorf("%.100q is not a CID", text)
 }
 
-// Digest is the SHA-256 of an image, by which it is stored.
+// Digest is the SHA-256 of an image, which is also its name.
 type Digest struct{ sum [sha256.Size]byte }
 
 func (d Digest) String() string {
@@ -106,7 +105,7 @@ func (d Digest) String() string {
 	return hex.EncodeToString(d.sum[:])
 }
 
-// MarshalText is the digest in hexadecimal.
+// MarshalText returns the digest in hexadecimal.
 func (d Digest) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 
 // UnmarshalText parses a digest in hexadecimal.
@@ -124,10 +123,10 @@ func (d *Digest) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Size is that of a disk in MiB, 1 to maxDisk.
+// Size is the size of a disk in MiB, from 1 to maxDisk.
 type Size int
 
-// maxDisk bounds sizes so that they can be computed with: 64 TiB.
+// maxDisk is 64 TiB, so that calculations with sizes do not overflow.
 const maxDisk = 64 << 20
 
 // UnmarshalJSON parses a size.

@@ -19,16 +19,17 @@ type DeletedVM struct {
 	Common
 	AgentID string    `json:"agent_id"`
 	Deleted time.Time `json:"deleted"`
-	Verdict string    `json:"verdict"` // the last one of its agent, empty if there was none
+	Verdict string    `json:"verdict"` // the last one of its agent; "" if there was none
 }
 
-// maxDeleted bounds the deleted VMs that are kept.
+// maxDeleted bounds the number of deleted VMs that are remembered.
 const maxDeleted = 100
 
-// deletedSuffix ends the name of the file with the deleted VMs, beside the directory of an IaaS: it outlives that.
+// deletedSuffix is the suffix of the file with the deleted VMs. It is beside the directory of an IaaS, and is kept when
+// that is removed.
 const deletedSuffix = "-deleted.json"
 
-// Deleted returns the deleted VMs of an IaaS, the last one last.
+// Deleted returns the deleted VMs of an IaaS, the latest last.
 func Deleted(dir, name string) ([]DeletedVM, error) {
 	return readDeleted(Directory(dir, name) + deletedSuffix)
 }
@@ -57,7 +58,7 @@ func readDeleted(path string) ([]DeletedVM, error) {
 	return all, nil
 }
 
-// keepDeleted notes a VM that is about to be removed, and its last verdict.
+// keepDeleted records a VM that is about to be deleted, with its last verdict.
 func (i *IaaS) keepDeleted(vm VM) error {
 	verdict, err := machine.LastVerdict(i.store.path(vm.CID, machineDir))
 	if err != nil {
@@ -77,7 +78,7 @@ func (i *IaaS) keepDeleted(vm VM) error {
 	return atomicfile.Write(i.store.dir+deletedSuffix, append(data, '\n'), 0o600)
 }
 
-// LastVerdict returns the last verdict of a deleted VM, empty if none is known.
+// LastVerdict returns the last verdict of a deleted VM, or "".
 func (i *IaaS) LastVerdict(cid CID) string {
 	all, err := readDeleted(i.store.dir + deletedSuffix)
 	if err != nil {

@@ -39,7 +39,7 @@ func (i *IaaS) HasDisk(cid CID) bool {
 
 func (i *IaaS) saveDisk(d Disk) error { return save(i, d.CID, i.disks, d) }
 
-// changeDisk changes the record of a disk that exists.
+// changeDisk changes the record of an existing disk.
 func (i *IaaS) changeDisk(cid CID, change func(d *Disk) error) error {
 	defer i.locks.lock(cid.String())()
 	d, err := i.findDisk(cid)
@@ -52,8 +52,8 @@ func (i *IaaS) changeDisk(cid CID, change func(d *Disk) error) error {
 	return i.saveDisk(d)
 }
 
-// checkSpace compares what the file system has free with what would be promised. Images are
-// sparse, so what is promised already and not yet written counts.
+// checkSpace returns an error if the file system lacks the space for more bytes. Images are sparse, so the space that
+// existing disks have not used yet counts as used.
 func (i *IaaS) checkSpace(more int64) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(i.store.dir, &fs); err != nil {
@@ -72,7 +72,7 @@ func (i *IaaS) checkSpace(more int64) error {
 	return nil
 }
 
-// written returns the disk space that a sparse file occupies, in bytes.
+// written returns the disk space that a sparse file uses, in bytes.
 func written(path string) int64 {
 	var st unix.Stat_t
 	if unix.Stat(path, &st) != nil {
@@ -81,7 +81,7 @@ func written(path string) int64 {
 	return st.Blocks * 512
 }
 
-// CreateDisk makes a blank disk.
+// CreateDisk creates a blank disk.
 func (i *IaaS) CreateDisk(_ context.Context, size Size, director value.Name) (CID, error) {
 	if err := i.checkSpace(size.bytes()); err != nil {
 		return CID{}, err
@@ -102,7 +102,7 @@ func (i *IaaS) CreateDisk(_ context.Context, size Size, director value.Name) (CI
 	return d.CID, nil
 }
 
-// DeleteDisk removes a disk that is not attached. One that is not there is no error.
+// DeleteDisk deletes a disk that is not attached. A missing disk is not an error.
 func (i *IaaS) DeleteDisk(_ context.Context, cid CID) error {
 	defer i.locks.lock(cid.String())()
 	d, err := i.findDisk(cid)
@@ -130,20 +130,19 @@ func (i *IaaS) setAttached(cid, vm CID) error {
 	return i.saveDisk(d)
 }
 
-// attachment describes a disk to the engine. A container has no udev, so the engine makes its
-// links: the one of the hint, and the bare CID, which an agent looks for whose stemcell translates
-// CIDs.
+// attachment returns the engine's description of a disk. A container has no udev, so the engine creates the links: that
+// of the hint, and the CID alone, which agents of stemcells that translate CIDs look for.
 func (i *IaaS) attachment(vm VM, cid CID) machine.Disk {
 	return vm.Shape.disk(cid.String(), i.store.path(cid, imageName))
 }
 
-// disk describes a disk to the engine.
+// disk returns the engine's description of a disk.
 func (s Shape) disk(id, image string) machine.Disk {
 	return machine.Disk{ID: id, Image: image, Bus: s.DiskBus, Names: []string{strings.TrimPrefix(s.path(id), "/dev/"), "disk/by-id/" + id}}
 }
 
 // path returns the path of a disk in a machine, a name that udev derives from the serial number in both kinds of
-// machines. It is valid whatever else is attached, and after every reboot.
+// machines. It does not depend on other disks, and is the same after a reboot.
 func (s Shape) path(id string) string {
 	if s.DiskBus == machine.SCSI {
 		return "/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_" + id
@@ -151,8 +150,8 @@ func (s Shape) path(id string) string {
 	return "/dev/disk/by-id/virtio-" + id
 }
 
-// hint returns the disk hint for the agent: the path and, on a SCSI bus, the end of the disk's serial number, too.
-// Agents for vSphere ignore the path: they look for a link in /dev/disk/by-id that ends with the hint's id, without
+// hint returns the disk hint for the agent: the path and, on a SCSI bus, also the end of the disk's serial number.
+// Agents for vSphere ignore the path, and look for a link in /dev/disk/by-id that ends with the hint's id, without
 // dashes.
 func (s Shape) hint(id string) any {
 	if s.DiskBus != machine.SCSI {
@@ -162,7 +161,7 @@ func (s Shape) hint(id string) any {
 	return map[string]string{"path": s.path(id), "id": digits}
 }
 
-// pair locks a VM and a disk, and finds both.
+// pair locks a VM and a disk, and returns their records.
 func (i *IaaS) pair(vmCID, cid CID) (vm VM, d Disk, unlock func(), err error) {
 	unlockVM := i.locks.lock(vmCID.String())
 	unlockDisk := i.locks.lock(cid.String())
@@ -176,7 +175,7 @@ func (i *IaaS) pair(vmCID, cid CID) (vm VM, d Disk, unlock func(), err error) {
 	return vm, d, unlock, err
 }
 
-// AttachDisk attaches a disk to a VM and returns the hint; once more changes nothing.
+// AttachDisk attaches a disk to a VM and returns the hint. If the disk is already attached, it changes nothing.
 func (i *IaaS) AttachDisk(ctx context.Context, vmCID, cid CID) (hint any, err error) {
 	vm, d, unlock, err := i.pair(vmCID, cid)
 	defer unlock()
@@ -205,7 +204,7 @@ func (i *IaaS) AttachDisk(ctx context.Context, vmCID, cid CID) (hint any, err er
 // detachTimeout bounds the wait for a machine to release a disk.
 const detachTimeout = time.Minute
 
-// DetachDisk takes a disk from a VM.
+// DetachDisk detaches a disk from a VM.
 func (i *IaaS) DetachDisk(ctx context.Context, vmCID, cid CID) error {
 	vm, d, unlock, err := i.pair(vmCID, cid)
 	defer unlock()
@@ -254,7 +253,7 @@ func (i *IaaS) ResizeDisk(cid CID, size Size) error {
 	return i.changeDisk(cid, func(d *Disk) error { return i.grow(d, size) })
 }
 
-// SetDiskMetadata replaces what is known of a disk.
+// SetDiskMetadata replaces the metadata of a disk.
 func (i *IaaS) SetDiskMetadata(cid CID, metadata value.Metadata) error {
 	return i.changeDisk(cid, func(d *Disk) error {
 		d.Metadata = metadata
@@ -262,8 +261,7 @@ func (i *IaaS) SetDiskMetadata(cid CID, metadata value.Metadata) error {
 	})
 }
 
-// grow enlarges the image. The record is written afterwards: one that promises less than there is
-// does no harm.
+// grow enlarges the image, and then writes the record: it does no harm if the record has a smaller size than the image.
 func (i *IaaS) grow(d *Disk, size Size) error {
 	switch {
 	case size == d.Size:
@@ -280,8 +278,8 @@ func (i *IaaS) grow(d *Disk, size Size) error {
 	return os.Truncate(i.store.path(d.CID, imageName), size.bytes())
 }
 
-// SnapshotDisk copies a disk, attached or not, as it would be after a power cut. Where the file
-// system shares blocks the copy is immediate.
+// SnapshotDisk copies a disk, attached or not, in the state that a power cut would leave. If the file system can share
+// blocks, the copy takes no time.
 func (i *IaaS) SnapshotDisk(ctx context.Context, cid CID, metadata value.Metadata, director value.Name) (CID, error) {
 	defer i.locks.lock(cid.String())()
 	d, err := i.findDisk(cid)
@@ -309,9 +307,9 @@ func (i *IaaS) SnapshotDisk(ctx context.Context, cid CID, metadata value.Metadat
 	return s.CID, nil
 }
 
-// canSnapshot refuses a copy that would mix several moments: of a disk in use only a copy that
-// shares blocks is of one. Where a Director takes snapshots, its stop, start and deploy fail after any other refusal than
-// NotImplemented.
+// canSnapshot returns an error if a copy would mix states of several moments: a disk in use can only be copied by
+// sharing blocks. The error is NotImplemented, because a Director that takes snapshots fails stop, start and deploy
+// after any other error.
 func (i *IaaS) canSnapshot(d Disk) error {
 	probe := i.store.path(d.CID, "probe")
 	defer func() { _ = os.Remove(probe) }()
@@ -333,7 +331,7 @@ func copyFile(ctx context.Context, from, to string) error {
 
 func (i *IaaS) saveSnapshot(s Snapshot) error { return save(i, s.CID, i.snapshots, s) }
 
-// DeleteSnapshot removes a snapshot. One that is not there is no error.
+// DeleteSnapshot deletes a snapshot. A missing snapshot is not an error.
 func (i *IaaS) DeleteSnapshot(cid CID) error {
 	defer i.locks.lock(cid.String())()
 	i.mu.Lock()

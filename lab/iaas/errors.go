@@ -5,10 +5,10 @@ import (
 	"fmt"
 )
 
-// Kind says what a caller can do about an error. The names are those of the CPI contract.
+// Kind says what a caller can do about an error. The values are those of the CPI contract.
 type Kind string
 
-// The kinds. Everything else is a CloudError.
+// The kinds. Every other error is a CloudError.
 const (
 	CloudError       Kind = "CloudError"
 	VMNotFound       Kind = "VMNotFound"
@@ -32,12 +32,12 @@ func (e *Error) Error() string { return e.Err.Error() }
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Failf makes an error of a kind.
+// Failf returns an error of a kind.
 func Failf(kind Kind, format string, args ...any) error {
 	return &Error{Kind: kind, Err: fmt.Errorf(format, args...)}
 }
 
-// KindOf is the kind of an error, CloudError if it has none.
+// KindOf returns the kind of an error, or CloudError if it has none.
 func KindOf(err error) Kind {
 	var e *Error
 	if errors.As(err, &e) {

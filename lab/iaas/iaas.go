@@ -1,9 +1,9 @@
-// Package iaas is the lab's infrastructure as a service: stemcells, VMs, persistent disks, snapshots and networks
-// that outlive the process that made them. Every object is a directory with a record; the process that has the
-// directory's lock, the holder, runs the VMs. When it starts, it first removes what a crashed holder left in the
-// kernel, then completes or undoes operations that were interrupted, and starts the VMs that are meant to run.
+// Package iaas is the lab's infrastructure as a service: stemcells, VMs, persistent disks, snapshots and networks,
+// which outlive the process that created them. Every object is a directory with a record. The process that holds the
+// directory's lock, the holder, runs the VMs. When it starts, it removes what a crashed holder has left in the kernel,
+// completes or undoes interrupted operations, and starts the VMs that should run.
 //
-// It knows nothing of the CPI's wire format; package cpi does.
+// It does not know the CPI's wire format; see package cpi.
 package iaas
 
 import (
@@ -31,12 +31,12 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// DefaultName is that of the IaaS when none is given.
+// DefaultName is the default name of an IaaS.
 const DefaultName = "default"
 
 var nameForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,14}[a-z0-9])?$`)
 
-// ValidName says why a name cannot be an IaaS's, nil if it can.
+// ValidName returns an error for an invalid name of an IaaS.
 func ValidName(name string) error {
 	if !nameForm.MatchString(name) {
 		return fmt.Errorf("name %q of the IaaS: want at most 16 lower case letters, digits and dashes", name)
@@ -44,19 +44,19 @@ func ValidName(name string) error {
 	return nil
 }
 
-// Directory returns the directory of an IaaS and its objects. The dot in its name distinguishes it from a lab's.
+// Directory returns the directory of an IaaS with its objects. A lab's directory has no dot in its name.
 func Directory(dir, name string) string { return filepath.Join(dir, name+".iaas") }
 
-// goneSuffix ends the name of a directory that is being removed.
+// goneSuffix is the suffix of a directory that is being removed.
 const goneSuffix = ".gone"
 
-// ErrHeld is returned by Open when another process holds the IaaS.
+// ErrHeld means that another process holds the IaaS.
 var ErrHeld = errors.New("another process holds the IaaS")
 
-// IaaS is one, held by this process.
+// IaaS is an IaaS that this process holds.
 type IaaS struct {
 	name string
-	// runtimeName begins the names of what is outside of the directory.
+	// runtimeName is the prefix of names outside the directory.
 	runtimeName string
 
 	store store
@@ -71,22 +71,23 @@ type IaaS struct {
 	registry *registry.Server
 	services []*http.Server
 
-	hostRoute string // the file that asks for a link to the host
-	lightDir  string // images of light stemcells
+	hostRoute string // path of the file with the requested link to the host
+	lightDir  string // directory with images of light stemcells
 
-	mu        sync.Mutex // guards what follows; never held while something is waited for
+	mu        sync.Mutex // guards the fields below; not held during waits
 	stemcells map[CID]*Stemcell
 	vms       map[CID]*VM
 	disks     map[CID]*Disk
 	snapshots map[CID]*Snapshot
 	networks  map[CID]*ManagedNetwork
 	machines  map[CID]machine.Machine
-	followed  map[CID]<-chan struct{} // the ends of machines, until a power-off is on record
-	uploads   map[CID]bool            // stemcells that are being received
+	followed  map[CID]<-chan struct{} // closed at the end of machines, until a power-off is recorded
+	uploads   map[CID]bool            // stemcells that are being uploaded
 	closing   bool
 }
 
-// Open takes the IaaS of that name below dir, which is made if it is not there.
+// Open opens the IaaS with the name below dir, and creates it if it does not exist. It fails with ErrHeld if another
+// process holds it.
 func Open(dir, name string, log *logrus.Entry) (*IaaS, error) {
 	if err := ValidName(name); err != nil {
 		return nil, err
@@ -112,7 +113,7 @@ func Open(dir, name string, log *logrus.Entry) (*IaaS, error) {
 	return i, nil
 }
 
-// takeLock locks a file that is still there afterwards: a holder that ends removes it.
+// takeLock locks a file. It checks afterwards that the file still exists, because a holder removes it when it ends.
 func takeLock(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if errors.Is(err, os.ErrNotExist) {
@@ -132,8 +133,9 @@ func takeLock(path string) (*os.File, error) {
 	return f, nil
 }
 
-// RuntimeName begins the names of everything that an IaaS makes outside of its directory: namespaces, control groups,
-// processes. It is derived from the directory, which a holder locks: an IaaS of the same name may be in another one.
+// RuntimeName returns the prefix of names that an IaaS uses outside its directory: namespaces, control groups,
+// processes. It is derived from the directory, which the holder has locked, because there may be an IaaS with the same
+// name in another directory.
 func RuntimeName(dir, name string) string {
 	if absolute, err := filepath.Abs(dir); err == nil {
 		dir = absolute
@@ -175,14 +177,14 @@ func (i *IaaS) start() error {
 	return nil
 }
 
-// dhcpDir holds what DHCP servers read.
+// dhcpDir returns the directory with files of DHCP servers.
 func (i *IaaS) dhcpDir() string { return filepath.Join(i.store.dir, "dhcp") }
 
-// hostRouteFile returns the path of a file beside the directory of an IaaS, with the requested access: it exists
-// independently of the directory.
+// hostRouteFile returns the path of the file with the requested access. It is beside the directory of an IaaS and does
+// not depend on it.
 func hostRouteFile(dir, name string) string { return Directory(dir, name) + "-host-route" }
 
-// WishHostAccess notes which link to the host holders make.
+// WishHostAccess records which link to the host a holder must create.
 func WishHostAccess(dir, name string, access fabric.Access) error {
 	if err := ValidName(name); err != nil {
 		return err
@@ -201,7 +203,7 @@ func WishHostAccess(dir, name string, access fabric.Access) error {
 	return nil
 }
 
-// ConnectHost makes or removes the link to the host, as it is wished now.
+// ConnectHost creates or removes the link to the host as requested by WishHostAccess.
 func (i *IaaS) ConnectHost() error {
 	wish, err := os.ReadFile(i.hostRoute)
 	if errors.Is(err, os.ErrNotExist) {
@@ -230,7 +232,7 @@ func (i *IaaS) load() (err error) {
 	return err
 }
 
-// completeInterrupted completes or undoes the operations that a former holder left unfinished.
+// completeInterrupted completes or undoes operations that an earlier holder has not finished.
 func (i *IaaS) completeInterrupted() error {
 	var failed error
 	for cid, vm := range i.vms {
@@ -260,7 +262,7 @@ func (i *IaaS) completeInterrupted() error {
 	return errors.Join(failed, i.sweepImages())
 }
 
-// save writes a record durably and then remembers it.
+// save writes a record durably and then updates the memory.
 func save[Record any](i *IaaS, cid CID, all map[CID]*Record, r Record) error {
 	if err := i.store.put(cid, r); err != nil {
 		return err
@@ -282,7 +284,7 @@ func (i *IaaS) forget(cid CID, drop func()) error {
 	return nil
 }
 
-// Resume starts the VMs that are meant to run, a few at a time, since a boot is CPU-bound.
+// Resume starts the VMs that should run, a few at a time, since a boot needs the processors.
 func (i *IaaS) Resume(ctx context.Context) {
 	i.mu.Lock()
 	var wanted []CID
@@ -306,7 +308,7 @@ func (i *IaaS) Resume(ctx context.Context) {
 	started.Wait()
 }
 
-// startsAtOnce limits the VMs that a new holder starts at the same time.
+// startsAtOnce limits the number of VMs that Resume starts at the same time.
 const startsAtOnce = 4
 
 func (i *IaaS) resume(ctx context.Context, cid CID) error {
@@ -318,18 +320,18 @@ func (i *IaaS) resume(ctx context.Context, cid CID) error {
 	return i.power(ctx, vm)
 }
 
-// Empty reports whether there is nothing to hold.
+// Empty reports whether there are no objects.
 func (i *IaaS) Empty() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return len(i.stemcells)+len(i.vms)+len(i.disks)+len(i.snapshots)+len(i.networks)+len(i.uploads) == 0
 }
 
-// stopTimeout bounds the shutdown of all VMs together when the holder ends.
+// stopTimeout bounds the shutdown of all VMs when the holder ends.
 const stopTimeout = 20 * time.Second
 
-// Close shuts the VMs down, which stay meant to run, and releases the IaaS. If it is empty, the
-// directory is removed, too.
+// Close shuts down the VMs, which the next holder starts again, and releases the IaaS. If it is empty, Close removes
+// the directory.
 func (i *IaaS) Close() error {
 	i.mu.Lock()
 	i.closing = true

@@ -10,7 +10,7 @@ import (
 // Listing describes the objects of an IaaS, without secrets.
 type Listing struct {
 	Name      string            `json:"name"`
-	Namespace string            `json:"network_namespace"` // its file
+	Namespace string            `json:"network_namespace"` // path of its file
 	Stemcells []StemcellListing `json:"stemcells"`
 	VMs       []VMListing       `json:"vms"`
 	Disks     []DiskListing     `json:"disks"`
@@ -69,7 +69,7 @@ func (b Base) common() Common {
 	return Common{b.CID.String(), b.Created, b.Director.String(), b.Metadata}
 }
 
-// List says what there is, in the order of creation.
+// List returns all objects in the order of their creation.
 func (i *IaaS) List() Listing {
 	l := Listing{Name: i.name, Namespace: i.Net.Path(), Stemcells: []StemcellListing{}, VMs: []VMListing{},
 		Disks: []DiskListing{}, Snapshots: []SnapshotListing{}, Networks: []NetworkListing{}}
@@ -98,7 +98,7 @@ func (i *IaaS) List() Listing {
 	return l
 }
 
-// listVM describes a VM; the caller holds mu.
+// listVM describes a VM. The caller holds mu.
 func (i *IaaS) listVM(vm *VM) VMListing {
 	l := VMListing{Common: vm.common(), AgentID: vm.AgentID.String(), Engine: vm.Shape.Engine,
 		IPs: []string{}, Disks: []string{}}
@@ -127,7 +127,8 @@ func (i *IaaS) listVM(vm *VM) VMListing {
 	return l
 }
 
-// endUnrecorded reports whether the machine of a VM has ended by itself and the record does not tell; the caller holds mu.
+// endUnrecorded reports whether a VM's machine has ended by itself and its record does not show that yet. The caller
+// holds mu.
 func (i *IaaS) endUnrecorded(cid CID) bool {
 	select {
 	case <-i.followed[cid]:

@@ -2,7 +2,7 @@ package iaas
 
 import "sync"
 
-// locks is one lock per object, which exists while it is held or waited for.
+// locks has a lock for each object that is locked or waited for.
 type locks struct {
 	mu   sync.Mutex
 	held map[string]*objectLock
@@ -10,11 +10,10 @@ type locks struct {
 
 type objectLock struct {
 	sync.Mutex
-	users int // who has it or waits for it
+	users int // the number of callers that hold it or wait for it
 }
 
-// lock takes the lock of an object and returns what lets it go. Of two objects the VM comes
-// before the disk.
+// lock locks an object, and returns a function that unlocks it. To lock a VM and a disk, lock the VM first.
 func (l *locks) lock(cid string) (unlock func()) {
 	l.mu.Lock()
 	if l.held == nil {

@@ -8,8 +8,7 @@ import (
 	"cambium/lab/iaas/value"
 )
 
-// allocate fills in the addresses of dynamic networks, which the caller leaves to the IaaS. The
-// caller holds mu.
+// allocate sets the addresses of dynamic networks. The caller holds mu.
 func (i *IaaS) allocate(wanted fabric.Networks) error {
 	for name, n := range wanted {
 		if n.Type != fabric.Dynamic {
@@ -35,8 +34,9 @@ func (i *IaaS) allocate(wanted fabric.Networks) error {
 	return nil
 }
 
-// conflict names the VM that has one of the addresses already, or one of the ranges on another segment: the host, which
-// has a gateway on each, would send packets for the range to one of the two. The caller holds mu.
+// conflict returns an error that names a VM with one of the addresses, or with one of the ranges on another segment.
+// The host has a gateway on each segment, so it would send packets for the range to only one of them. The caller holds
+// mu.
 func (i *IaaS) conflict(wanted fabric.Networks) error {
 	for name, n := range wanted {
 		for cid, vm := range i.vms {
@@ -57,7 +57,7 @@ func (i *IaaS) conflict(wanted fabric.Networks) error {
 	return nil
 }
 
-// ManagedNetwork is a network that the IaaS was asked for.
+// ManagedNetwork is a network that was created by CreateNetwork.
 type ManagedNetwork struct {
 	Base
 	Range   netip.Prefix `json:"range"`
@@ -71,7 +71,7 @@ type NetworkOrder struct {
 	Gateway value.Addr   `json:"gateway"`
 }
 
-// CreateNetwork makes a segment. Its CID is the segment's name.
+// CreateNetwork creates a segment. Its CID is the segment's name.
 func (i *IaaS) CreateNetwork(o NetworkOrder, director value.Name) (ManagedNetwork, error) {
 	if o.Type != fabric.Manual {
 		return ManagedNetwork{}, Failf(NotSupported, "only manual networks are managed, not %q", o.Type)
@@ -93,7 +93,7 @@ func (i *IaaS) CreateNetwork(o NetworkOrder, director value.Name) (ManagedNetwor
 	return n, nil
 }
 
-// DeleteNetwork removes a segment on which there is no VM. One that is not there is an error that the caller ignores.
+// DeleteNetwork deletes a segment without VMs. A missing one is an error, which the caller ignores.
 func (i *IaaS) DeleteNetwork(cid CID) error {
 	defer i.locks.lock(cid.String())()
 	i.mu.Lock()

@@ -14,9 +14,9 @@ import (
 	"cambium/lab/machine"
 )
 
-// Phase is the stage in an object's life. It is recorded before the work that it announces, so that after a crash the
-// next holder knows which work was interrupted: it removes an object in creation, since the CID was never answered,
-// and finishes a removal.
+// Phase is the stage of an object's life. It is recorded before the work that it announces, so that after a crash the
+// next holder knows which work was interrupted. It removes an object that was being created, because its CID was not
+// returned, and completes a removal.
 type Phase string
 
 // The phases.
@@ -31,21 +31,21 @@ type Base struct {
 	CID      CID            `json:"cid"`
 	Phase    Phase          `json:"phase"`
 	Created  time.Time      `json:"created"`
-	Director value.Name     `json:"director_uuid,omitzero"` // whose it is
+	Director value.Name     `json:"director_uuid,omitzero"` // owner of the object
 	Metadata value.Metadata `json:"metadata,omitempty"`
 }
 
-// Stemcell is an uploaded image under a CID of its own.
+// Stemcell is an uploaded image with its own CID.
 type Stemcell struct {
 	Base
-	Image Digest `json:"image"` // of the bytes, which other stemcells may share
+	Image Digest `json:"image"` // digest of the image, which other stemcells may share
 }
 
 // Disk is a persistent disk.
 type Disk struct {
 	Base
 	Size Size `json:"size"`
-	VM   CID  `json:"vm,omitzero"` // what it is attached to
+	VM   CID  `json:"vm,omitzero"` // the VM to which it is attached
 }
 
 // Snapshot is a copy of a disk.
@@ -61,42 +61,42 @@ type VM struct {
 	AgentID     value.Name `json:"agent_id"`
 	Image       Digest     `json:"image"`
 	StemcellAPI int        `json:"stemcell_api_version"`
-	// Registry means that the agent gets its settings from the registry, as in version 1.
+	// Registry means that the agent reads its settings from the registry, as in version 1.
 	Registry bool            `json:"registry,omitempty"`
 	Shape    Shape           `json:"shape"`
 	Networks fabric.Networks `json:"networks"`
-	// On means that the VM is meant to run: the next holder switches it on when it starts.
+	// On means that the VM should run: the next holder starts it.
 	On bool `json:"on"`
-	// Settings is the document handed to the agent. It holds secrets, hence the mode of the file.
+	// Settings is the document for the agent. It contains secrets, so the record has mode 0600.
 	Settings json.RawMessage `json:"settings"`
 }
 
-// Shape describes the resources that a VM type asks for.
+// Shape has the resources of a VM type.
 type Shape struct {
 	Engine        string `json:"engine,omitempty"`          // "qemu" or "container"
-	CPU           int    `json:"cpu,omitempty"`             // processors
-	RAM           int    `json:"ram,omitempty"`             // MiB
-	EphemeralDisk int    `json:"ephemeral_disk"`            // MiB, 0 for none
-	RootDisk      int    `json:"root_disk,omitempty"`       // MiB
+	CPU           int    `json:"cpu,omitempty"`             // number of processors
+	RAM           int    `json:"ram,omitempty"`             // in MiB
+	EphemeralDisk int    `json:"ephemeral_disk"`            // in MiB; 0 means none
+	RootDisk      int    `json:"root_disk,omitempty"`       // in MiB
 	Source        string `json:"settings_source,omitempty"` // "configdrive", "cdrom" or "http"
-	// DiskBus is the bus of all disks, machine.Virtio or machine.SCSI.
+	// DiskBus is the bus of all disks: machine.Virtio or machine.SCSI.
 	DiskBus  machine.Bus `json:"disk_bus,omitempty"`
 	Firmware string      `json:"firmware,omitempty"` // "bios" or "uefi"
-	// RawStorage adds a disk that jobs use without a file system.
+	// RawStorage adds a disk without a file system for jobs.
 	RawStorage bool `json:"raw_instance_storage,omitempty"`
 }
 
-// store keeps the records: a directory for each object with everything of it.
+// store stores the records. Each object has a directory with all of its files.
 type store struct{ dir string }
 
-// path is that of an object, or of a file of it.
+// path returns the path of an object's directory, or of a file in it.
 func (s store) path(cid CID, file ...string) string {
 	return filepath.Join(append([]string{s.dir, string(cid.class), cid.String()}, file...)...)
 }
 
 const recordName = "record.json"
 
-// put writes a record durably; the object's directory is made with the first.
+// put writes a record durably, and creates the object's directory if needed.
 func (s store) put(cid CID, record any) error {
 	data, err := json.MarshalIndent(record, "", "  ")
 	if err != nil {
@@ -114,8 +114,8 @@ func (s store) put(cid CID, record any) error {
 	return atomicfile.Write(filepath.Join(dir, recordName), append(data, '\n'), 0o600)
 }
 
-// remove removes an object and everything of it. The record goes last: as long as it is there, it
-// says that the object is being removed.
+// remove removes an object with all of its files. It removes the record last, because that says that the object is
+// being removed.
 func (s store) remove(cid CID) error {
 	dir := s.path(cid)
 	entries, err := os.ReadDir(dir)
@@ -139,8 +139,8 @@ func (s store) remove(cid CID) error {
 	return atomicfile.SyncDir(filepath.Dir(dir))
 }
 
-// load reads the records of a class. A directory without a record is of a creation that a crash cut off before anything
-// else was made; it is removed. What has a name that is not a CID is left alone.
+// load reads the records of a class. It removes a directory without a record, which a crash during creation has left
+// before anything else was written. It ignores names that are not CIDs.
 func load[Record any](s store, class Class) (map[CID]*Record, error) {
 	all := map[CID]*Record{}
 	if err := os.MkdirAll(filepath.Join(s.dir, string(class)), 0o700); err != nil {

@@ -16,15 +16,14 @@ import (
 	"cambium/lab/registry"
 )
 
-// The ways in which settings reach an agent, of which the stemcell's agent.json must know the one
-// that is used.
+// The ways to deliver settings to an agent. The stemcell's agent.json must support the one that is used.
 const (
 	configDrive = "configdrive"
 	cdrom       = "cdrom"
 	httpSource  = "http"
 )
 
-// settings is the document that the agent is handed.
+// settings returns the document for the agent.
 func (o Order) settings(vm VM) (json.RawMessage, error) {
 	document := map[string]any{
 		"agent_id": vm.AgentID,
@@ -44,7 +43,7 @@ func (o Order) settings(vm VM) (json.RawMessage, error) {
 	return json.Marshal(document)
 }
 
-// disks are the disks of a VM in its settings, with those that are attached.
+// disks returns the disks of a VM for its settings, including those that are attached.
 func (vm VM) disks(attached []CID) map[string]any {
 	persistent := map[string]any{}
 	for _, cid := range attached {
@@ -64,7 +63,7 @@ func (vm VM) disks(attached []CID) map[string]any {
 	return disks
 }
 
-// serve starts the services that VMs ask: metadata and registry.
+// serve starts the services that VMs use: metadata and registry.
 func (i *IaaS) serve() error {
 	if err := i.Net.AddAddress("lo", metadata.Address+"/32"); err != nil {
 		return err
@@ -81,8 +80,8 @@ func (i *IaaS) serve() error {
 	return nil
 }
 
-// userData returns the document that the agent finds first: the settings themselves or, for version 1 of the CPI
-// contract, the address of the registry that has them.
+// userData returns the document that the agent reads first: the settings or, for version 1 of the CPI contract, the
+// address of the registry.
 func (i *IaaS) userData(vm VM) ([]byte, error) {
 	if !vm.Registry {
 		return vm.Settings, nil
@@ -97,7 +96,7 @@ func (i *IaaS) userData(vm VM) ([]byte, error) {
 		"registry": map[string]string{"endpoint": endpoint}})
 }
 
-// The config drive as OpenStack makes it, which the stemcell's agent.json names.
+// The config drive as created by OpenStack. The stemcell's agent.json has these names.
 const (
 	driveLabel = "config-2"
 	driveMeta  = "ec2/latest/meta-data.json"
@@ -105,7 +104,7 @@ const (
 	driveID    = "config-drive"
 )
 
-// deliver puts the settings where the agent finds them.
+// deliver delivers the settings of a VM.
 func (i *IaaS) deliver(ctx context.Context, vm VM, m machine.Machine) error {
 	if err := i.publish(vm); err != nil {
 		return err
@@ -141,8 +140,8 @@ func (i *IaaS) deliver(ctx context.Context, vm VM, m machine.Machine) error {
 	return err
 }
 
-// publish writes the settings with the disks that are attached now into the registry. Agents of
-// version 2 and later keep the hints themselves, so that their settings are final.
+// publish writes the settings with the currently attached disks to the registry. Agents of version 2 and later store
+// the hints themselves, so their settings do not change.
 func (i *IaaS) publish(vm VM) error {
 	if !vm.Registry {
 		return nil
@@ -164,7 +163,7 @@ func (i *IaaS) publish(vm VM) error {
 	return nil
 }
 
-// withdraw takes a VM from the services and from the network.
+// withdraw removes a VM from the services and from the network.
 func (i *IaaS) withdraw(vm VM) error {
 	i.registry.Delete(vm.CID.String())
 	for _, n := range vm.Networks {

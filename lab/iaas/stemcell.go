@@ -22,7 +22,7 @@ import (
 
 const images = "images"
 
-// unfinished begins the names of images that are being imported.
+// unfinished is the prefix of images that are being imported.
 const unfinished = ".new-"
 
 func (i *IaaS) findStemcell(cid CID) (*Stemcell, error) {
@@ -35,17 +35,17 @@ func (i *IaaS) findStemcell(cid CID) (*Stemcell, error) {
 
 func (i *IaaS) saveStemcell(s Stemcell) error { return save(i, s.CID, i.stemcells, s) }
 
-// Upload is the caller's input for a new stemcell.
+// Upload is the input for a new stemcell.
 type Upload struct {
 	Image io.Reader
-	// Light is the digest of the image if Image is empty: the operator has put it into LightImages.
+	// Light is the digest of the image if Image is empty. The operator has put that image into LightImages.
 	Light    Digest
 	Tags     value.Metadata
 	Director value.Name
 }
 
-// CreateStemcell stores an image, whose format is detected from its content. The same bytes are
-// kept once, however many stemcells are made of them.
+// CreateStemcell stores an image, whose format it detects from the content. Stemcells with the same image share one
+// copy.
 func (i *IaaS) CreateStemcell(ctx context.Context, u Upload) (cid CID, err error) {
 	s := Stemcell{Base: Base{CID: newCID(Stemcells), Phase: Creating, Created: time.Now(),
 		Director: u.Director, Metadata: u.Tags}}
@@ -84,12 +84,12 @@ func (i *IaaS) CreateStemcell(ctx context.Context, u Upload) (cid CID, err error
 	return s.CID, nil
 }
 
-// LightImages returns the directory in which an operator places the images of light stemcells, one file each, named
-// by its SHA-256. It is beside the directory of the IaaS and exists independently of it.
+// LightImages returns the directory for images of light stemcells. An operator puts them there, each in a file named by
+// its SHA-256. The directory is beside that of the IaaS and does not depend on it.
 func LightImages(dir, name string) string { return Directory(dir, name) + "-light" }
 
-// receive stores the bytes of an image and returns their digest. Those of a light stemcell, whose upload is empty, are
-// in a file of the operator.
+// receive stores an image and returns its digest. The image of a light stemcell, whose upload is empty, is in a file of
+// the operator.
 func (u Upload) receive(lightDir, path string) (Digest, error) {
 	size, digest, err := receive(u.Image, path)
 	if err != nil || size > 0 {
@@ -116,8 +116,8 @@ func (u Upload) receive(lightDir, path string) (Digest, error) {
 	return digest, err
 }
 
-// receive stores bytes, as many as an image may have and the host has room for, and returns how many there are, and
-// their digest.
+// receive stores an image, up to the maximum size and the space that the host can spare. It returns the size and the
+// digest.
 func receive(from io.Reader, path string) (int64, Digest, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -132,12 +132,12 @@ func receive(from io.Reader, path string) (int64, Digest, error) {
 	return size, Digest{[sha256.Size]byte(h.Sum(nil))}, nil
 }
 
-// imagePath is that of an image, or of a file of it.
+// imagePath returns the path of an image, or of a file in it.
 func (i *IaaS) imagePath(digest Digest, file ...string) string {
 	return filepath.Join(append([]string{i.store.dir, images, digest.String()}, file...)...)
 }
 
-// importImage converts the upload in work, unless an image of that digest is there already.
+// importImage converts the upload in work, unless the image exists.
 func (i *IaaS) importImage(ctx context.Context, digest Digest, work string) error {
 	if _, err := os.Stat(i.imagePath(digest)); err == nil {
 		return nil
@@ -152,8 +152,8 @@ func (i *IaaS) importImage(ctx context.Context, digest Digest, work string) erro
 	return settle(converted, i.imagePath(digest))
 }
 
-// settle flushes everything below a directory and then gives it its name, under which it counts as complete also after
-// a power cut.
+// settle syncs everything below a directory and then renames it, so that a directory with its final name is complete
+// even after a power cut.
 func settle(work, path string) error {
 	dir, err := os.Open(work)
 	if err != nil {
@@ -169,8 +169,7 @@ func settle(work, path string) error {
 	return atomicfile.SyncDir(filepath.Dir(path))
 }
 
-// DeleteStemcell removes a stemcell. Its image stays as long as a VM is a layer over it. One that
-// is not there is no error.
+// DeleteStemcell deletes a stemcell. Its image is kept as long as a VM uses it. A missing stemcell is not an error.
 func (i *IaaS) DeleteStemcell(cid CID) error {
 	defer i.locks.lock(cid.String())()
 	i.mu.Lock()
@@ -191,7 +190,7 @@ func (i *IaaS) DeleteStemcell(cid CID) error {
 	return i.collect(gone.Image)
 }
 
-// used reports whether a stemcell or VM is made of an image.
+// used reports whether a stemcell or VM uses an image.
 func (i *IaaS) used(digest Digest) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -208,7 +207,7 @@ func (i *IaaS) used(digest Digest) bool {
 	return false
 }
 
-// collect removes an image that is not used any more; the caller has its lock.
+// collect removes an image that is no longer used. The caller holds its lock.
 func (i *IaaS) collect(digest Digest) error {
 	if digest == (Digest{}) || i.used(digest) {
 		return nil
@@ -216,7 +215,7 @@ func (i *IaaS) collect(digest Digest) error {
 	return os.RemoveAll(i.imagePath(digest))
 }
 
-// sweepImages removes what interrupted imports left behind, and images that are not used.
+// sweepImages removes unused images, and what interrupted imports have left.
 func (i *IaaS) sweepImages() error {
 	entries, err := os.ReadDir(filepath.Join(i.store.dir, images))
 	if errors.Is(err, os.ErrNotExist) {
@@ -234,7 +233,7 @@ func (i *IaaS) sweepImages() error {
 	return err
 }
 
-// tree is the root file system of an image, for containers.
+// tree returns the root file system of an image, for containers.
 func (i *IaaS) tree(ctx context.Context, digest Digest) (string, error) {
 	defer i.locks.lock("image " + digest.String())()
 	path := i.imagePath(digest, upload.Tree)

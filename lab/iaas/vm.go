@@ -21,22 +21,21 @@ import (
 	"cambium/lab/tree"
 )
 
-// The engines.
+// Engines of VMs.
 const (
 	QEMU      = "qemu"
 	Container = "container"
 )
 
-// The shape of a VM whose type says nothing.
+// Defaults of a VM type.
 const (
 	defaultCPU       = 1
 	defaultRAM       = 1024
 	defaultEphemeral = 10240
-	defaultRoot      = 10240 // releases are compiled on it by create-env
+	defaultRoot      = 10240 // create-env compiles releases on it
 )
 
-// UnmarshalJSON parses a VM type: each value is one of those that are known, or in its bounds, and what is not given
-// gets its default.
+// UnmarshalJSON parses a VM type. It checks each value against the known ones or its bounds, and sets defaults.
 func (s *Shape) UnmarshalJSON(data []byte) error {
 	type shape Shape                                // without this method
 	given := shape{EphemeralDisk: defaultEphemeral} // 0 is a value of its own: none
@@ -91,7 +90,7 @@ func (s Shape) complete() (Shape, error) {
 	return s, nil
 }
 
-// The kinds of firmware.
+// Kinds of firmware.
 const (
 	bios = "bios"
 	uefi = "uefi"
@@ -101,8 +100,8 @@ const (
 type Order struct {
 	AgentID     value.Name
 	Stemcell    CID
-	StemcellAPI int // version of the contract that the stemcell's agent knows
-	APIVersion  int // and that of the caller
+	StemcellAPI int // version of the CPI contract that the stemcell's agent supports
+	APIVersion  int // and the version of the caller
 	Shape       Shape
 	Networks    fabric.Networks
 	Env         json.RawMessage
@@ -110,7 +109,7 @@ type Order struct {
 	Agent       AgentDefaults
 }
 
-// AgentDefaults are the settings that the CPI's configuration gives to all agents.
+// AgentDefaults are settings of all agents, from the CPI's configuration.
 type AgentDefaults struct {
 	Mbus      string          `json:"mbus,omitempty"`
 	NTP       []value.Name    `json:"ntp,omitempty"`
@@ -135,17 +134,17 @@ func (i *IaaS) HasVM(cid CID) bool {
 
 func (i *IaaS) saveVM(vm VM) error { return save(i, vm.CID, i.vms, vm) }
 
-// machine is the machine of a VM that this holder has started, nil if it has not.
+// machine returns the machine of a VM, or nil if this holder has not started it.
 func (i *IaaS) machine(cid CID) machine.Machine {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.machines[cid]
 }
 
-// machineName is unique on this host.
+// machineName returns a name that is unique on this host.
 func (i *IaaS) machineName(cid CID) string { return i.runtimeName + "." + cid.String() }
 
-// CreateVM makes a VM and starts it. When that fails nothing is left of it.
+// CreateVM creates a VM and starts it. If that fails, it removes everything again.
 func (i *IaaS) CreateVM(ctx context.Context, o Order) (CID, fabric.Networks, error) {
 	vm := VM{Base: Base{CID: newCID(VMs), Phase: Creating, Created: time.Now(), Director: o.Director},
 		AgentID: o.AgentID, StemcellAPI: o.StemcellAPI, Shape: o.Shape}
@@ -180,8 +179,8 @@ func (i *IaaS) CreateVM(ctx context.Context, o Order) (CID, fabric.Networks, err
 	return vm.CID, vm.Networks, nil
 }
 
-// claim takes the stemcell's image and the addresses for the VM, in one step: from then on the
-// image stays and the addresses are refused to others.
+// claim reserves the stemcell's image and the addresses for the VM in one step. From then on the image is kept, and no
+// other VM gets the addresses.
 func (i *IaaS) claim(vm *VM, stemcell CID) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -201,7 +200,7 @@ func (i *IaaS) claim(vm *VM, stemcell CID) error {
 	return nil
 }
 
-// build makes what a VM consists of and starts it.
+// build creates the disks of a VM and starts it.
 func (i *IaaS) build(ctx context.Context, vm VM) error {
 	for _, d := range vm.local() {
 		if err := disk.Create(i.store.path(vm.CID, d.file), Size(d.size).bytes()); err != nil {
@@ -213,17 +212,17 @@ func (i *IaaS) build(ctx context.Context, vm VM) error {
 
 const machineDir = "machine"
 
-// localDisk is a disk that a VM has of its own.
+// localDisk is a disk that belongs to a VM.
 type localDisk struct {
 	id   string
-	file string // of its image
-	size int    // MiB
+	file string // of the image
+	size int    // in MiB
 }
 
-// rawSize is the size of the disk without a file system.
+// rawSize is the size of the raw disk in MiB.
 const rawSize = 1024
 
-// local are the disks of a VM that come and go with it.
+// local returns the disks that are created and deleted with a VM.
 func (vm VM) local() (all []localDisk) {
 	if vm.Shape.EphemeralDisk > 0 {
 		all = append(all, localDisk{ephemeralID(vm.CID), "ephemeral", vm.Shape.EphemeralDisk})
@@ -234,12 +233,12 @@ func (vm VM) local() (all []localDisk) {
 	return all
 }
 
-// ephemeralID is the serial number of the ephemeral disk, and rawID that of the raw one. They are as long as those of
-// persistent disks, so that none of them can be taken for another.
+// ephemeralID returns the serial number of the ephemeral disk, and rawID that of the raw one. They are as long as those
+// of persistent disks, so that they cannot be confused.
 func ephemeralID(vm CID) string { return "e-" + vm.digits() }
 func rawID(vm CID) string       { return "r-" + vm.digits() }
 
-// power makes the machine of a VM in this holder, if it has none yet, and switches it on.
+// power creates the machine of a VM, if this holder has none yet, and switches it on.
 func (i *IaaS) power(ctx context.Context, vm VM) error {
 	i.mu.Lock()
 	m, closing := i.machines[vm.CID], i.closing
@@ -270,7 +269,7 @@ func (i *IaaS) power(ctx context.Context, vm VM) error {
 	return nil
 }
 
-// assemble puts the machine of a VM together from its files.
+// assemble creates the machine of a VM from its files.
 func (i *IaaS) assemble(ctx context.Context, vm VM) (machine.Machine, error) {
 	_, cards, err := fabric.Plan(vm.CID.String(), vm.Networks)
 	if err != nil {
@@ -298,8 +297,8 @@ func (i *IaaS) assemble(ctx context.Context, vm VM) (machine.Machine, error) {
 	return m, nil
 }
 
-// needsDHCP reports whether a card gets its address from the network: in a dynamic one, and where the agent must
-// ask the network for its settings.
+// needsDHCP reports whether a card gets its address by DHCP: in a dynamic network, and if the agent needs the network
+// to get its settings.
 func needsDHCP(vm VM, c fabric.Card) bool {
 	dynamic := func(name value.Name) bool { return vm.Networks[name].Type == fabric.Dynamic }
 	return vm.Shape.Source == httpSource || slices.ContainsFunc(c.Networks, dynamic)
@@ -320,7 +319,7 @@ func (i *IaaS) attachAndDeliver(ctx context.Context, vm VM, m machine.Machine) e
 	return i.deliver(ctx, vm, m)
 }
 
-// engine returns the engine that makes the machine of a VM.
+// engine returns the engine for a VM.
 func (i *IaaS) engine(ctx context.Context, vm VM) (machine.Engine, error) {
 	if vm.Shape.Engine == Container {
 		path, err := i.tree(ctx, vm.Image)
@@ -342,11 +341,11 @@ func (i *IaaS) engine(ctx context.Context, vm VM) (machine.Engine, error) {
 		Memory: vm.Shape.RAM, CPUs: vm.Shape.CPU, RootBus: vm.Shape.DiskBus, UEFI: vm.Shape.Firmware == uefi}, nil
 }
 
-// restartPause is between the crash of a machine and its next start.
+// restartPause is the pause between the crash of a machine and its next start.
 const restartPause = 2 * time.Second
 
-// follow waits for the end of a machine. One that powers itself off stays off, as the Director's
-// create-swap-delete expects; one that crashes is restarted.
+// follow waits for the end of a machine. It restarts a machine that has crashed, but not one that has powered itself
+// off, as the Director's create-swap-delete strategy expects.
 func (i *IaaS) follow(cid CID, m machine.Machine, ended <-chan struct{}) {
 	<-ended
 	crashed := !m.PoweredOff()
@@ -380,7 +379,7 @@ func (i *IaaS) follow(cid CID, m machine.Machine, ended <-chan struct{}) {
 	delete(i.followed, cid)
 }
 
-// DeleteVM removes a VM; its persistent disks stay. One that is not there is no error.
+// DeleteVM deletes a VM and keeps its persistent disks. A missing VM is not an error.
 func (i *IaaS) DeleteVM(_ context.Context, cid CID) error {
 	defer i.locks.lock(cid.String())()
 	i.mu.Lock()
@@ -404,11 +403,10 @@ func (i *IaaS) DeleteVM(_ context.Context, cid CID) error {
 	return i.collect(vm.Image)
 }
 
-// deleteTimeout bounds the wait for a machine to end after its power is cut.
+// deleteTimeout bounds the wait for a machine to end after its power was cut.
 const deleteTimeout = time.Minute
 
-// forgetVM ends the machine of a VM, detaches its disks and removes everything of it, whatever
-// state it is in.
+// forgetVM ends the machine of a VM, detaches its disks and deletes its files, in any state.
 func (i *IaaS) forgetVM(cid CID) error {
 	if m := i.machine(cid); m != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), deleteTimeout)
@@ -435,7 +433,7 @@ func (i *IaaS) forgetVM(cid CID) error {
 	return i.forget(cid, func() { delete(i.vms, cid) })
 }
 
-// RebootVM switches a VM off and on, or on if it is off.
+// RebootVM reboots a VM, or starts it if it is off.
 func (i *IaaS) RebootVM(ctx context.Context, cid CID) error {
 	defer i.locks.lock(cid.String())()
 	vm, err := i.findVM(cid)
@@ -457,10 +455,10 @@ func (i *IaaS) RebootVM(ctx context.Context, cid CID) error {
 	return i.power(ctx, vm)
 }
 
-// rebootGrace bounds the time that a VM gets to shut down before its power is cut.
+// rebootGrace bounds how long a VM may take to shut down before its power is cut.
 const rebootGrace = 30 * time.Second
 
-// SetVMMetadata replaces what is known of a VM.
+// SetVMMetadata replaces the metadata of a VM.
 func (i *IaaS) SetVMMetadata(cid CID, metadata value.Metadata) error {
 	defer i.locks.lock(cid.String())()
 	vm, err := i.findVM(cid)

@@ -17,8 +17,9 @@ import (
 	assets "cambium/stemcell-assets"
 )
 
-// The layout: what boot loaders need is in front, so that the root can grow. A stemcell has an EFI system partition there, of
-// upstream's size, and GRUB for BIOS machines before it; the lab's image has GPT's partition for GRUB, which is smaller.
+// The layout. Boot loaders are at the start of the disk, so that the root partition can grow. A stemcell has an EFI
+// system partition of upstream's size, with GRUB for BIOS before it. The lab's image has a smaller GPT partition for
+// GRUB.
 const (
 	sectorSize = 512
 	mib        = int64(1) << 20
@@ -31,15 +32,15 @@ const (
 type builder struct {
 	tree, guest, work string
 	kernel            Kernel
-	// stemcell makes an image that boots by itself and has nothing of the lab in it.
+	// stemcell builds an image that boots by itself and contains nothing of the lab.
 	stemcell bool
-	hardened bool   // with the settings that audits ask for
-	loaders  string // the directory of the signed boot loaders
-	iaas     string // whose agent.json is put in
-	files    []file // put in with the agent
+	hardened bool   // with the settings that audits require
+	loaders  string // directory of the signed boot loaders
+	iaas     string // the IaaS whose agent.json is used
+	files    []file // files to write in addition to the agent
 }
 
-// file is a small file of the root file system.
+// file is a small file in the root file system.
 type file struct{ path, content string }
 
 func (b builder) build(ctx context.Context) error {
@@ -77,8 +78,7 @@ func (b builder) build(ctx context.Context) error {
 	return errors.Join(err, os.RemoveAll(layer.Dir))
 }
 
-// fill puts the kernel's modules, the stemcell's assets and, unless it is for a stemcell, the
-// lab's guest program into the root.
+// fill writes the kernel's modules, the stemcell's assets and, for the lab's machines, the guest program to the root.
 func (b builder) fill(ctx context.Context, root string) error {
 	modules := filepath.Join(root, "usr/lib/modules")
 	if b.kernel.Image == "" {
@@ -142,8 +142,8 @@ func (b builder) install(ctx context.Context, root string) error {
 	return run(ctx, "systemctl", "--root="+root, "--quiet", "enable", "cambium-guest.service")
 }
 
-// sandboxed are Debian's services whose sandboxes cost an emulated machine a second each, and time
-// at every system call. The lab's machines run them without; stemcells keep them.
+// sandboxed lists Debian's services whose sandboxes cost an emulated machine a second each, and time at every system
+// call. The lab's machines run them without a sandbox; stemcells keep it.
 var sandboxed = []string{"systemd-journald", "systemd-udevd", "systemd-networkd", "systemd-resolved", "systemd-timesyncd", "systemd-hostnamed"}
 
 const noSandbox = `[Service]
@@ -172,10 +172,12 @@ IPAddressDeny=
 DeviceAllow=
 `
 
-// rootUUID is the root file system's: the boot loader names it, and the same content is the same bytes.
+// rootUUID is the UUID of the root file system. It is fixed, because the boot loader names it and builds are
+// reproducible.
 const rootUUID = "63616d62-6975-6d20-8073-74656d63656c"
 
-// bootConfig returns the boot loader's configuration, in the root file system: the agent edits it there, for IPv6.
+// bootConfig returns the path of the boot loader's configuration in the root file system, where the agent edits it for
+// IPv6.
 func (b builder) bootConfig() string {
 	protection, audit := "", ""
 	if b.hardened {
@@ -187,14 +189,14 @@ func (b builder) bootConfig() string {
 		"initrd /boot/initrd\nboot\n"
 }
 
-// labTable is a GPT, whose partition has a name by which the lab's machines find it; stemcellTable is an MBR with the
-// partitions of upstream's EFI stemcells. BIOS machines boot it as well: their boot loader lies in front of both.
+// labTable is a GPT. The lab's machines find the partition by its name. stemcellTable is an MBR with the partitions of
+// upstream's EFI stemcells. BIOS machines can boot it, too, because their boot loader is before both partitions.
 const (
 	labTable      = "label: gpt\n14 : start=%[1]d, size=%[2]d, type=21686148-6449-6E6F-744E-656564454649, name=boot\n1 : start=%[3]d, size=%[4]d, type=L, name=" + guest.RootName + "\n"
 	stemcellTable = "label: dos\nlabel-id: 0x63616d62\n1 : start=%[1]d, size=%[5]d, type=ef, bootable\n2 : start=%[3]d, size=%[4]d, type=83\n"
 )
 
-// makeDisk makes a partitioned disk with an ext4 that holds a copy of root.
+// makeDisk creates a partitioned disk with an ext4 that contains a copy of root.
 func makeDisk(ctx context.Context, root, disk, table string) error {
 	used, err := treeSize(root)
 	if err != nil {
@@ -218,7 +220,7 @@ func makeDisk(ctx context.Context, root, disk, table string) error {
 	return run(ctx, "mke2fs", "-q", "-F", "-t", "ext4", "-L", "root", "-U", rootUUID, "-E", fmt.Sprintf("offset=%d", rootStart), "-d", root, disk, fmt.Sprintf("%dk", size>>10))
 }
 
-// treeSize returns the disk space that the files of a tree occupy, in bytes.
+// treeSize returns the disk space that the files of a tree use, in bytes.
 func treeSize(root string) (size int64, err error) {
 	err = filepath.WalkDir(root, func(_ string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -236,7 +238,7 @@ func treeSize(root string) (size int64, err error) {
 	return size, err
 }
 
-// bake copies a disk and puts the agent and the files into the copy.
+// bake copies a disk, and writes the agent and the files to the copy.
 func bake(ctx context.Context, from, to, agent string, files []file) error {
 	if err := run(ctx, "cp", "--sparse=always", "--reflink=auto", from, to); err != nil {
 		return err
@@ -261,7 +263,7 @@ func bake(ctx context.Context, from, to, agent string, files []file) error {
 	return nil
 }
 
-// debugfs changes the root file system of a disk that no machine uses. It ends with status 0 whatever happened.
+// debugfs changes the root file system of a disk that is not in use. Its exit status is always 0, so check the output.
 func debugfs(ctx context.Context, disk, commands string) (string, error) {
 	cmd := exec.CommandContext(ctx, "debugfs", "-w", "-f", "-", fmt.Sprintf("%s?offset=%d", disk, rootStart))
 	cmd.Stdin = strings.NewReader(commands)
@@ -269,8 +271,7 @@ func debugfs(ctx context.Context, disk, commands string) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
-// putInto writes a file of this host into the root file system of a disk that no machine uses.
-// The directory is there already.
+// putInto writes a file of the host to the root file system of a disk that is not in use. The directory must exist.
 func putInto(ctx context.Context, disk, file, path string, mode fs.FileMode) error {
 	commands := fmt.Sprintf("rm %[1]s\nwrite %[2]s %[1]s\nset_inode_field %[1]s mode 0%[3]o\nset_inode_field %[1]s uid 0\nset_inode_field %[1]s gid 0\nstat %[1]s\n",
 		path, file, 0o100000|mode.Perm())
@@ -285,7 +286,7 @@ func putInto(ctx context.Context, disk, file, path string, mode fs.FileMode) err
 	return nil
 }
 
-// Extract reads a file of the root file system of a disk that no machine uses.
+// Extract reads a file in the root file system of a disk that is not in use.
 func Extract(ctx context.Context, disk, path string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "debugfs", "-R", "cat "+path, fmt.Sprintf("%s?offset=%d", disk, rootStart))
 	var words strings.Builder

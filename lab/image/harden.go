@@ -13,13 +13,13 @@ import (
 	assets "cambium/stemcell-assets"
 )
 
-// setID are the programs that keep their set-user-ID bit: how people become root.
+// setID lists the programs that keep their set-user-ID bit, by which people become root.
 var setID = []string{"usr/bin/su", "usr/bin/sudo"}
 
-// minDays matches the line of login.defs that says how old a password must be before its owner may change it.
+// minDays matches the line of login.defs with the minimum age of a password before its owner may change it.
 var minDays = regexp.MustCompile(`(?m)^PASS_MIN_DAYS\s.*$`)
 
-// harden gives the tree of a stemcell the settings that audits ask for, beyond the files of PutHardened.
+// harden applies the settings that audits require to a stemcell's tree, besides the files of PutHardened.
 func harden(ctx context.Context, root string, dir *os.Root) error {
 	if err := assets.PutHardened(root); err != nil {
 		return err
@@ -49,7 +49,7 @@ func harden(ctx context.Context, root string, dir *os.Root) error {
 	return stripSetID(dir)
 }
 
-// stripSetID takes the set-user-ID and set-group-ID bits of all programs but those of setID.
+// stripSetID removes the set-user-ID and set-group-ID bits of all programs except those of setID.
 func stripSetID(dir *os.Root) error {
 	return fs.WalkDir(dir.FS(), ".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() || slices.Contains(setID, path) {
@@ -63,8 +63,8 @@ func stripSetID(dir *os.Root) error {
 	})
 }
 
-// bootPassword returns the lines that ask at the boot loader's prompt for a password that does not exist: the hash is of
-// none that anybody has. The machine boots without it.
+// bootPassword returns lines that protect the boot loader's prompt with a password that nobody has, because the hash is
+// of no password. The machine boots without it.
 func bootPassword() string {
 	salt := sha512.Sum512([]byte("salt"))
 	hash := sha512.Sum512(salt[:])

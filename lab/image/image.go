@@ -1,7 +1,6 @@
-// Package image makes disk images for virtual machines from the lab's Debian tree: a partition
-// table, a root file system that can grow, a kernel and a small initial RAM disk, with the
-// agent installed as into a stemcell. Nothing is mounted from an image and no loop device is
-// used. Images are kept in a cache under names that are derived from everything that is in them.
+// Package image builds disk images for virtual machines from the lab's Debian tree: a partition table, a root file
+// system that can grow, a kernel and a small initial RAM disk, with the agent installed as in a stemcell. It mounts no
+// image and uses no loop devices. Images are cached under names derived from their content.
 package image
 
 import (
@@ -26,40 +25,40 @@ import (
 	assets "cambium/stemcell-assets"
 )
 
-// recipe changes when the code below makes other images of the same parts.
+// recipe must be changed when the code below builds other images from the same parts.
 const recipe = "8"
 
-// GuestProgram is the path of the lab's guest program in an image.
+// GuestProgram is the path of the guest program in an image.
 const GuestProgram = "/usr/local/sbin/cambium-guest"
 
-// Where the installer puts the agent, and its second name.
+// Paths at which the installer puts the agent, and its second name.
 const (
 	agentPath       = "/var/vcap/bosh/bin/bosh-agent"
 	monitAccessPath = "/var/vcap/bosh/etc/bosh-enable-monit-access"
 )
 
-// modules are loaded from the initial RAM disk: what it takes to see the root disk and, for
-// the lab, the serial port. The system loads all others itself.
+// modules lists what the initial RAM disk loads: the modules for the root disk and, for the lab, the serial port. The
+// system itself loads the others.
 var modules = []string{"virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk",
 	"scsi_common", "scsi_mod", "sd_mod", "virtio_scsi", "nvme-common", "nvme-core", "nvme", "virtio_console"}
 
-// cloudModules are the drivers for root disks of further hypervisors: Xen, Hyper-V, VMware and plain SATA or IDE.
-// They are loaded only if no root disk appears without them, since drivers that refuse another hypervisor and empty
-// SATA and IDE ports cost time.
+// cloudModules lists the drivers of root disks on other hypervisors: Xen, Hyper-V, VMware, and plain SATA or IDE. They
+// are loaded only if no root disk appears without them, because they take time even if they find nothing.
 var cloudModules = []string{"xen-blkfront", "hv_vmbus", "scsi_transport_fc", "hv_storvsc", "vmw_pvscsi", "libata", "ata_piix", "libahci", "ahci"}
 
-// Cache is a directory of images. It also holds the Debian trees.
+// Cache is a directory with images and Debian trees.
 type Cache struct {
 	Dir string
-	// Guest is the lab's guest program; one beside this executable, or built with Go, if empty.
+	// Guest is the path of the guest program. If it is empty, the one beside this executable is used, or one is built
+	// with Go.
 	Guest string
-	// Progress is called with what takes long; nil for none.
+	// Progress is called at the start of long operations; may be nil.
 	Progress func(format string, args ...any)
 }
 
-// Image is a bootable disk with the parts that QEMU can also be handed directly.
+// Image is a bootable disk. QEMU can also load its kernel and initial RAM disk directly.
 type Image struct {
-	Disk   string // raw; never written to
+	Disk   string // raw image, never changed
 	Kernel string
 	Initrd string
 }
@@ -70,12 +69,12 @@ func (c Cache) progress(format string, args ...any) {
 	}
 }
 
-// done ends a stage that progress has begun.
+// done ends a stage that progress has announced.
 func (c Cache) done(begin time.Time, made string) {
 	c.progress("done: %d MiB in %.0f s", diskUsage(made)>>20, time.Since(begin).Seconds())
 }
 
-// Missing says what this host lacks to make images.
+// Missing returns an error for what this host lacks to build images.
 func Missing() error {
 	var lacks []string
 	if os.Geteuid() != 0 {
@@ -92,7 +91,7 @@ func Missing() error {
 	return nil
 }
 
-// Ensure returns the lab's image with the given agent in it.
+// Ensure returns the lab's image with the agent. It builds the image if it does not exist.
 func (c Cache) Ensure(ctx context.Context, agent string) (Image, error) {
 	return c.ensure(ctx, agent, builder{iaas: "qemu"})
 }
@@ -118,8 +117,8 @@ func (c Cache) ensure(ctx context.Context, agent string, b builder) (Image, erro
 	return Image{Disk: filepath.Join(dir, "disk"), Kernel: filepath.Join(base, "kernel"), Initrd: filepath.Join(base, "initrd")}, nil
 }
 
-// once makes a directory through f unless it is there, and holds it. Of several processes that want it at
-// once, one makes it and the others wait.
+// once calls f to build a directory, unless it exists, and holds it. If several processes call it at the same time, one
+// builds and the others wait.
 func (c Cache) once(dir string, f func(work string) error) error {
 	if err := tree.Hold(dir); !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -156,7 +155,7 @@ func (c Cache) once(dir string, f func(work string) error) error {
 	return tree.Hold(dir)
 }
 
-// base ensures an image of everything but the agent, which changes all the time, and returns its directory.
+// base ensures an image without the agent, which changes most often, and returns its directory.
 func (c Cache) base(ctx context.Context, b builder) (string, error) {
 	if err := Missing(); err != nil {
 		return "", err
@@ -211,7 +210,7 @@ func (c Cache) base(ctx context.Context, b builder) (string, error) {
 	})
 }
 
-// The programs of machines: the lab's guest program, and the first program of stemcells.
+// Names of programs: the lab's guest program, and the first program of stemcells.
 const (
 	labGuest     = "lab-guest"
 	firstProgram = "stemcell-init"
@@ -222,7 +221,7 @@ var programPackages = map[string]string{
 	firstProgram: "cambium/lab/guest/first",
 }
 
-// program finds or builds a program.
+// program returns the path of a program. It builds the program if it does not exist.
 func (c Cache) program(ctx context.Context, name string) (string, error) {
 	if c.Guest != "" && name == labGuest {
 		return c.Guest, nil
@@ -268,7 +267,7 @@ func fileDigest(path string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// ramDisk is the initial RAM disk.
+// ramDisk returns the initial RAM disk.
 func ramDisk(program string, kernel Kernel, fallback ...string) ([]byte, error) {
 	var a initrd.Archive
 	a.Dir("proc", "sys", "root")
@@ -279,7 +278,8 @@ func ramDisk(program string, kernel Kernel, fallback ...string) ([]byte, error) 
 	return a.Bytes()
 }
 
-// Trial is Debian's kernel with an initial RAM disk in dir and no root disk: enough to see whether a virtual machine runs.
+// Trial returns an image of Debian's kernel with an initial RAM disk in dir, and no root disk. It is enough to find out
+// whether virtual machines run.
 func (c Cache) Trial(ctx context.Context, dir string) (Image, error) {
 	kernel, err := c.EnsureKernel(ctx)
 	if err != nil {

@@ -6,26 +6,26 @@ import (
 	"strings"
 )
 
-// Infrastructure describes the properties that the stemcells of one IaaS share: names that CPIs and the Director
-// know, and the format of the image.
+// Infrastructure describes the stemcells of one IaaS: names that CPIs and the Director know, and the format of the
+// image.
 type Infrastructure struct {
 	Name string
-	// Hypervisor is the one of cloud_properties; NameHypervisor is the one of names, if it differs.
+	// Hypervisor is the hypervisor in cloud_properties. NameHypervisor is the one in names, if it differs.
 	Hypervisor, NameHypervisor string
 	DiskFormat                 string
-	Formats                    []string // stemcell_formats
-	// Cloud are further lines of cloud_properties.
+	Formats                    []string // value of stemcell_formats
+	// Cloud has additional lines of cloud_properties.
 	Cloud []string
-	// Member is the disk's name in the image's tarball.
+	// Member is the name of the disk in the image's tarball.
 	Member string
-	// convert are qemu-img's arguments that make the member from a raw disk; none leaves it raw.
+	// convert has the arguments of qemu-img to convert the raw disk. If it is empty, the disk stays raw.
 	convert []string
-	// Container means that the image is the tree of files itself.
+	// Container means that the image is a root file system.
 	Container bool
-	// bzip2 means that the image is the disk itself, compressed.
+	// bzip2 means that the image is the compressed disk.
 	bzip2 bool
 	ovf   bool
-	// sizeUnit is the unit, in bytes, to which the size of the raw disk is rounded up; 0 permits any size.
+	// sizeUnit is the unit in bytes to which the size of the raw disk is rounded up; 0 means no rounding.
 	sizeUnit int64
 }
 
@@ -34,7 +34,7 @@ const (
 	auto = "auto_disk_config: true"
 )
 
-// Infrastructures are the IaaS that stemcells are made for.
+// Infrastructures lists the IaaS for which stemcells can be built.
 var Infrastructures = []Infrastructure{
 	{Name: "openstack", Hypervisor: "kvm", DiskFormat: "qcow2", Formats: []string{"openstack-qcow2", "openstack-raw"}, Cloud: []string{auto}, Member: "root.img",
 		convert: []string{"-O", "qcow2", "-c", "-o", "compat=0.10"}},
@@ -51,10 +51,10 @@ var Infrastructures = []Infrastructure{
 		convert: []string{"-O", "vpc", "-o", "subformat=dynamic"}, bzip2: true},
 }
 
-// sameAs are IaaS whose CPIs take the stemcell of another.
+// sameAs maps IaaS to others whose stemcells their CPIs use.
 var sameAs = map[string]string{"docker": "warden", "virtualbox": "vsphere", "vcloud": "vsphere"}
 
-// FindInfrastructure finds one by name.
+// FindInfrastructure returns the infrastructure with a name.
 func FindInfrastructure(name string) (Infrastructure, error) {
 	if other, found := sameAs[name]; found {
 		name = other
@@ -66,7 +66,7 @@ func FindInfrastructure(name string) (Infrastructure, error) {
 	return Infrastructures[i], nil
 }
 
-// InfrastructureNames are the names that FindInfrastructure knows.
+// InfrastructureNames lists the names that FindInfrastructure knows.
 func InfrastructureNames() []string {
 	var names []string
 	for _, i := range Infrastructures {
@@ -79,7 +79,7 @@ func InfrastructureNames() []string {
 	return names
 }
 
-// slug is the part of names that tells IaaS, hypervisor and operating system.
+// slug returns the part of names with IaaS, hypervisor and operating system.
 func (i Infrastructure) slug() string {
 	hypervisor := i.Hypervisor
 	if i.NameHypervisor != "" {

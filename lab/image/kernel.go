@@ -12,17 +12,17 @@ import (
 // Kernel is Debian's kernel for virtual machines, unpacked but not installed.
 type Kernel struct {
 	Image   string // the compressed kernel
-	Modules string // the directory that holds lib/modules/VERSION's content
+	Modules string // the directory with the content of lib/modules/VERSION
 	Version string
 }
 
-// kernelPackage is small and has the drivers of virtual machines.
+// kernelPackage is a small kernel with the drivers of virtual machines.
 const kernelPackage = "linux-image-cloud-amd64"
 
-// kernelDir is its place in the cache.
+// kernelDir is the name of the kernel in the cache.
 const kernelDir = "kernel-of-release-" + kernelPackage
 
-// EnsureKernel returns the kernel, which is fetched once.
+// EnsureKernel returns the kernel. It downloads the kernel if it is not in the cache.
 func (c Cache) EnsureKernel(ctx context.Context) (Kernel, error) {
 	dir := filepath.Join(c.Dir, kernelDir)
 	err := c.once(dir, func(work string) error {
@@ -44,8 +44,8 @@ func findKernel(dir string) (Kernel, error) {
 	return Kernel{Image: images[0], Modules: filepath.Join(dir, "lib", "modules", version), Version: version}, nil
 }
 
-// fetchKernel takes the kernel of Debian's last point release, not the one of its security updates: those come without
-// the months of use, and 6.1.192 dereferences NULL in ext4_mb_load_buddy_gfp when ext4's cached bitmaps were reclaimed.
+// fetchKernel downloads the kernel of Debian's last point release, and not the one of its security updates, which has
+// less testing behind it: 6.1.192 dereferences NULL in ext4_mb_load_buddy_gfp if ext4's cached bitmaps were reclaimed.
 func fetchKernel(ctx context.Context, dir string) error {
 	const script = `cd "$1"
 . /etc/os-release
@@ -58,11 +58,11 @@ dpkg-deb -x *.deb . && rm -rf *.deb usr boot/System.map*`
 	return unpackPackages(ctx, script, dir, kernelPackage)
 }
 
-// loadersDir is the place of the signed boot loaders in the cache.
+// loadersDir is the name of the signed boot loaders in the cache.
 const loadersDir = "signed-boot-loaders"
 
-// ensureLoaders returns the directory of the boot loaders for EFI, which are fetched once. They are not installed on this
-// host: their packages would change how it boots.
+// ensureLoaders returns the directory of the boot loaders for EFI. It downloads them if they are not in the cache. It
+// does not install their packages, which would change how this host boots.
 func (c Cache) ensureLoaders(ctx context.Context) (string, error) {
 	dir := filepath.Join(c.Dir, loadersDir)
 	err := c.once(dir, func(work string) error {
@@ -79,7 +79,7 @@ for p in *.deb; do dpkg-deb -x $p .; done && rm -rf *.deb usr/share`
 	return dir, nil
 }
 
-// unpackPackages runs a script that fetches packages into dir and unpacks them.
+// unpackPackages runs a script that downloads packages to dir and unpacks them.
 func unpackPackages(ctx context.Context, script, dir string, packages ...string) error {
 	if _, err := exec.LookPath("apt-get"); err != nil {
 		return fmt.Errorf("packages %s are needed, but this host has no apt-get", strings.Join(packages, " and "))

@@ -7,8 +7,8 @@ import (
 	"os"
 )
 
-// descriptor describes a virtual machine to vSphere: one processor, 512 MB, a paravirtual SCSI controller with the disk
-// at 0:0 and a CD-ROM drive that the CPI connects. Debian's kernel for clouds has no driver of the LSI controller.
+// descriptor describes a virtual machine for vSphere: one processor, 512 MB, a paravirtual SCSI controller with the
+// disk at 0:0, and a CD-ROM drive that the CPI connects. Debian's cloud kernel has no driver for the LSI controller.
 const descriptor = `<?xml version="1.0" encoding="UTF-8"?>
 <Envelope xmlns="http://schemas.dmtf.org/ovf/envelope/1" xmlns:ovf="http://schemas.dmtf.org/ovf/envelope/1" xmlns:rasd="http://schemas.dmtf.org/wbem/wscim/1/cim-schema/2/CIM_ResourceAllocationSettingData" xmlns:vmw="http://www.vmware.com/schema/ovf" xmlns:vssd="http://schemas.dmtf.org/wbem/wscim/1/cim-schema/2/CIM_VirtualSystemSettingData">
   <References><File ovf:href="image-disk1.vmdk" ovf:id="file1" ovf:size="%[2]d"/></References>
@@ -35,7 +35,7 @@ const descriptor = `<?xml version="1.0" encoding="UTF-8"?>
 </Envelope>
 `
 
-// addOVF adds the description of the machine and the digests of description and disk, which vSphere compares.
+// addOVF adds the description, and the digests of description and disk, which vSphere checks.
 func addOVF(w *tar.Writer, name, raw, vmdk string) error {
 	capacity, err1 := os.Stat(raw)
 	size, err2 := os.Stat(vmdk)

@@ -15,8 +15,8 @@ import (
 	"cambium/lab/tree"
 )
 
-// How many images with agents are kept, how long an unused one is kept at least and at most, and
-// how long one without an agent is, which takes longer to make.
+// The number of images with agents that are kept, the minimum and the maximum time for which an unused one is kept, and
+// the time for one without an agent, which takes longer to build.
 const (
 	keepImages = 4
 	keepShort  = 6 * time.Hour
@@ -24,7 +24,7 @@ const (
 	keepBase   = 7 * 24 * time.Hour
 )
 
-// imagePrefix begins the names of images, agentPart is in those that have an agent.
+// imagePrefix is the prefix of images, and agentPart is in the names of those with an agent.
 const (
 	imagePrefix = "vm-"
 	agentPart   = "-agent-"
@@ -32,7 +32,7 @@ const (
 	lockSuffix  = ".lock"
 )
 
-// prune removes images that have not been used for long, before another one is made.
+// prune removes images that were not used for a long time, before another one is built.
 func (c Cache) prune() {
 	found, err := os.ReadDir(c.Dir)
 	if err != nil {
@@ -63,14 +63,14 @@ func (c Cache) prune() {
 	}
 }
 
-// DefaultOlder is the usual value of PruneOptions.Older, the time for which an unused image or tree is kept.
+// DefaultOlder is the default of PruneOptions.Older for callers.
 const DefaultOlder = keepLong
 
-// PruneOptions say what to remove.
+// PruneOptions selects what to remove.
 type PruneOptions struct {
-	// Older removes images, and trees of other recipes, that were not used for so long.
+	// Older selects images, and trees of other recipes, that were not used for that long.
 	Older time.Duration
-	// All removes everything; it is made again when it is needed.
+	// All selects everything, which is built again when it is needed.
 	All bool
 	// DryRun only reports what would be removed.
 	DryRun bool
@@ -79,7 +79,7 @@ type PruneOptions struct {
 // Entry is a tree, an image or another part of the cache.
 type Entry struct {
 	Name  string    `json:"name"`
-	Bytes int64     `json:"bytes"` // on disk
+	Bytes int64     `json:"bytes"` // size on disk
 	Used  time.Time `json:"last_used"`
 }
 
@@ -89,8 +89,8 @@ type Pruned struct {
 	InUse   []Entry `json:"in_use"`
 }
 
-// Prune removes trees of other recipes, images that have not been used lately, and what killed builds have left; or
-// everything. What a process holds or makes stays.
+// Prune removes trees of other recipes, images that were not used lately, and what killed builds have left; or
+// everything. It keeps what a process holds or builds.
 func (c Cache) Prune(o PruneOptions) (p Pruned, err error) {
 	found, err := os.ReadDir(c.Dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -118,7 +118,7 @@ func (c Cache) Prune(o PruneOptions) (p Pruned, err error) {
 	return p, nil
 }
 
-// diskUsage returns the disk space that removing path frees, in bytes; hard links are counted once.
+// diskUsage returns the disk space in bytes that removing path would free. It counts hard links once.
 func diskUsage(path string) (bytes int64) {
 	seen := map[uint64]bool{}
 	_ = filepath.WalkDir(path, func(_ string, d fs.DirEntry, err error) error {
@@ -138,18 +138,17 @@ func diskUsage(path string) (bytes int64) {
 	return bytes
 }
 
-// ours reports whether an entry is one that the cache makes: the directory is the operator's choice and
-// may hold other things.
+// ours reports whether an entry belongs to the cache, since an operator may choose a directory with other content.
 func ours(name string) bool {
 	prefixes := []string{tree.Prefix, tree.StemcellPrefix, imagePrefix, kernelDir, loadersDir, kvmPrefix}
 	return !strings.HasSuffix(name, lockSuffix) && (name == labGuest || name == firstProgram ||
 		slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) }))
 }
 
-// kvmPrefix begins the notes of whether KVM works on this host, see the QEMU engine.
+// kvmPrefix is the prefix of the files that record whether KVM works on this host; see the QEMU engine.
 const kvmPrefix = "kvm-"
 
-// stale reports whether an entry of the cache is not used by the present programs.
+// stale reports whether a killed build has left an entry, or this version does not use it and it is older than older.
 func (c Cache) stale(name string, ago, older time.Duration) bool {
 	debian := tree.Cache{Dir: c.Dir}.Path()
 	switch {
@@ -163,7 +162,7 @@ func (c Cache) stale(name string, ago, older time.Duration) bool {
 	return ago > older && slices.ContainsFunc(prefixes, begins)
 }
 
-// remove removes an entry, unless a process uses it or is making it: that one has its lock. With dry it only tells.
+// remove removes an entry, unless a process holds or builds it. With dry it only reports whether it would.
 func (c Cache) remove(name string, dry bool) (bool, error) {
 	path := filepath.Join(c.Dir, name)
 	lock, err := os.OpenFile(strings.TrimSuffix(path, workSuffix)+lockSuffix, os.O_CREATE|os.O_RDWR, 0o600)

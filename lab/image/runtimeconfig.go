@@ -8,6 +8,6 @@ import (
 //go:embed runtime-config.yml
 var runtimeConfig string
 
-// RuntimeConfig returns a Director's runtime config with the releases that run on every VM, for the operating system of
-// these stemcells. Versions and the log server are variables.
+// RuntimeConfig returns a Director's runtime config with the releases that run on every VM of these stemcells. Versions
+// and the log server are variables.
 func RuntimeConfig() string { return strings.ReplaceAll(runtimeConfig, "OS", operatingSystem) }

@@ -22,26 +22,26 @@ import (
 	"github.com/klauspost/compress/gzip"
 )
 
-// operatingSystem is the stemcell's, as deployment manifests name it.
+// operatingSystem is the stemcell's operating system in deployment manifests.
 const operatingSystem = "debian-" + tree.Suite
 
 // Stemcell is the metadata of a stemcell.
 type Stemcell struct {
 	Version string
 	IaaS    string // "openstack" if empty
-	// Commit is the commit that it was built from, 40 digits; empty if unknown.
+	// Commit is the commit of the build, 40 digits; empty if unknown.
 	Commit string
 	// Made is the time of the commit.
 	Made time.Time
-	// Plain leaves out the settings that audits ask for.
+	// Plain omits the settings that audits require.
 	Plain bool
 }
 
-// versions matches the versions that the Director's version class parses: numbers and words with dots, a pre-release
-// after "-" and a post-release after "+".
+// versions matches versions that the Director can parse: words and numbers separated by dots, a pre-release after "-"
+// and a post-release after "+".
 var versions = regexp.MustCompile(`^[0-9A-Za-z_]+(\.[0-9A-Za-z_]+)*(-[0-9A-Za-z_]+(\.[0-9A-Za-z_]+)*)?(\+[0-9A-Za-z_]+(\.[0-9A-Za-z_]+)*)?$`)
 
-// CheckVersion refuses a version that the Director could not parse or sort.
+// CheckVersion returns an error for a version that the Director cannot parse or sort.
 func CheckVersion(version string) error {
 	if !versions.MatchString(version) {
 		return fmt.Errorf("stemcell version %q: a Director cannot parse it; want one like 1.2.3 or 0.5.0-dev.1", version)
@@ -49,8 +49,8 @@ func CheckVersion(version string) error {
 	return nil
 }
 
-// DevVersion is the version of a stemcell with an agent that was not released: below every release, and later commits
-// above earlier ones.
+// DevVersion returns the version of a stemcell with an unreleased agent. It sorts before every release, and by the time
+// of the commit.
 func DevVersion(commitTime, commit string) string {
 	version := "0." + commitTime + ".0-dev." + commit
 	if commitTime == "" || commit == "" || CheckVersion(version) != nil {
@@ -59,10 +59,11 @@ func DevVersion(commitTime, commit string) string {
 	return version
 }
 
-// diskSize is the minimum size of the disk of a machine of the stemcell, in MiB.
+// diskSize is the minimum disk size of the stemcell's VMs in MiB.
 const diskSize = 5120
 
-// EnsureStemcell returns the tarball of a stemcell with the given agent.
+// EnsureStemcell returns the path of the tarball of a stemcell with the agent. It builds the tarball if it does not
+// exist.
 func (c Cache) EnsureStemcell(ctx context.Context, agent string, s Stemcell) (string, error) {
 	if s.IaaS == "" {
 		s.IaaS = "openstack"
@@ -105,7 +106,7 @@ func (c Cache) EnsureStemcell(ctx context.Context, agent string, s Stemcell) (st
 	return filepath.Join(dir, p.file()), err
 }
 
-// files returns the files that a stemcell of one IaaS and version has besides the agent.
+// files returns the files of a stemcell for one IaaS and version, besides the agent.
 func (s Stemcell) files(i Infrastructure) ([]file, error) {
 	config, err := assets.AgentJSON(i.Name)
 	if err != nil {
@@ -122,7 +123,7 @@ func (s Stemcell) files(i Infrastructure) ([]file, error) {
 	return files, nil
 }
 
-// container returns a directory with a tree of files for a container, packed, and its lists.
+// container returns a directory with the packed root file system for containers, and its lists.
 func (c Cache) container(ctx context.Context, agent string, b builder) (string, error) {
 	root, err := tree.Cache{Dir: c.Dir}.Ensure(ctx)
 	if err != nil {
@@ -165,13 +166,13 @@ func (c Cache) container(ctx context.Context, agent string, b builder) (string, 
 	})
 }
 
-// packer makes a stemcell's tarball.
+// packer builds a stemcell's tarball.
 type packer struct {
 	stemcell       Stemcell
 	infrastructure Infrastructure
 	agent          string
-	disk           string // raw
-	lists          string // the directory with what builder.writeLists has written
+	disk           string // a raw image
+	lists          string // the directory with the output of builder.writeLists
 	work           string
 }
 
@@ -181,7 +182,8 @@ func (p packer) file() string {
 	return "bosh-stemcell-" + p.stemcell.Version + "-" + p.infrastructure.slug() + ".tgz"
 }
 
-// manifest is stemcell.MF. The Director, the CLI and the CPI read it. Versions are quoted: 1.10 is not a number.
+// manifest returns stemcell.MF, which the Director, the CLI and the CPI read. Versions are quoted, because 1.10 is not
+// a number.
 func (p packer) manifest(digest string) string {
 	i := p.infrastructure
 	var b strings.Builder
@@ -212,7 +214,7 @@ cloud_properties:
 	return b.String()
 }
 
-// pack writes the tarball, with the members that upstream's packager writes, in its order.
+// pack writes the tarball, with the same members and order as upstream's packager.
 func (p packer) pack(ctx context.Context, file string) error {
 	image := file + ".image"
 	defer func() { _ = os.Remove(image) }()
@@ -246,7 +248,7 @@ func (p packer) pack(ctx context.Context, file string) error {
 	return errors.Join(err, w.Close(), zip.Close(), out.Close())
 }
 
-// bill lists what is in the stemcell with an image: Debian's packages and the agent's modules.
+// bill returns the bill of materials of an image: Debian's packages and the agent's modules.
 func (p packer) bill(image string) (sbom.Product, error) {
 	product := sbom.Product{Name: p.name(), Version: p.stemcell.Version, Made: p.stemcell.Made}
 	digest, err1 := fileDigest(image)
@@ -312,7 +314,7 @@ func sha1File(path string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), err
 }
 
-// epoch is the time of everything in the tarball: the same content is the same bytes.
+// epoch is the time of all files in the tarball, so that builds are reproducible.
 var epoch = time.Unix(0, 0)
 
 func addBytes(w *tar.Writer, name string, data []byte) error {

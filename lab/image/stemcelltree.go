@@ -19,24 +19,24 @@ import (
 	assets "cambium/stemcell-assets"
 )
 
-// stemcellPackages are the packages that a stemcell has in addition to the lab's tree: the log daemon, cron, chrony, which
-// takes timesyncd's place, a judge of passwords, programs that the scripts of releases call, and compilers.
+// stemcellPackages lists the packages of a stemcell beyond those of the lab's tree: a log daemon, cron, chrony, which
+// replaces timesyncd, a password quality checker, programs that releases' scripts call, and compilers.
 var stemcellPackages = append([]string{
 	"rsyslog", "rsyslog-gnutls", "rsyslog-relp", "cron", "auditd", "chrony", "libpam-pwquality", "netcat-openbsd", "runit", "rsync", "psmisc", "lsof", "unzip", "bind9-dnsutils", "net-tools", "ethtool", "iputils-ping", "iputils-arping", "iptables", "gdisk", "quota",
 	"curl", "wget", "file", "gawk",
 }, devTools...)
 
-// devTools are the packages whose files remove_dev_tools removes.
+// devTools lists the packages whose files remove_dev_tools removes.
 var devTools = []string{"build-essential", "binutils", "gcc", "g++", "gcc-12", "g++-12", "cpp", "cpp-12", "make", "dpkg-dev", "patch", "libc6-dev", "libc-dev-bin", "linux-libc-dev", "libstdc++-12-dev", "libgcc-12-dev"}
 
-// stemcellTreePath returns the path of the tree of stemcells, whether it exists yet or not: its name holds a digest
-// of its recipe.
+// stemcellTreePath returns the path of the tree of stemcells, which may not exist yet. The name contains a digest of
+// the recipe.
 func (c Cache) stemcellTreePath(lab string) string {
 	h := sha256.Sum256(fmt.Append(nil, "2", lab, stemcellPackages))
 	return filepath.Join(c.Dir, tree.StemcellPrefix+hex.EncodeToString(h[:])[:16])
 }
 
-// stemcellTree returns the lab's tree with the packages of a stemcell over it, as directories for an overlay.
+// stemcellTree returns the lab's tree with a layer of the stemcell's packages, as directories for an overlay.
 func (c Cache) stemcellTree(ctx context.Context, lab string) (string, error) {
 	dir := c.stemcellTreePath(lab)
 	err := c.once(dir, func(work string) error {
@@ -95,12 +95,12 @@ func addPackages(ctx context.Context, root string) error {
 	return dir.Symlink("../run/systemd/resolve/stub-resolv.conf", "etc/resolv.conf")
 }
 
-// masked are units that a stemcell does without: bosh-var-log.service flushes the journal, the agent knows when the
-// network is up, audit records go to auditd and not to the journal as well, and runit is there for its tools.
+// masked lists units that a stemcell does not need: bosh-var-log.service flushes the journal, the agent knows when the
+// network is up, audit records go only to auditd, and only runit's tools are used.
 var masked = []string{"runit.service", "systemd-journald-audit.socket", "systemd-journal-flush.service", "systemd-networkd-wait-online.service", "e2scrub_reap.service", "e2scrub_all.timer", "fstrim.timer", "apt-daily.timer", "apt-daily-upgrade.timer"}
 
-// fillStemcell makes a stemcell of the tree: identity is left to each machine, and the lists that releases and the
-// Director read are written.
+// fillStemcell completes the tree of a stemcell: it removes what identifies a machine, and writes the lists that
+// releases and the Director read.
 func (b builder) fillStemcell(ctx context.Context, root string) error {
 	dir, err := os.OpenRoot(root)
 	if err != nil {
@@ -154,7 +154,7 @@ func (b builder) fillStemcell(ctx context.Context, root string) error {
 	return b.writeLists(ctx, root, dir)
 }
 
-// putShells gives root and vcap the shell start-up file of new users.
+// putShells gives root and vcap the shell start-up file that new users get.
 func putShells(root *os.Root) error {
 	content, err := root.ReadFile("etc/skel/.bashrc")
 	if err != nil {
@@ -172,8 +172,8 @@ func putShells(root *os.Root) error {
 	return errors.Join(root.WriteFile("root/.bashrc", content, 0o644), root.WriteFile(vcap, content, 0o644), root.Lchown(vcap, int(owner.Uid), int(owner.Gid)))
 }
 
-// markUpdated says that /etc and /var fit /usr: systemd-sysusers would look at every boot, before sysinit.target, and find
-// every account there.
+// markUpdated marks /etc and /var as up to date with /usr. Without that, systemd-sysusers would run at every boot,
+// before sysinit.target, and find nothing to do.
 func markUpdated(root *os.Root) error {
 	return errors.Join(root.WriteFile("etc/.updated", nil, 0o644), root.WriteFile("var/.updated", nil, 0o644))
 }
@@ -197,7 +197,7 @@ func (b builder) fillBoot(root *os.Root) error {
 	return nil
 }
 
-// copyInto copies a file of the host, with its permissions, to one that is not there yet.
+// copyInto copies a file of the host with its permissions. The destination must not exist.
 func copyInto(root *os.Root, from, to string) error {
 	source, err := os.Open(from)
 	if err != nil {
@@ -216,7 +216,7 @@ func copyInto(root *os.Root, from, to string) error {
 	return errors.Join(err, target.Close())
 }
 
-// writeLists writes the lists of packages, for the tarball, and those of files that remove_dev_tools and
+// writeLists writes the lists of packages, for the tarball, and the lists of files that remove_dev_tools and
 // remove_static_libraries remove, for the machine.
 func (b builder) writeLists(ctx context.Context, root string, dir *os.Root) error {
 	admin := "--admindir=" + filepath.Join(root, "var/lib/dpkg")
@@ -279,8 +279,8 @@ func (b builder) writeLists(ctx context.Context, root string, dir *os.Root) erro
 	return nil
 }
 
-// removable reports whether a name is a file or a link to one. Packages name directories, too, and some of those are links:
-// an agent that removed /lib would leave a machine on which no program starts.
+// removable reports whether a name is a file, or a link to a file. Packages also contain directories, and some of these
+// are links: if an agent removed /lib, no program would start.
 func removable(root, name string) bool {
 	path := filepath.Join(root, name)
 	if target, err := os.Readlink(path); err == nil {

@@ -1,5 +1,5 @@
-// Package initrd makes initial RAM disks: archives from which a kernel takes its first file
-// system, and the kernel modules that the first program loads from there.
+// Package initrd builds initial RAM disks: archives with the kernel's first file system, and with the kernel modules
+// that the first program loads.
 package initrd
 
 import (
@@ -13,14 +13,15 @@ import (
 	"strings"
 )
 
-// Directories of kernel modules in the archive: those that are always loaded, and those that are loaded if no root disk is there then.
+// Directories of kernel modules in the archive: modules that are always loaded, and modules that are loaded only if no
+// root disk is found.
 const (
 	ModuleDir         = "modules"
 	FallbackModuleDir = "fallback-modules"
 )
 
-// Archive is a cpio archive in the "newc" format. Directories on the way are made. The first
-// error is kept and returned by Bytes.
+// Archive is a cpio archive in the "newc" format. Missing parent directories are added. Bytes returns the first error
+// of all calls.
 type Archive struct {
 	data  bytes.Buffer
 	dirs  map[string]bool
@@ -44,7 +45,7 @@ func (a *Archive) Dir(names ...string) {
 	}
 }
 
-// Console adds the node that the kernel opens for the first program.
+// Console adds the device node that the kernel opens for the first program.
 func (a *Archive) Console() {
 	a.Dir("dev")
 	a.add("dev/console", 0o20600, 5, 1, nil)
@@ -57,7 +58,7 @@ func (a *Archive) File(name string, data []byte, mode fs.FileMode) {
 	a.add(name, 0o100000|int(mode.Perm()), 0, 0, data)
 }
 
-// Copy adds a file of this host.
+// Copy adds a file of the host.
 func (a *Archive) Copy(name, from string) {
 	data, err := os.ReadFile(from)
 	if err != nil {
@@ -67,8 +68,8 @@ func (a *Archive) Copy(name, from string) {
 	a.File(name, data, 0o755)
 }
 
-// Modules adds to the directory "to" those of the named kernel modules that are below dir, in the order of the names;
-// what is not there is built into the kernel.
+// Modules adds the named kernel modules below dir to the directory "to", numbered in the order of names. Modules that
+// are missing are built into the kernel.
 func (a *Archive) Modules(to, dir string, names ...string) {
 	found := map[string]string{}
 	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
@@ -87,7 +88,7 @@ func (a *Archive) Modules(to, dir string, names ...string) {
 	}
 }
 
-// Bytes ends the archive.
+// Bytes completes the archive and returns it.
 func (a *Archive) Bytes() ([]byte, error) {
 	a.add("TRAILER!!!", 0, 0, 0, nil)
 	return a.data.Bytes(), a.err

@@ -1,7 +1,7 @@
 //go:build linux
 
-// Package labtest has the parts that tests of the whole agent share, for all engines: a lab for each test, machines
-// that say why they failed, and the measuring of two agents side by side.
+// Package labtest provides what tests of the whole agent share, for all engines: a lab for each test, machines that
+// explain their failures, and measurements that compare two agents.
 package labtest
 
 import (
@@ -23,20 +23,20 @@ import (
 	"cambium/lab/machine/nspawn"
 )
 
-// Kind is a kind of machines.
+// Kind configures the machines of a test package.
 type Kind struct {
-	// Engine makes them; the lab's own choice, containers, if nil.
+	// Engine creates the machines; nil lets the lab choose, which means containers.
 	Engine machine.Engine
-	// Letter begins the names of its labs.
+	// Letter is the prefix of the names of its labs.
 	Letter string
-	// Timeout bounds the wait for a machine to become ready, and that for a program to end.
+	// Timeout bounds the wait for a machine to become ready, and for a program to end.
 	Timeout time.Duration
 }
 
-// built is a directory for what the tests build, which Main makes and removes.
+// built is the directory for programs that the tests build. Main creates and removes it.
 var built string
 
-// Main runs the tests of a package and removes what they have built. It does not return.
+// Main runs the tests of a package and removes the programs that they have built. It does not return.
 func Main(m *testing.M) {
 	code := 1
 	var err error
@@ -51,7 +51,7 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// Program builds a command of this project as it is shipped, and returns where it is.
+// Program builds a command of this project with the flags of a release, and returns its path.
 func Program(name, pkg string) (string, error) {
 	if built == "" { // the working directory is the package's own
 		return "", fmt.Errorf("build %s: there is no directory for it; call labtest.Main in TestMain", name)
@@ -65,7 +65,7 @@ func Program(name, pkg string) (string, error) {
 	return path, nil
 }
 
-// AgentPath returns the path of the binary under test: the one that CAMBIUM_AGENT names, or one that is built once.
+// AgentPath returns the path of the binary under test: the value of CAMBIUM_AGENT, or a binary that is built once.
 var AgentPath = sync.OnceValues(func() (string, error) {
 	if path := os.Getenv("CAMBIUM_AGENT"); path != "" {
 		return filepath.Abs(path)
@@ -73,7 +73,7 @@ var AgentPath = sync.OnceValues(func() (string, error) {
 	return Program("agent", "cambium/cmd/agent")
 })
 
-// Agent is the binary under test; see AgentPath.
+// Agent returns the path of the binary under test; see AgentPath.
 func Agent(t testing.TB) string {
 	t.Helper()
 	path, err := AgentPath()
@@ -85,7 +85,7 @@ func Agent(t testing.TB) string {
 
 var other = sync.OnceValues(func() (string, error) { return baseline.Build(context.Background(), "../..") })
 
-// Baseline is the binary of the agent to compare with.
+// Baseline returns the path of the agent to compare with.
 func Baseline(t testing.TB) string {
 	t.Helper()
 	path, err := other()
@@ -95,7 +95,7 @@ func Baseline(t testing.TB) string {
 	return path
 }
 
-// Need skips a test where such machines cannot run, with the reason; in CI it fails instead.
+// Need skips the test if this host cannot run such machines, and fails it in CI.
 func (k Kind) Need(t testing.TB) {
 	t.Helper()
 	engine := k.Engine
@@ -109,7 +109,7 @@ func (k Kind) Need(t testing.TB) {
 
 var labs atomic.Int32
 
-// LabName is one that no other lab of this host has.
+// LabName returns a name that no other lab of this host has.
 func (k Kind) LabName() string { return fmt.Sprintf("%s%d-%d", k.Letter, os.Getpid(), labs.Add(1)) }
 
 // Lab starts a lab for the test.
@@ -132,7 +132,7 @@ func (k Kind) Lab(t testing.TB, edit ...func(*lab.Options)) *lab.Lab {
 	return l
 }
 
-// Create makes a machine that is off. When the test fails, its logs are shown.
+// Create creates a machine that is off. If the test fails, the logs are shown.
 func Create(t testing.TB, l *lab.Lab, vm lab.VM) *lab.Instance {
 	t.Helper()
 	i, err := l.Create(t.Context(), vm)
@@ -143,7 +143,7 @@ func Create(t testing.TB, l *lab.Lab, vm lab.VM) *lab.Instance {
 	return i
 }
 
-// Start makes a machine and switches it on.
+// Start creates a machine and switches it on.
 func Start(t testing.TB, l *lab.Lab, vm lab.VM) *lab.Instance {
 	t.Helper()
 	i := Create(t, l, vm)
@@ -153,8 +153,8 @@ func Start(t testing.TB, l *lab.Lab, vm lab.VM) *lab.Instance {
 	return i
 }
 
-// Explain has a failed test show the ends of the agent's journal and of the console, and keep
-// more where it outlives the test.
+// Explain makes a failing test show the end of the agent's journal and of the console. It stores more in a place that
+// outlives the test.
 func Explain(t testing.TB, i *lab.Instance) {
 	t.Helper()
 	t.Cleanup(func() {
@@ -164,7 +164,7 @@ func Explain(t testing.TB, i *lab.Instance) {
 	})
 }
 
-// shown limits the part of a log that a failed test shows, in bytes.
+// shown limits the part of a log that a failing test shows, in bytes.
 const shown = 8 << 10
 
 func explain(t testing.TB, i *lab.Instance) {
@@ -202,7 +202,7 @@ func explain(t testing.TB, i *lab.Instance) {
 	t.Logf("what is known of %s is in %s", i.Short, dir)
 }
 
-// Tail is the end of a text.
+// Tail returns at most the last n bytes of a text.
 func Tail(s string, n int) string { return s[max(0, len(s)-n):] }
 
 // Ready waits for the agent's pong.

@@ -14,8 +14,8 @@ import (
 	"cambium/lab"
 )
 
-// Pong returns when the first pong arrives. There is never more than one ping in flight, as with a Director, and none
-// is sent before the agent has subscribed: that is polled on the server, which costs the machine nothing.
+// Pong returns when the first pong arrives. Like a Director, it sends one ping at a time, and none before the agent has
+// subscribed. It polls the server for the subscription, which costs the machine nothing.
 func (k Kind) Pong(t testing.TB, i *lab.Instance, every time.Duration) time.Time {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), k.Timeout)
@@ -36,7 +36,7 @@ func (k Kind) Pong(t testing.TB, i *lab.Instance, every time.Duration) time.Time
 	}
 }
 
-// Requests asks what a busy Director asks most.
+// Requests sends the requests that a Director sends most often.
 func Requests(t testing.TB, i *lab.Instance, times int) {
 	t.Helper()
 	for n := range times {
@@ -47,14 +47,13 @@ func Requests(t testing.TB, i *lab.Instance, times int) {
 	}
 }
 
-// DiskTimes are the durations of the Director's requests in the life of a persistent disk. Ping is the p99 of pings
-// while data migrates.
+// DiskTimes has the durations of the requests for a persistent disk. Ping is the p99 of pings during a migration.
 type DiskTimes struct{ Blank, Formatted, Unmount, Migrate, Ping time.Duration }
 
-// DiskLife mounts a blank disk, unmounts it, mounts it again, fills it, and migrates it to another. In a
-// container the nodes of partitions are made by the lab, which the baseline does not wait for: when it
-// has been too fast, other disks are tried. While data migrates a ping is sent at an interval that
-// keeps the CPU time of answering small, also in an emulated machine.
+// DiskLife mounts a blank disk, unmounts it, mounts it again, fills it, and migrates it to another. In a container, the
+// lab creates the nodes of partitions, and the baseline does not wait for them: if it was too fast, DiskLife tries
+// other disks. During the migration it pings at the interval every, which must be so long that the CPU time of the
+// answers does not matter, even in an emulated machine.
 func DiskLife(t testing.TB, i *lab.Instance, every time.Duration) (d DiskTimes) {
 	t.Helper()
 	var err error
@@ -68,14 +67,14 @@ func DiskLife(t testing.TB, i *lab.Instance, every time.Duration) (d DiskTimes) 
 	return d
 }
 
-// Report makes a round of boots a result that benchstat reads.
+// Report reports the times of boots as metrics for benchstat.
 func Report(b *testing.B, first, restart time.Duration) {
 	b.ReportMetric(0, "ns/op") // of the whole machine
 	b.ReportMetric(first.Seconds(), "first-boot-s")
 	b.ReportMetric(restart.Seconds(), "agent-restart-s")
 }
 
-// Report adds the times to a result.
+// Report reports the times as metrics.
 func (d DiskTimes) Report(b *testing.B) {
 	b.ReportMetric(d.Blank.Seconds(), "mount_disk-blank-s")
 	b.ReportMetric(d.Formatted.Seconds(), "mount_disk-formatted-s")
@@ -84,12 +83,12 @@ func (d DiskTimes) Report(b *testing.B) {
 	b.ReportMetric(d.Ping.Seconds(), "ping-beside-it-p99-s")
 }
 
-// fill writes 200 MiB: 3,840 files of 16 KiB, 20 of 1 MiB, and two large ones.
+// fill is a script that writes 200 MiB: 3,840 files of 16 KiB, 20 of 1 MiB, and two large ones.
 const fill = `cd /var/vcap/store && mkdir small middle && head -c 60M /dev/urandom | split -a 4 -b 16k - small/f &&
 head -c 20M /dev/urandom | split -b 1M - middle/f && head -c 100M /dev/urandom >large && head -c 20M large >copy`
 
-// sum is over the names, owners, modes and content of the store, and the sizes of its files: a directory
-// may be larger or smaller than it was.
+// sum is a script that hashes names, owners, modes and content of the store, and the sizes of files, but not those of
+// directories, which may change.
 const sum = `cd /var/vcap/store && find . -path ./lost+found -prune -o -type d -printf '%P %m %U\n' -o -printf '%P %m %U %s\n' -type f -exec md5sum {} + | sort | md5sum`
 
 func diskLife(ctx context.Context, i *lab.Instance, every time.Duration, cid, next string) (d DiskTimes, err error) {
@@ -154,7 +153,7 @@ func diskLife(ctx context.Context, i *lab.Instance, every time.Duration, cid, ne
 	return d, nil
 }
 
-// pingNowAndThen asks until stop, which returns the p99.
+// pingNowAndThen pings at each interval until stop is called, which returns the p99.
 func pingNowAndThen(ctx context.Context, i *lab.Instance, every time.Duration) (stop func() time.Duration) {
 	ctx, cancel := context.WithCancel(ctx)
 	var times []time.Duration
@@ -181,7 +180,7 @@ func pingNowAndThen(ctx context.Context, i *lab.Instance, every time.Duration) (
 	}
 }
 
-// content is the store's sum, read from the disk.
+// content returns the hash of the store, read from the disk.
 func content(ctx context.Context, i *lab.Instance) (string, error) {
 	if err := forget(ctx, i); err != nil {
 		return "", err
@@ -189,7 +188,7 @@ func content(ctx context.Context, i *lab.Instance) (string, error) {
 	return i.Output(ctx, "sh", "-ec", sum)
 }
 
-// forget syncs and drops the machine's page cache. A container may not drop that of the host.
+// forget syncs and drops the page cache of the machine. A container must not drop the host's.
 func forget(ctx context.Context, i *lab.Instance) error {
 	if _, err := i.Output(ctx, "sh", "-c", "sync; echo 3 2>/dev/null >/proc/sys/vm/drop_caches || true"); err != nil {
 		return err
@@ -197,8 +196,8 @@ func forget(ctx context.Context, i *lab.Instance) error {
 	return os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0)
 }
 
-// attach gives the machine a blank disk and tells the agent of it, by its kernel's name: the
-// baseline would look for the partitions of any other name where they are not.
+// attach attaches a blank disk and announces it to the agent by the kernel's name, since the baseline finds partitions
+// only below that name.
 func attach(ctx context.Context, i *lab.Instance, cid string) error {
 	a, err := i.AttachNew(ctx, cid, 10*lab.GiB)
 	if err != nil {
@@ -212,7 +211,7 @@ func attach(ctx context.Context, i *lab.Instance, cid string) error {
 	return err
 }
 
-// The names of the agents that a benchmark compares.
+// Names of the agents that a benchmark compares.
 const (
 	Ours         = "ours"
 	BaselineName = "baseline"
@@ -222,8 +221,8 @@ const (
 // Subject is an agent that a benchmark measures.
 type Subject struct{ Name, Binary string }
 
-// Subjects are the agents that a benchmark compares: this one, the baseline, and, if PREVIOUS is set, the binary that
-// it names. That is for an older build of this agent, so that before and after are measured in one run.
+// Subjects returns the agents that a benchmark compares: this one, the baseline and, if PREVIOUS is set, the binary at
+// that path: an older build of this agent, to measure before and after in one run.
 func Subjects(t testing.TB) []Subject {
 	t.Helper()
 	all := []Subject{{Ours, Agent(t)}, {BaselineName, Baseline(t)}}
@@ -236,7 +235,7 @@ func Subjects(t testing.TB) []Subject {
 	return all
 }
 
-// Faster compares our time with the baseline's; of has the times by the name of the subject.
+// Faster compares our time with the baseline's. of has the times by the name of the subject.
 func Faster(what string, of map[string]time.Duration, wanted float64) string {
 	ours, base := of[Ours], of[BaselineName]
 	ratio := base.Seconds() / max(ours, 1).Seconds()
@@ -247,7 +246,7 @@ func Faster(what string, of map[string]time.Duration, wanted float64) string {
 	return line
 }
 
-// Share compares our amount with the baseline's; of has the amounts by the name of the subject.
+// Share compares our amount with the baseline's. of has the amounts by the name of the subject.
 func Share(what string, of map[string]int, wanted float64) string {
 	ours, base := of[Ours], of[BaselineName]
 	ratio := float64(ours) / float64(max(base, 1))
@@ -260,7 +259,7 @@ func Share(what string, of map[string]int, wanted float64) string {
 
 func short(d time.Duration) string { return d.Round(100 * time.Microsecond).String() }
 
-// Met marks a target.
+// Met formats whether a target was met.
 func Met(yes bool) string {
 	if yes {
 		return "(met)"

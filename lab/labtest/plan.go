@@ -13,8 +13,8 @@ import (
 	"cambium/lab/machine"
 )
 
-// PlanFirst has `agent plan` run right before each start of the agent, by the same binary. Both are for monit: before
-// the first start a plan does not know the agent's flag -M.
+// PlanFirst is a drop-in that runs `agent plan` of the same binary before each start of the agent. Both assume monit,
+// because a plan before the first start does not know the agent's flag -M.
 var PlanFirst = machine.File{Path: "/etc/systemd/system/bosh-agent.service.d/plan.conf", Mode: 0o644,
 	Data: []byte(`[Service]
 ExecStartPre=/bin/sh -c '/var/vcap/bosh/bin/bosh-agent plan --json >/run/plan.json 2>/run/plan.err || \
@@ -28,7 +28,7 @@ type PlannedBoot struct {
 	Plan []PlannedStep `json:"plan"`
 }
 
-// PlannedStep is a step of it.
+// PlannedStep is a step of a PlannedBoot.
 type PlannedStep struct {
 	Step    string `json:"step"`
 	Changes []struct {
@@ -40,12 +40,12 @@ type PlannedStep struct {
 	Error    string   `json:"error"`
 }
 
-// Of is the plan of some steps.
+// Of returns the plan for some of the steps.
 func (p PlannedBoot) Of(steps ...string) PlannedBoot {
 	return PlannedBoot{slices.DeleteFunc(p.Plan, func(s PlannedStep) bool { return !slices.Contains(steps, s.Step) })}
 }
 
-// Texts are the planned changes, by step.
+// Texts returns the planned changes by step.
 func (p PlannedBoot) Texts() map[string][]string {
 	all := map[string][]string{}
 	for _, s := range p.Plan {
@@ -56,7 +56,7 @@ func (p PlannedBoot) Texts() map[string][]string {
 	return all
 }
 
-// BootSays returns the changes and failures of a boot by step, in the words of a plan.
+// BootSays returns the changes and failures of a boot by step, in the format of a plan.
 func BootSays(d status.Document) (changes map[string][]string, failures map[string]string) {
 	changes, failures = map[string][]string{}, map[string]string{}
 	for _, s := range d.Steps {
@@ -70,7 +70,8 @@ func BootSays(d status.Document) (changes map[string][]string, failures map[stri
 	return changes, failures
 }
 
-// Compare returns how a boot differs from its plan. A plan may warn of more than a boot: of a disk that is awaited.
+// Compare returns an error if a boot differs from its plan. A plan may have more warnings than the boot, such as a disk
+// that is still missing.
 func (p PlannedBoot) Compare(d status.Document) error {
 	var differ []error
 	done, failed := BootSays(d)

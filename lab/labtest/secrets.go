@@ -11,11 +11,11 @@ import (
 	"cambium/lab/machine"
 )
 
-// Patterns is a file of the machine with the secrets that searches look for, one a line.
+// Patterns is the file in the machine with the secrets to search for, one a line.
 const Patterns = "/root/patterns"
 
-// Secrets writes the secrets of the machine's settings and more to Patterns, and returns what removes it.
-// The searches below need it.
+// Secrets writes the secrets of the machine's settings, and more, to Patterns. Call remove to delete the file. The
+// searches below need it.
 func (k Kind) Secrets(t testing.TB, i *lab.Instance, more ...string) (remove func()) {
 	t.Helper()
 	var settings any
@@ -41,7 +41,7 @@ func (k Kind) Secrets(t testing.TB, i *lab.Instance, more ...string) (remove fun
 	return func() { k.Run(t, i, "rm", Patterns, devicesPath) }
 }
 
-// Search runs a command that looks for the patterns and returns what it found, or nothing.
+// Search runs a command that searches for the patterns, and returns what it has found, or "".
 func (k Kind) Search(t testing.TB, i *lab.Instance, command string) string {
 	t.Helper()
 	text := strings.TrimSpace(k.Run(t, i, "sh", "-c", "{ "+command+" ; } 2>/dev/null || true"))
@@ -51,7 +51,7 @@ func (k Kind) Search(t testing.TB, i *lab.Instance, command string) string {
 	return text
 }
 
-// FilesOfJobs is a command that searches every file that vcap can read, but for /proc and /sys.
+// FilesOfJobs is a command that searches every file that vcap can read, except in /proc and /sys.
 const FilesOfJobs = "runuser -u vcap -- grep -rlaFs -D skip -f - " +
 	"$(find / -mindepth 1 -maxdepth 1 -type d -not -name proc -not -name sys) <" + Patterns
 
@@ -61,11 +61,11 @@ var devicesProgram []byte
 // DevicesOfJobs is a command that searches every device that vcap can read.
 const DevicesOfJobs = "runuser -u vcap -- perl " + devicesPath + " <" + Patterns
 
-// devicesPath is the path to which Secrets writes the program.
+// devicesPath is the path of the program that Secrets writes.
 const devicesPath = "/run/devices.pl"
 
-// collectSecrets finds the values below keys that sound like secrets, and passwords in URLs. Of a PEM block a line in
-// its middle stands for all.
+// collectSecrets appends the values of keys that sound like secrets, and passwords in URLs. Of a PEM block it appends
+// one line from the middle.
 func collectSecrets(value any, key string, all *[]string) {
 	switch v := value.(type) {
 	case map[string]any:

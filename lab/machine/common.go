@@ -9,25 +9,24 @@ import (
 	"time"
 )
 
-// Common is the part that the machines of all engines share; each embeds it with its own type for the state of a
-// boot.
+// Common is embedded by the machines of all engines. Boot is the engine's type for the state of a boot.
 type Common[Boot any] struct {
 	Spec Spec
-	Mu   sync.Mutex // guards what follows, and what the engine says
-	// Current is nil when the machine is switched off.
+	Mu   sync.Mutex // guards the fields below, and those that the engine names
+	// Current is nil while the machine is off.
 	Current *Boot
 
 	boots int
 	since time.Time
 	done  chan struct{}
 	over  bool // done is closed
-	clean bool // the last end was a power-off from inside
+	clean bool // the machine has powered itself off
 }
 
-// Begin prepares a machine that is off.
+// Begin initializes a machine that is off.
 func (c *Common[Boot]) Begin(s Spec) { c.Spec, c.done = s, make(chan struct{}) }
 
-// Booted notes a start; the caller holds Mu.
+// Booted records a start. The caller holds Mu.
 func (c *Common[Boot]) Booted(b *Boot) {
 	c.Current, c.since = b, time.Now()
 	c.boots++
@@ -36,8 +35,8 @@ func (c *Common[Boot]) Booted(b *Boot) {
 	}
 }
 
-// Over notes that the machine is off until it is started again; the caller holds Mu. poweredOff
-// reports that the system in it wanted that.
+// Over records that the machine is off until it is started again. poweredOff means that the machine has powered itself
+// off. The caller holds Mu.
 func (c *Common[Boot]) Over(poweredOff bool) {
 	c.clean = poweredOff
 	if !c.over {
@@ -46,20 +45,20 @@ func (c *Common[Boot]) Over(poweredOff bool) {
 	}
 }
 
-// PoweredOff reports whether the last end was a power-off from inside, not a crash.
+// PoweredOff reports whether the machine has powered itself off, and has not crashed.
 func (c *Common[Boot]) PoweredOff() bool {
 	c.Mu.Lock()
 	defer c.Mu.Unlock()
 	return c.clean
 }
 
-// Name is the name in the specification.
+// Name returns the name in the specification.
 func (c *Common[Boot]) Name() string { return c.Spec.Name }
 
-// Console is the file with all output of the console.
+// Console returns the path of the file with the console's output.
 func (c *Common[Boot]) Console() string { return filepath.Join(c.Spec.Dir, "console.log") }
 
-// Done is closed when the machine is off until it is started again.
+// Done returns a channel that is closed when the machine is off until it is started again.
 func (c *Common[Boot]) Done() <-chan struct{} {
 	c.Mu.Lock()
 	defer c.Mu.Unlock()
@@ -73,15 +72,15 @@ func (c *Common[Boot]) Boots() (int, time.Time) {
 	return c.boots, c.since
 }
 
-// Running reports whether it is switched on.
+// Running reports whether the machine is on.
 func (c *Common[Boot]) Running() bool {
 	c.Mu.Lock()
 	defer c.Mu.Unlock()
 	return c.Current != nil
 }
 
-// Fresh returns a function that undoes the creation of a machine's directory. It does nothing if
-// the directory exists already.
+// Fresh returns a function that removes the machine's directory after a failure. The function does nothing if the
+// directory exists before.
 func Fresh(dir string) (undo func() error) {
 	if _, err := os.Lstat(dir); err == nil {
 		return func() error { return nil }
@@ -89,7 +88,7 @@ func Fresh(dir string) (undo func() error) {
 	return func() error { return os.RemoveAll(dir) }
 }
 
-// Failed is the error of a program that ran in a machine, with its output, if there is any.
+// Failed returns the error of a program that ran in a machine, with its output.
 func Failed(c Command, name string, err error, said string) error {
 	if said = strings.TrimSpace(said); said != "" {
 		return fmt.Errorf("%s in %s: %w: %s", c.Args[0], name, err, said)

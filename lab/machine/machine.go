@@ -1,6 +1,6 @@
-// Package machine is the interface of all engines: an engine creates a machine from a
-// specification, and from then on it can be switched on and off, killed and inspected, and disks
-// can be attached and detached while it runs. Engines live in subpackages.
+// Package machine defines the interface of all engines. An engine creates a machine from a specification. The machine
+// can then be switched on and off, killed and inspected, and disks can be attached and detached while it runs. Engines
+// are in subpackages.
 package machine
 
 import (
@@ -15,57 +15,55 @@ import (
 	"cambium/lab/netns"
 )
 
-// ErrNotRunning is returned by what needs a running machine.
+// ErrNotRunning means that the machine is off.
 var ErrNotRunning = errors.New("machine is not running")
 
-// Spec is a machine to be made.
+// Spec specifies a machine.
 type Spec struct {
 	Name string // unique on this host; also a valid file name
-	Dir  string // the machine's own directory, which Create makes, or continues with, and Delete removes
-	// Agent is the binary that is baked in, by the installer of the stemcell assets.
+	Dir  string // the machine's directory, which Create creates or reuses, and Delete removes
+	// Agent is the path of the agent's binary, which the stemcell assets' installer installs.
 	Agent     string
 	Installer string
-	// AgentJSON is the stemcell's configuration of the agent, as it is.
+	// AgentJSON is the content of agent.json.
 	AgentJSON []byte
-	// Files are put into the root file system before the first boot.
+	// Files are written to the root file system before the first boot.
 	Files []File
 	NICs  []NIC
 }
 
-// File is a file of the machine's root file system.
+// File is a file in the machine's root file system.
 type File struct {
 	Path string
 	Data []byte
 	Mode fs.FileMode
 }
 
-// NIC is a network card, plugged into a bridge.
+// NIC is a network card, connected to a bridge.
 type NIC struct {
-	Name   string // as the machine sees it
+	Name   string // in the machine
 	MAC    net.HardwareAddr
-	Net    netns.Namespace // where the bridge is
+	Net    netns.Namespace // the namespace of the bridge
 	Bridge string
 }
 
-// Disk is an image to be attached.
+// Disk specifies a disk to attach.
 type Disk struct {
-	ID       string // how the IaaS calls it; the disk CID for persistent disks
+	ID       string // the IaaS's name; the CID of a persistent disk
 	Image    string
 	ReadOnly bool
-	// Bus is the bus that the disk is attached to, where the engine has a choice; Virtio if empty.
+	// Bus is the bus of the disk, if the engine has a choice; Virtio if empty.
 	Bus Bus
-	// Node is the name that the machine's kernel would give the disk, such as "sdb"; the engine
-	// chooses if empty.
+	// Node is the machine's kernel name of the disk, such as "sdb". If it is empty, the engine chooses.
 	Node string
-	// Names are further names below /dev, such as "sr0" or "disk/by-label/config-2", that
-	// udev would give this disk.
+	// Names has further names below /dev that udev would create, such as "sr0" or "disk/by-label/config-2".
 	Names []string
 }
 
-// Bus is a kind of disk controller, and hence of names that a disk has in the machine.
+// Bus is the kind of a disk controller, which determines the names of the disk in the machine.
 type Bus string
 
-// The buses. A container knows none of them.
+// The buses. Containers ignore them.
 const (
 	Virtio Bus = "virtio" // virtio-blk, serial number from the ID's first 20 characters
 	SCSI   Bus = "scsi"   // a disk on a virtio SCSI controller
@@ -73,14 +71,14 @@ const (
 	CDROM  Bus = "cdrom"  // the medium in the machine's CD drive
 )
 
-// Attachment is a disk as the machine sees it.
+// Attachment describes an attached disk in the machine.
 type Attachment struct {
 	Disk Disk
 	// Path is the hint that a CPI returns for the disk.
 	Path string
 }
 
-// Command is a program to be run in the machine, as root.
+// Command is a program to run in the machine as root.
 type Command struct {
 	Args           []string
 	Env            []string // in addition to a small default environment
@@ -88,34 +86,34 @@ type Command struct {
 	Stdout, Stderr io.Writer
 }
 
-// Machine is one machine. Its methods may be called from several goroutines.
+// Machine is a machine. Its methods may be called from several goroutines.
 type Machine interface {
 	Name() string
 	Running() bool
-	// Start switches it on; it returns as soon as the machine's init runs.
+	// Start switches the machine on. It returns when its init runs.
 	Start(ctx context.Context) error
-	// Stop shuts it down in an orderly way, and switches it off if that takes longer than ctx.
+	// Stop shuts the machine down, and switches it off if ctx ends first.
 	Stop(ctx context.Context) error
-	// Reboot shuts it down in an orderly way and starts it again; one that is off is started.
+	// Reboot shuts the machine down and starts it. If it is off, it is started.
 	Reboot(ctx context.Context) error
-	// Kill is a power cut.
+	// Kill cuts the power.
 	Kill(ctx context.Context) error
-	// Boots returns how often it has been started, and since when it has been running.
+	// Boots returns the number of starts, and the time of the last one.
 	Boots() (int, time.Time)
-	// Done is closed when the machine has ended, by itself or not, and is not coming back.
-	// A reboot does not close it.
+	// Done returns a channel that is closed when the machine has ended for whatever reason and is not restarted. A
+	// reboot does not close it.
 	Done() <-chan struct{}
-	// PoweredOff reports whether the last end was a power-off from inside, not a crash.
+	// PoweredOff reports whether the machine has powered itself off, and has not crashed.
 	PoweredOff() bool
 
-	// Run runs a program in it and waits; a status other than 0 is an error.
+	// Run runs a program and waits for it. A status other than 0 is an error.
 	Run(ctx context.Context, c Command) error
-	// Shell is the command line, to be run on the host, of an interactive root shell in it.
+	// Shell returns the command line, for the host, of an interactive root shell in the machine.
 	Shell(args ...string) ([]string, error)
-	// ReadFile and WriteFile reach into its root file system, also while it is switched off.
+	// ReadFile and WriteFile access the root file system, even while the machine is off.
 	ReadFile(path string) ([]byte, error)
 	WriteFile(f File) error
-	// Console is the file that everything written to the console ends up in.
+	// Console returns the path of the file with the console's output.
 	Console() string
 
 	Attach(ctx context.Context, d Disk) (Attachment, error)
@@ -123,26 +121,26 @@ type Machine interface {
 	Resize(ctx context.Context, id string, size int64) error
 	Disks() []Attachment
 
-	// Close switches it off and detaches its disks. Its files stay: Create with the same
-	// specification continues with them.
+	// Close switches the machine off and detaches its disks. Its files are kept: Create with the same specification
+	// reuses them.
 	Close(ctx context.Context) error
-	// Delete is Close, and removes all of it but the images of its disks.
+	// Delete closes the machine and removes its files, except for the images of its disks.
 	Delete(ctx context.Context) error
 }
 
-// Engine makes machines.
+// Engine creates machines.
 type Engine interface {
-	// Create makes a machine that is switched off.
+	// Create creates a machine that is off.
 	Create(ctx context.Context, s Spec) (Machine, error)
-	// Missing says what this host lacks for the engine, nil if nothing.
+	// Missing returns an error for what this host lacks, or nil.
 	Missing() error
 }
 
-// Port is the name of the link that connects a network card to its bridge.
+// Port returns the name of the link that connects a network card to its bridge.
 func Port(mac net.HardwareAddr) string { return fmt.Sprintf("v-%x", []byte(mac)) }
 
-// MAC derives a locally administered address from a machine's name, so that several machines
-// on one bridge differ and a machine keeps its own.
+// MAC returns a locally administered address derived from the machine's name, so that a machine keeps its address and
+// the machines on a bridge have different ones.
 func MAC(name string, nic int) net.HardwareAddr {
 	h := uint32(2166136261) // FNV-1a
 	for _, c := range []byte(fmt.Sprintf("%s/%d", name, nic)) {

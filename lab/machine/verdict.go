@@ -9,20 +9,20 @@ import (
 	"cambium/internal/oneline"
 )
 
-// VerdictPort is a device of every machine, the port VerdictPortName. What is written to it, a line for each verdict of
-// the agent, is kept in the machine's directory.
+// VerdictPort is a device in every machine, the port VerdictPortName. What is written to it, one line for each verdict
+// of the agent, is stored in the machine's directory.
 const VerdictPort = "/dev/virtio-ports/" + VerdictPortName
 
 // VerdictPortName is the name of the virtio serial port.
 const VerdictPortName = "cambium.verdict"
 
-// maxVerdict bounds a line of the port.
+// maxVerdict bounds the length of a line.
 const maxVerdict = 1024
 
-// VerdictFile returns the file that has what was written to the port of the machine in dir.
+// VerdictFile returns the path of the file with the output of the port, for a machine with the directory dir.
 func VerdictFile(dir string) string { return filepath.Join(dir, "verdict.log") }
 
-// LastVerdict returns the last complete line of a machine's port, empty if there is none. The machine may have written
+// LastVerdict returns the last complete line of a machine's port, or "". Do not trust it, since the machine may write
 // anything.
 func LastVerdict(dir string) (string, error) {
 	f, err := os.Open(VerdictFile(dir))

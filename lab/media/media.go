@@ -1,5 +1,5 @@
-// Package media makes the media on which a CPI hands settings to a machine: config drives, as
-// ISO 9660 with long names or as FAT, and the plain ISO 9660 CD-ROM of vSphere.
+// Package media creates the media on which a CPI delivers settings: config drives, as ISO 9660 with long names or as
+// FAT, and vSphere's plain ISO 9660 CD-ROM.
 package media
 
 import (
@@ -16,15 +16,15 @@ import (
 	"github.com/diskfs/go-diskfs/filesystem"
 )
 
-// Files are contents by path on the medium.
+// Files maps paths on the medium to contents.
 type Files map[string][]byte
 
-// ISO makes a medium with Rock Ridge and Joliet names and the given label.
+// ISO creates an image with Rock Ridge and Joliet names and a label.
 func ISO(ctx context.Context, image, label string, files Files) error {
 	return iso(ctx, image, files, "-V", label, "-J", "-r")
 }
 
-// PlainISO makes a medium with short upper case names only, as the vSphere CPI does.
+// PlainISO creates an image with only short upper case names, as the vSphere CPI does.
 func PlainISO(ctx context.Context, image string, files Files) error {
 	return iso(ctx, image, files)
 }
@@ -48,10 +48,10 @@ func iso(ctx context.Context, image string, files Files, options ...string) erro
 	return run(ctx, "genisoimage", args...)
 }
 
-// fatSize is the size of a FAT medium in KiB: the smallest that may be FAT32.
+// fatSize is the size of a FAT image in KiB, the smallest that FAT32 permits.
 const fatSize = 64 << 10
 
-// FAT makes a FAT32 medium with the given label.
+// FAT creates a FAT32 image with a label.
 func FAT(ctx context.Context, image, label string, files Files) error {
 	if err := os.Remove(image); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err

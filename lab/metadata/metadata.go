@@ -1,5 +1,5 @@
-// Package metadata is the metadata service of an IaaS: what a machine reads at 169.254.169.254
-// about itself. It answers as EC2 does, with session tokens, and as Google does.
+// Package metadata is the metadata service of an IaaS, from which a machine reads data about itself at 169.254.169.254.
+// It answers like EC2's, with session tokens, and like Google's.
 package metadata
 
 import (
@@ -18,40 +18,40 @@ import (
 	"time"
 )
 
-// Address is the address at which machines expect the service.
+// Address is the address of the service.
 const Address = "169.254.169.254"
 
-// Instance is the metadata of one machine.
+// Instance is the metadata of a machine.
 type Instance struct {
 	ID        string
 	UserData  []byte
-	PublicKey string // "" answers 404, as for a machine without a key
+	PublicKey string // if empty, the service answers 404, as for a machine without a key
 	// Attributes are Google's instance attributes.
 	Attributes map[string][]byte
-	// RequireToken refuses requests without a session token.
+	// RequireToken rejects requests without a session token.
 	RequireToken bool
-	// MAC is the hardware address of the machine's card.
+	// MAC is the hardware address of the machine's network card.
 	MAC net.HardwareAddr
 }
 
-// Server is the service. The machine is recognized by its source address, or else by the card that
-// has this address: a Director may have given the machine a different one than the IaaS did.
+// Server is the service. It recognizes a machine by its source address, or else by its network card, because a Director
+// may have given the machine another address than the IaaS did.
 type Server struct {
-	// Neighbor returns the card that has an address, nil if it is not known.
+	// Neighbor returns the hardware address for an IP address, or nil if it is unknown.
 	Neighbor func(address string) net.HardwareAddr
 
-	secret []byte // signs session tokens, none of which is kept
+	secret []byte // signs session tokens, so that none needs to be stored
 
 	mu        sync.Mutex
 	instances map[string]Instance
 }
 
-// New makes a service without machines.
+// New returns a service without machines.
 func New() *Server {
 	return &Server{secret: []byte(rand.Text()), instances: map[string]Instance{}}
 }
 
-// Set registers the machine at an address.
+// Set adds or replaces the machine at an address.
 func (s *Server) Set(address string, i Instance) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,7 +112,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(body)
 }
 
-// find returns what is known of the machine that asks.
+// find returns the metadata of the machine with the address.
 func (s *Server) find(address string) (Instance, bool) {
 	s.mu.Lock()
 	i, known := s.instances[address]
@@ -145,7 +145,7 @@ func (s *Server) google(w http.ResponseWriter, r *http.Request, i Instance, attr
 	_, _ = w.Write(body)
 }
 
-// token hands out a session token, which only the same machine may use.
+// token answers with a session token that only this machine can use.
 func (s *Server) token(w http.ResponseWriter, r *http.Request, address string) {
 	if r.Method != http.MethodPut {
 		http.Error(w, "method", http.StatusMethodNotAllowed)
@@ -160,7 +160,7 @@ func (s *Server) token(w http.ResponseWriter, r *http.Request, address string) {
 	_, _ = io.WriteString(w, s.sign(address, time.Now().Add(time.Duration(seconds)*time.Second).Unix()))
 }
 
-// sign makes the token of a machine: the second in which it expires, and a signature.
+// sign returns a machine's token: the time at which it expires in seconds, and a signature.
 func (s *Server) sign(address string, expires int64) string {
 	mac := hmac.New(sha256.New, s.secret)
 	_, _ = fmt.Fprintf(mac, "%d %s", expires, address) // never fails

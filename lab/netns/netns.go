@@ -1,6 +1,5 @@
-// Package netns makes named network namespaces and opens sockets inside them from an ordinary
-// process. The lab's networks live only there: no link, address or route is ever added to the
-// namespace of the host.
+// Package netns creates named network namespaces, and opens sockets inside them from an ordinary process. The networks
+// of the lab exist only there. No link, address or route is added to the host's namespace.
 package netns
 
 import (
@@ -21,18 +20,18 @@ import (
 	"cambium/internal/thread"
 )
 
-// dir holds a file for each namespace, on which the namespace is mounted. It is not the directory
-// of `ip netns`: the first `ip netns add` mounts that one onto itself, and the files below the new
-// mount can neither be unmounted nor removed any more.
+// dir contains a file for each namespace, on which the namespace is mounted. It is not the directory of `ip netns`: the
+// first `ip netns add` mounts that directory onto itself, and the files below the new mount can then neither be
+// unmounted nor removed.
 const dir = "/run/cambium-netns"
 
 // Namespace is a network namespace with a name.
 type Namespace struct{ name string }
 
-// Open names a namespace that exists.
+// Open returns an existing namespace.
 func Open(name string) Namespace { return Namespace{name: name} }
 
-// Create makes a namespace whose loopback link is up. A namespace of that name is an error.
+// Create creates a namespace whose loopback is up. It fails if the namespace exists.
 func Create(name string) (Namespace, error) {
 	ns := Namespace{name: name}
 	if _, err := os.Stat(ns.Path()); err == nil {
@@ -63,7 +62,7 @@ func Create(name string) (Namespace, error) {
 	return ns, nil
 }
 
-// List returns the names of all namespaces that begin with prefix.
+// List returns the names of all namespaces with the prefix.
 func List(prefix string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -81,11 +80,10 @@ func List(prefix string) ([]string, error) {
 // Name returns the name of the namespace.
 func (n Namespace) Name() string { return n.name }
 
-// Path is the file that stands for the namespace.
+// Path returns the path of the file on which the namespace is mounted.
 func (n Namespace) Path() string { return dir + "/" + n.name }
 
-// Delete removes the name; the namespace goes with the last process in it. One that does not
-// exist is not an error.
+// Delete removes the name. The namespace ends with its last process. A missing namespace is not an error.
 func (n Namespace) Delete() error {
 	err := unix.Unmount(n.Path(), unix.MNT_DETACH)
 	// EINVAL: a name whose mount is gone, after a crash.
@@ -98,7 +96,7 @@ func (n Namespace) Delete() error {
 	return nil
 }
 
-// Do runs f in the namespace. What f starts in other goroutines is outside of it again.
+// Do runs f in the namespace. Goroutines that f starts are not in the namespace.
 func (n Namespace) Do(f func() error) error {
 	handle, err := netns.GetFromPath(n.Path())
 	if err != nil {
@@ -113,7 +111,7 @@ func (n Namespace) Do(f func() error) error {
 	})
 }
 
-// Listen is net.Listen in the namespace, for TCP alone. The address must be a literal one.
+// Listen is net.Listen in the namespace, for TCP only. The address must be numeric.
 func (n Namespace) Listen(network, address string) (net.Listener, error) {
 	if network != "tcp" {
 		return nil, fmt.Errorf("listen on %s in network namespace %s: %w", address, n.name, net.UnknownNetworkError(network))
@@ -129,7 +127,7 @@ func (n Namespace) Listen(network, address string) (net.Listener, error) {
 	return listener, nil
 }
 
-// ListenPacket opens a UDP port in the namespace. The address must be a literal one.
+// ListenPacket opens a UDP port in the namespace. The address must be numeric.
 func (n Namespace) ListenPacket(address string) (conn net.PacketConn, err error) {
 	err = n.Do(func() (err error) {
 		conn, err = net.ListenPacket("udp", address)
@@ -138,8 +136,7 @@ func (n Namespace) ListenPacket(address string) (conn net.PacketConn, err error)
 	return conn, err
 }
 
-// DialContext connects from inside the namespace. The address must be a literal one: names
-// would be looked up outside.
+// DialContext connects from inside the namespace. The address must be numeric, because names would be resolved outside.
 func (n Namespace) DialContext(ctx context.Context, network, address string) (c net.Conn, err error) {
 	err = n.Do(func() error {
 		c, err = (&net.Dialer{Timeout: 10 * time.Second}).DialContext(ctx, network, address)

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bridge makes a bridge in the namespace and gives it the addresses, which are in CIDR form.
+// Bridge creates a bridge in the namespace with the addresses, which are in CIDR notation.
 func (n Namespace) Bridge(name string, addresses ...string) error {
 	return n.Do(func() error {
 		attrs := netlink.NewLinkAttrs()
@@ -36,7 +36,7 @@ func (n Namespace) Bridge(name string, addresses ...string) error {
 	})
 }
 
-// AddAddress gives a link of the namespace one more address.
+// AddAddress adds an address to a link in the namespace.
 func (n Namespace) AddAddress(link, address string) error {
 	return n.Do(func() error {
 		l, err := netlink.LinkByName(link)
@@ -47,7 +47,7 @@ func (n Namespace) AddAddress(link, address string) error {
 	})
 }
 
-// RemoveAddress takes an address from a link of the namespace.
+// RemoveAddress removes an address from a link in the namespace.
 func (n Namespace) RemoveAddress(link, address string) error {
 	return n.Do(func() error {
 		l, err := netlink.LinkByName(link)
@@ -65,7 +65,7 @@ func (n Namespace) RemoveAddress(link, address string) error {
 	})
 }
 
-// RemoveLink removes a link of the namespace.
+// RemoveLink removes a link in the namespace.
 func (n Namespace) RemoveLink(name string) error {
 	return n.Do(func() error {
 		l, err := netlink.LinkByName(name)
@@ -79,8 +79,7 @@ func (n Namespace) RemoveLink(name string) error {
 	})
 }
 
-// Neighbor is the hardware address of a host on one of the namespace's links, nil if the kernel
-// knows none at that address.
+// Neighbor returns the hardware address for an IP address in the namespace, or nil if the kernel does not know it.
 func (n Namespace) Neighbor(address string) (mac net.HardwareAddr) {
 	ip := net.ParseIP(address)
 	_ = n.Do(func() error {
@@ -95,7 +94,7 @@ func (n Namespace) Neighbor(address string) (mac net.HardwareAddr) {
 	return mac
 }
 
-// addAddress adds an address to a link that is up. When it returns, servers can be reached at the address.
+// addAddress adds an address to a link that is up. When it returns, the address can be used.
 func addAddress(link netlink.Link, address string) error {
 	addr, err := netlink.ParseAddr(address)
 	if err != nil {
@@ -114,15 +113,15 @@ func addAddress(link netlink.Link, address string) error {
 	return nil
 }
 
-// Wire is a virtual cable from a bridge of one namespace to a new link in another.
+// Wire is a virtual cable from a bridge in one namespace to a new link in another.
 type Wire struct {
-	Bridge string           // on this side
-	Near   string           // name of the end on this side
-	Far    string           // name of the end on the other side
+	Bridge string           // in the near namespace
+	Near   string           // name of the near end
+	Far    string           // name of the far end
 	MAC    net.HardwareAddr // of the far end
 }
 
-// Connect lays the wire. The far end is left down, as a new network card is.
+// Connect creates the wire. The far end is down, like a new network card.
 func (n Namespace) Connect(far Namespace, w Wire) error {
 	handle, err := netns.GetFromPath(far.Path())
 	if err != nil {
@@ -155,8 +154,7 @@ func (n Namespace) Connect(far Namespace, w Wire) error {
 	})
 }
 
-// markNIC gives a link the alias by which the agent takes it for a network card although it
-// has no device.
+// markNIC sets the alias by which the agent takes a link without a device for a network card.
 func markNIC(far netns.NsHandle, name string) error {
 	h, err := netlink.NewHandleAt(far)
 	if err != nil {

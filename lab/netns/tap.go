@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Tap makes a link on the bridge whose other end is the returned file: what is written there
-// comes out of the link. It is removed when the last descriptor of the file is closed.
+// Tap creates a link on the bridge. Frames that are written to the returned file are received by the bridge. The link
+// is removed when the last descriptor of the file is closed.
 func (n Namespace) Tap(bridge, name string) (file *os.File, err error) {
 	err = n.Do(func() error {
 		master, err := netlink.LinkByName(bridge)

@@ -1,6 +1,5 @@
-// Package notes reports what a lab did on its own to recover from a problem, even where a test that passes hides its
-// output: each note goes to standard error and, where NotesFile is set in the environment, to that file, which `make
-// test-vm` prints.
+// Package notes reports what a lab did to recover from a problem, even if a passing test hides its output. Each note is
+// written to standard error and, if NotesFile is set in the environment, to that file, which `make test-vm` prints.
 package notes
 
 import (
@@ -8,10 +7,10 @@ import (
 	"os"
 )
 
-// NotesFile is the variable that names the file.
+// NotesFile is the environment variable with the path of the file.
 const NotesFile = "CAMBIUM_LAB_NOTES"
 
-// Add adds a note.
+// Add reports a note.
 func Add(format string, args ...any) {
 	line := fmt.Sprintf("lab: "+format+"\n", args...)
 	fmt.Fprint(os.Stderr, line)

@@ -1,5 +1,5 @@
-// Package registry is the settings registry of CPI API version 1: the CPI puts an instance's
-// settings there, the agent fetches them with the address and the password it found in its user data.
+// Package registry is the settings registry of CPI API version 1. The CPI stores an instance's settings there. The
+// agent fetches them with the address and the password in its user data.
 package registry
 
 import (
@@ -13,26 +13,26 @@ import (
 	"sync"
 )
 
-// Port is the registry's usual one.
+// Port is the usual port of a registry.
 const Port = 25777
 
 // Server is a registry.
 type Server struct {
-	secret []byte // passwords are derived from it
+	secret []byte // from which passwords are derived
 
 	mu        sync.Mutex
 	instances map[string][]byte
 	requests  map[string]int
 }
 
-// New makes an empty registry.
+// New returns an empty registry.
 func New() *Server {
 	return &Server{secret: []byte(rand.Text()), instances: map[string][]byte{}, requests: map[string]int{}}
 }
 
 const user = "registry"
 
-// password is an instance's own: with it the instance reads its settings and nothing else.
+// password returns an instance's password, with which it can read only its own settings.
 func (s *Server) password(id string) string {
 	h := hmac.New(sha256.New, s.secret)
 	_, _ = h.Write([]byte(id)) // never fails
@@ -58,7 +58,7 @@ func (s *Server) Delete(id string) {
 	delete(s.instances, id)
 }
 
-// Requests returns how often an instance was asked for.
+// Requests returns the number of requests for an instance.
 func (s *Server) Requests(id string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

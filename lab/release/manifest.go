@@ -13,24 +13,24 @@ import (
 type Manifest struct {
 	Name   string  `yaml:"name"`
 	Groups []Group `yaml:"instance_groups"`
-	// Base is the directory that relative ones are meant in: the manifest's own.
+	// Base is the directory of the manifest, to which paths are relative.
 	Base string `yaml:"-"`
 }
 
-// Group is one kind of instance.
+// Group is an instance group.
 type Group struct {
 	Name      string `yaml:"name"`
-	Instances int    `yaml:"instances"` // 1 if absent
-	// PersistentDisk and EphemeralDisk are sizes in MiB; the latter is 4096 if absent.
+	Instances int    `yaml:"instances"` // 1 if missing
+	// PersistentDisk and EphemeralDisk are in MiB. EphemeralDisk is 4096 if missing.
 	PersistentDisk int64          `yaml:"persistent_disk"`
 	EphemeralDisk  int64          `yaml:"ephemeral_disk"`
-	Source         string         `yaml:"source"` // how settings reach the machine
+	Source         string         `yaml:"source"` // settings source of the machine
 	Env            map[string]any `yaml:"env"`
 	Jobs           []Job          `yaml:"jobs"`
 	Packages       []Package      `yaml:"packages"`
 }
 
-// ReadManifest reads and checks a manifest. Unknown keys are errors: they are typing mistakes.
+// ReadManifest reads and checks a manifest. Unknown keys are errors, because they are probably misspelled.
 func ReadManifest(path string) (Manifest, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -44,7 +44,7 @@ func ReadManifest(path string) (Manifest, error) {
 	return m, nil
 }
 
-// parseManifest reads and checks a manifest.
+// parseManifest decodes and checks a manifest.
 func parseManifest(data []byte) (Manifest, error) {
 	var m Manifest
 	decode := yaml.NewDecoder(bytes.NewReader(data))
@@ -92,7 +92,7 @@ func (m *Manifest) check() error {
 	return nil
 }
 
-// WebManifest is the manifest of the demo's release.
+// WebManifest returns the manifest of the demo.
 func WebManifest() Manifest {
 	jobs, packages := web()
 	return Manifest{Name: "demo", Groups: []Group{{Name: "web", Instances: 1, PersistentDisk: 1024, EphemeralDisk: 10240,

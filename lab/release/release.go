@@ -1,6 +1,5 @@
-// Package release packs jobs and packages as a Director hands them to an agent: compiled
-// packages as gzip tars of their own, the rendered templates of all jobs of an instance in one
-// archive.
+// Package release packs jobs and packages as a Director sends them to an agent: a gzip tarball for each compiled
+// package, and one archive with the rendered templates of all jobs of an instance.
 package release
 
 import (
@@ -19,24 +18,24 @@ import (
 	"time"
 )
 
-// Files are the contents of a job or package by path. A first line of "#!" makes a program.
+// Files maps paths in a job or package to contents. If the first line starts with "#!", the file is executable.
 type Files map[string]string
 
-// Job is a job with its templates already rendered; "monit" is one of them.
+// Job is a job with rendered templates, one of which is "monit".
 type Job struct {
 	Name  string `yaml:"name" json:"name"`
 	Files Files  `yaml:"files" json:"files,omitempty"`
-	Dir   string `yaml:"dir" json:"dir,omitempty"` // read in addition to Files
+	Dir   string `yaml:"dir" json:"dir,omitempty"` // directory with additional files
 }
 
-// Package is a compiled package, or with a "packaging" script one to be compiled.
+// Package is a compiled package or, if it has a "packaging" script, a source package.
 type Package struct {
 	Name  string `yaml:"name" json:"name"`
 	Files Files  `yaml:"files" json:"files,omitempty"`
 	Dir   string `yaml:"dir" json:"dir,omitempty"`
 }
 
-// Load reads dir, if any, below base into the files.
+// Load adds the files in dir, which is relative to base. It does nothing if dir is empty.
 func (f Files) Load(base, dir string) (Files, error) {
 	all := Files{}
 	for path, content := range f {
@@ -71,7 +70,7 @@ func (f Files) Load(base, dir string) (Files, error) {
 	return all, err
 }
 
-// binary marks the path of a program whose first line does not tell.
+// binary is the suffix of paths of executables whose first line does not show that.
 const binary = "\x00x"
 
 func mode(path, content string) int64 {
@@ -81,7 +80,7 @@ func mode(path, content string) int64 {
 	return 0o644
 }
 
-// archive packs files below a directory, "." for none.
+// archive writes files below a directory; "." means none.
 func archive(w *tar.Writer, dir string, files Files) error {
 	paths := make([]string, 0, len(files))
 	for path := range files {
@@ -114,7 +113,7 @@ func archive(w *tar.Writer, dir string, files Files) error {
 	return nil
 }
 
-// epoch is the time of all files: equal content makes equal archives.
+// epoch is the time of all files, so that archives are reproducible.
 var epoch = time.Unix(1_700_000_000, 0)
 
 func pack(fill func(*tar.Writer) error) ([]byte, error) {
@@ -125,7 +124,7 @@ func pack(fill func(*tar.Writer) error) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// Pack makes the archive of a package.
+// Pack returns the archive of a package.
 func (p Package) Pack(base string) ([]byte, error) {
 	files, err := p.Files.Load(base, p.Dir)
 	if err != nil {
@@ -134,7 +133,7 @@ func (p Package) Pack(base string) ([]byte, error) {
 	return pack(func(w *tar.Writer) error { return archive(w, ".", files) })
 }
 
-// Templates makes the archive of the rendered templates of all jobs.
+// Templates returns the archive with the rendered templates of all jobs.
 func Templates(base string, jobs []Job) ([]byte, error) {
 	return pack(func(w *tar.Writer) error {
 		for _, j := range jobs {
@@ -153,7 +152,7 @@ func Templates(base string, jobs []Job) ([]byte, error) {
 	})
 }
 
-// Fingerprint is a version derived from content.
+// Fingerprint returns a version derived from content.
 func Fingerprint(data []byte) string {
 	sum := sha1.Sum(data)
 	return hex.EncodeToString(sum[:])

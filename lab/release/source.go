@@ -14,8 +14,8 @@ import (
 	"strings"
 )
 
-// Source is a release as `bosh upload-release` and `bosh create-env` take it: templates that are
-// not yet rendered and packages that are not yet compiled.
+// Source is a release for `bosh upload-release` and `bosh create-env`: templates that are not rendered and packages
+// that are not compiled.
 type Source struct {
 	Name     string
 	Version  string
@@ -23,20 +23,20 @@ type Source struct {
 	Packages []Package // each with a "packaging" script
 }
 
-// SourceJob is a job of such a release. Its files are templates, named by what they become.
+// SourceJob is a job of a Source. Its files are templates, by the path of the rendered file.
 type SourceJob struct {
 	Job
 	Packages   []string
 	Properties map[string]Property
 }
 
-// Property describes a property that the templates of a job may use.
+// Property describes a property for a job's templates.
 type Property struct {
 	Description string `json:"description"`
 	Default     any    `json:"default,omitempty"`
 }
 
-// part is an archive of the release with what its manifest says of it.
+// part is an archive in the release with its entry in the manifest.
 type part struct {
 	path  string
 	data  []byte
@@ -61,8 +61,8 @@ func (s Source) parts() (jobs, packages []part, err error) {
 	return jobs, packages, nil
 }
 
-// newPart completes an entry of the manifest. The fingerprint is the key of the caller's cache of compiled
-// packages, so it is derived from the content.
+// newPart adds the fingerprint to a manifest entry. Callers cache compiled packages by the fingerprint, so it is
+// derived from the content.
 func newPart(path string, data []byte, entry map[string]any) part {
 	sum := sha256.Sum256(data)
 	digest := hex.EncodeToString(sum[:])
@@ -70,7 +70,7 @@ func newPart(path string, data []byte, entry map[string]any) part {
 	return part{path, data, entry}
 }
 
-// pack makes the archive of a job: its manifest, monit, and the templates.
+// pack returns the archive of a job: its manifest, monit, and the templates.
 func (j SourceJob) pack() ([]byte, error) {
 	given, err := j.Files.Load(".", j.Dir)
 	if err != nil {
@@ -92,7 +92,7 @@ func (j SourceJob) pack() ([]byte, error) {
 	return pack(func(w *tar.Writer) error { return archive(w, ".", files) })
 }
 
-// Write makes the release's tarball.
+// Write writes the tarball of the release.
 func (s Source) Write(path string) (err error) {
 	jobs, packages, err := s.parts()
 	if err != nil {
@@ -138,7 +138,7 @@ func (s Source) Write(path string) (err error) {
 	return os.Rename(temporary, path)
 }
 
-// WebSource is web as a release that still has to be compiled.
+// WebSource returns the demo's release as a Source.
 func WebSource(version string) Source {
 	jobs, packages := web()
 	s := Source{Name: "web", Version: version}

@@ -1,7 +1,7 @@
 package release
 
-// web is a release with one small web server: what the demo deploys. It runs with the perl of
-// every Debian, so nothing has to be compiled or fetched.
+// web returns the demo's release, a small web server. It uses Debian's perl, so that nothing has to be compiled or
+// downloaded.
 func web() ([]Job, []Package) {
 	job := Job{Name: "web", Files: Files{
 		"monit": `check process web

@@ -1,4 +1,4 @@
-// Package room keeps what guests and callers send, and what is made of it, from filling the file system of the host.
+// Package room keeps uploads and what is made of them from filling the host's file system.
 package room
 
 import (
@@ -11,20 +11,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A twentieth of the file system stays free for the host, and no more than 10 GiB of a large one. It is a part of the
-// whole and not of what is free, so that several uploads together leave it, too.
+// A twentieth of the file system, and at most 10 GiB, is kept free for the host. It is a part of the whole and not of
+// the free space, so that several uploads together respect it, too.
 const (
 	part = 20
 	most = 10 << 30
 )
 
-// Room is the space that may be filled on the file system of a directory.
+// Room limits the use of a directory's file system.
 type Room struct {
 	dir  string
-	free func() (free, size int64, err error) // bytes
+	free func() (free, size int64, err error) // in bytes
 }
 
-// At is the room on the file system of dir.
+// At returns the room on the file system of dir.
 func At(dir string) Room {
 	return Room{dir, func() (int64, int64, error) {
 		var st unix.Statfs_t
@@ -35,10 +35,10 @@ func At(dir string) Room {
 	}}
 }
 
-// ErrFull is returned when the host needs the rest of its file system.
+// ErrFull means that the rest of the file system is kept free for the host.
 var ErrFull = errors.New("no space left for it")
 
-// For returns an error unless bytes more fit.
+// For returns an error if bytes more do not fit.
 func (r Room) For(bytes int64) error {
 	free, size, err := r.free()
 	if err != nil {
@@ -63,7 +63,7 @@ type writer struct {
 	unchecked int64
 }
 
-// Writer passes on to a file of this file system what there is room for, and no more than limit bytes.
+// Writer returns a writer to a file on this file system that fails when there is no more room, or after limit bytes.
 func (r Room) Writer(to io.Writer, limit int64) io.Writer {
 	return &writer{room: r, to: to, limit: limit, unchecked: checkEvery}
 }
@@ -82,10 +82,11 @@ func (w *writer) Write(data []byte) (int, error) {
 	return w.to.Write(data)
 }
 
-// watchEvery is the pause between two looks at the free space while a program writes: no event reports it.
+// watchEvery is the interval at which While checks the free space, since no event reports it.
 const watchEvery = 100 * time.Millisecond
 
-// While calls f, which has a program write to this file system, and ends its context when there is no more room.
+// While calls f, which runs a program that writes to this file system. It cancels the context of f when there is no
+// more room.
 func (r Room) While(ctx context.Context, f func(context.Context) error) error {
 	if err := r.For(0); err != nil {
 		return err

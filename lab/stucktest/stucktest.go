@@ -1,7 +1,7 @@
 //go:build linux
 
-// Package stucktest makes what a job can make to hold up those who look at it: a process that holds its own address
-// space, and a file system that does not answer. For tests only; both need root.
+// Package stucktest creates what a job can use to block its observers: a process that locks its own address space, and
+// a file system that does not answer. It is only for tests, which need root.
 package stucktest
 
 import (
@@ -22,7 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FileSystem is a FUSE file system with one file, in a directory of its own. It answers until it is told to be silent.
+// FileSystem is a FUSE file system with one file, mounted in its own directory. It answers until Silence is called.
 type FileSystem struct {
 	Dir, File string
 	node      *node
@@ -30,12 +30,12 @@ type FileSystem struct {
 	close     func() error
 }
 
-// node is the file. It does not answer reads.
+// node is the file. After Silence, reads do not return.
 type node struct {
 	fs.Inode
 	silent  atomic.Bool
 	release chan struct{}
-	reads   chan struct{} // has a value when a read waits
+	reads   chan struct{} // receives a value when a read waits
 }
 
 func (n *node) answer() {
@@ -44,14 +44,14 @@ func (n *node) answer() {
 	}
 }
 
-// Getattr is stat(2).
+// Getattr implements stat(2).
 func (n *node) Getattr(_ context.Context, _ fs.FileHandle, out *fuse.AttrOut) syscall.Errno {
 	n.answer()
 	out.Mode, out.Size = syscall.S_IFREG|0o644, 1<<20
 	return fs.OK
 }
 
-// Open is open(2). Who may write bypasses the page cache.
+// Open implements open(2). Writers bypass the page cache.
 func (n *node) Open(_ context.Context, flags uint32) (fs.FileHandle, uint32, syscall.Errno) {
 	n.answer()
 	if flags&syscall.O_ACCMODE == syscall.O_RDWR {
@@ -60,7 +60,7 @@ func (n *node) Open(_ context.Context, flags uint32) (fs.FileHandle, uint32, sys
 	return nil, 0, fs.OK
 }
 
-// Read is read(2). The pages that are read stay locked until it answers.
+// Read implements read(2). The pages that are read stay locked until it answers.
 func (n *node) Read(context.Context, fs.FileHandle, []byte, int64) (fuse.ReadResult, syscall.Errno) {
 	select {
 	case n.reads <- struct{}{}:
@@ -70,13 +70,13 @@ func (n *node) Read(context.Context, fs.FileHandle, []byte, int64) (fuse.ReadRes
 	return nil, syscall.EIO
 }
 
-// root is the directory.
+// root is the directory with the file.
 type root struct {
 	fs.Inode
 	file *node
 }
 
-// OnAdd makes the file.
+// OnAdd creates the file.
 func (r *root) OnAdd(ctx context.Context) {
 	r.AddChild("file", r.NewPersistentInode(ctx, r.file, fs.StableAttr{Mode: syscall.S_IFREG}), true)
 }
@@ -95,10 +95,10 @@ func Mount(dir string) (*FileSystem, error) {
 	return f, nil
 }
 
-// Silence makes it answer no more.
+// Silence stops the file system from answering.
 func (f *FileSystem) Silence() { f.node.silent.Store(true) }
 
-// Close answers all that waits, and unmounts. It may be called again.
+// Close answers all waiting calls and unmounts the file system. It may be called twice.
 func (f *FileSystem) Close() error { return f.close() }
 
 func (f *FileSystem) end() error {
@@ -110,8 +110,8 @@ func (f *FileSystem) end() error {
 	return nil
 }
 
-// Process holds its own address space: reads of its command line or its environment wait, on older kernels also those of
-// its map.
+// Process locks its own address space. Reads of its command line or environment block, and on older kernels those of
+// its memory map.
 type Process struct {
 	Pid  int
 	cmd  *exec.Cmd
@@ -120,11 +120,11 @@ type Process struct {
 
 const variable = "CAMBIUM_STUCKTEST"
 
-// startLimit bounds how long a process may take to get stuck.
+// startLimit bounds the time until a process is stuck.
 const startLimit = time.Minute
 
-// Start starts a process of the test's program that uses a file system at dir, and returns when it is stuck. Files are
-// inherited by it.
+// Start starts a process of the test binary that uses a file system at dir, and returns when the process is stuck. The
+// process inherits files.
 func Start(dir string, files ...*os.File) (*Process, error) {
 	f, err := Mount(dir)
 	if err != nil {
@@ -167,7 +167,7 @@ func Start(dir string, files ...*os.File) (*Process, error) {
 	return nil, errors.Join(errors.New("the process does not hold its address space"), p.Close())
 }
 
-// Close ends process and file system.
+// Close ends the process and unmounts the file system.
 func (p *Process) Close() error {
 	_ = p.cmd.Process.Kill()
 	err := p.fuse.Close()
@@ -175,8 +175,8 @@ func (p *Process) Close() error {
 	return err
 }
 
-// init is the process. One thread reads a page, which stays locked. The other maps the file without the page cache: the
-// kernel first drops the cached pages, and waits for the locked one while it holds the address space.
+// init runs the process. One thread reads a page, which stays locked. Another maps the file without the page cache: the
+// kernel holds the address space and waits for the locked page, because it drops the cached pages first.
 func init() {
 	path := os.Getenv(variable)
 	if path == "" {

@@ -1,7 +1,6 @@
-// Package sweep removes what a process that made machines has left behind in the kernel:
-// processes, swap and loop devices, control groups and namespaces. All of it is found by the
-// name that the machines and their namespaces begin with, or by the directory of the images, so
-// that it also works after a crash and for another process.
+// Package sweep removes what a process with machines has left in the kernel: processes, swap and loop devices, control
+// groups and namespaces. It finds them by the prefix of the names of machines and namespaces, or by the directory of
+// images, so it also works after a crash and from another process.
 package sweep
 
 import (
@@ -21,18 +20,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Remains names what is to be removed.
+// Remains selects what is removed.
 type Remains struct {
-	Name string // of everything that is called so, or so and a dot and something more
-	Dir  string // loop devices with images below it
-	// Holds recognizes further processes by an argument of their command line; nil none.
+	Name string // everything with this name, or with this name as a prefix before a dot
+	Dir  string // loop devices with images below this directory
+	// Holds recognizes other processes by an argument of their command line; may be nil.
 	Holds func(argument string) bool
-	// Visitors spares processes in the network namespace called Name that have no argument beginning with the
-	// name and a dot: `lab enter` runs them there.
+	// Visitors spares processes in the network namespace Name without an argument that begins with the name and a dot.
+	// `lab enter` runs such processes.
 	Visitors bool
 }
 
-// Remove ends the processes and removes the rest. What is not there is no error.
+// Remove ends the processes and removes the rest. It ignores what does not exist.
 func (r Remains) Remove() error {
 	name := r.Name
 	failed := r.killAll()
@@ -59,12 +58,12 @@ func (r Remains) Remove() error {
 	return failed
 }
 
-// commandLines are reads that a process can hold up.
+// commandLines bounds reads of command lines, because a process can block them.
 var commandLines bounded.Group
 
-// killAll ends what was started under the name: machines and servers are the processes in its network
-// namespaces or control groups, systemd-nspawn and the holder are recognized by an argument. The machines come
-// first: their init ends everything in them, and systemd-nspawn, when it has seen that, unmounts.
+// killAll ends the processes. Machines and servers are found by their network namespaces or control groups,
+// systemd-nspawn and the holder by an argument. The machines end first: their init ends everything in them, and
+// systemd-nspawn then unmounts their file systems.
 func (r Remains) killAll() error {
 	inside, outside, err := r.processes()
 	for _, pid := range append(inside, outside...) {
@@ -109,11 +108,11 @@ func (r Remains) processes() (inside, outside []int, err error) {
 	return inside, outside, nil
 }
 
-// grouped reports whether a process is in the control group of a machine: one whose namespace has
-// lost its name is found by that.
+// grouped reports whether a process is in the control group of a machine. This finds a machine whose namespace has lost
+// its name.
 func (r Remains) grouped(groups string) bool { return strings.Contains(groups, "/"+r.Name+".") }
 
-// inode identifies a namespace, 0 if it cannot be read.
+// inode identifies a namespace; 0 if it cannot be read.
 func inode(path string) uint64 {
 	var st unix.Stat_t
 	if unix.Stat(path, &st) != nil {
@@ -122,7 +121,7 @@ func inode(path string) uint64 {
 	return st.Ino
 }
 
-// named reports whether a namespace is that of the name itself or of one of its machines.
+// named reports whether a namespace is name, or belongs to one of its machines.
 func named(item, name string) bool { return item == name || strings.HasPrefix(item, name+".") }
 
 func (r Remains) belongs(cmdline string) bool {
@@ -135,11 +134,11 @@ func (r Remains) belongs(cmdline string) bool {
 	return false
 }
 
-// detachTimeout bounds the wait for the kernel to unmount the file systems of a killed machine, on a busy host.
+// detachTimeout bounds the wait, on a busy host, for the kernel to unmount the file systems of a killed machine.
 const detachTimeout = 20 * time.Second
 
-// detach waits for the kernel to have unmounted what a killed machine had mounted: there is no
-// event for that.
+// detach detaches a loop device. It polls until the kernel has unmounted the file systems of a killed machine, since
+// there is no event for that.
 func detach(l disk.Loop) error {
 	for deadline := time.Now().Add(detachTimeout); ; {
 		err := l.Detach()
@@ -150,7 +149,7 @@ func detach(l disk.Loop) error {
 	}
 }
 
-// killAndWait waits for the end through the process' own descriptor.
+// killAndWait kills a process and waits until it has ended.
 func killAndWait(pid int) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {

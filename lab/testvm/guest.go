@@ -1,9 +1,8 @@
 //go:build linux
 
-// Package testvm runs a test binary as the first process of a small virtual machine, for checks
-// that need a kernel and devices of their own but no system around them. The same binary is
-// both sides: Main, called by TestMain, is the guest's; Machine.Run is the host's. They talk
-// over the console.
+// Package testvm runs a test binary as the first process of a small virtual machine, for checks that need their own
+// kernel and devices, but no system. The same binary runs on both sides: TestMain calls Main, which runs the guest, and
+// Machine.Run runs the host's side. They communicate over the console.
 package testvm
 
 import (
@@ -19,14 +18,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Check is something to be tried in the machine.
+// Check is a check to run in the machine.
 type Check struct {
 	Name string
 	Run  func(ctx context.Context) error
 }
 
-// Main runs the tests, or as the first process of a machine the checks, and then finish. It
-// does not return.
+// Main runs the tests or, if it is the first process of a machine, the checks and then finish. It does not return.
 func Main(m *testing.M, checks []Check, finish func() error) {
 	if os.Getpid() != 1 {
 		os.Exit(m.Run())
@@ -58,10 +56,10 @@ func Main(m *testing.M, checks []Check, finish func() error) {
 	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART) // the machine is not started again
 }
 
-// Ask has the host do what it has prepared under that word.
+// Ask makes the host run the commands that Machine.On has for the word.
 func Ask(word string) { say("ASK", word) }
 
-// up is the first word of a guest: its kernel works.
+// up is the first word of a guest, which means that its kernel works.
 const up = "UP"
 
 func say(kind, text string) { fmt.Printf("GUEST-%s %s\n", kind, text) }

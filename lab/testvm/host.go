@@ -22,23 +22,23 @@ import (
 	"cambium/lab/tree"
 )
 
-// Machine is a machine to run checks in.
+// Machine configures the machine for checks.
 type Machine struct {
-	Modules  []string // of the kernel, to be loaded first
-	Programs []string // of this host, put into /sbin with the libraries they need
-	QEMU     []string // further arguments: the devices
-	// On are commands for QEMU's monitor, by the word with which the guest asks for them.
+	Modules  []string // kernel modules to load first
+	Programs []string // programs of the host to copy to /sbin, with the libraries they need
+	QEMU     []string // additional arguments, such as devices
+	// On maps words that the guest sends with Ask to commands for QEMU's monitor.
 	On map[string][]string
 }
 
 const (
-	// limit bounds the run time of a machine.
+	// limit bounds how long a machine runs.
 	limit = 8 * time.Minute
-	// upTimeout bounds the boot of a machine's kernel, which takes half a minute on a busy host.
+	// upTimeout bounds the boot of a kernel, which takes half a minute on a busy host.
 	upTimeout = 2 * time.Minute
 )
 
-// Needs skips the test where a program is missing; in CI it fails instead.
+// Needs skips the test if one of the programs is missing, and fails it in CI.
 func Needs(t *testing.T, programs ...string) {
 	t.Helper()
 	for _, p := range programs {
@@ -48,7 +48,7 @@ func Needs(t *testing.T, programs ...string) {
 	}
 }
 
-// Host runs a program on this host.
+// Host runs a program on the host.
 func Host(t *testing.T, name string, args ...string) {
 	t.Helper()
 	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
@@ -56,7 +56,7 @@ func Host(t *testing.T, name string, args ...string) {
 	}
 }
 
-// Run boots the machine with the calling package's test binary and fails unless all checks pass.
+// Run boots the machine with the test binary of the calling package. It fails the test unless all checks pass.
 func (m Machine) Run(t *testing.T, checks []Check) {
 	t.Helper()
 	monitor := filepath.Join(t.TempDir(), "monitor")
@@ -82,9 +82,9 @@ func (m Machine) Run(t *testing.T, checks []Check) {
 	}
 }
 
-// boot runs the machine until it ends, and calls heard with each word of the guest. It returns what was on the console.
-// A machine whose kernel does not come up, as it happens to emulated ones on a busy host (see the watch of package
-// qemu), is started again, once.
+// boot runs the machine until it ends, calls heard for each word of the guest, and returns the console's output. It
+// restarts the machine once if its kernel does not boot, as happens with emulation on a busy host (see watch in package
+// qemu).
 func (m Machine) boot(t *testing.T, heard func(word, rest string)) string {
 	t.Helper()
 	Needs(t, "qemu-system-x86_64", "go")
@@ -139,7 +139,7 @@ func (m Machine) start(t *testing.T, kernel, ram string, heard func(word, rest s
 	return log.String(), hung && !late.Stop()
 }
 
-// command sends commands to the machine's monitor.
+// command sends commands to QEMU's monitor.
 func command(monitor string, commands ...string) error {
 	conn, err := net.Dial("unix", monitor)
 	if err != nil {
@@ -171,7 +171,7 @@ func prompt(conn net.Conn) error {
 	return nil
 }
 
-// writeInitrd makes the machine's only file system: the test binary, programs, modules.
+// writeInitrd writes the machine's only file system: the test binary, programs and modules.
 func (m Machine) writeInitrd(t *testing.T, dir, file string, kernel image.Kernel) error {
 	binary := filepath.Join(dir, "guest")
 	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-tags", "vm", "-o", binary, ".")

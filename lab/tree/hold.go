@@ -18,8 +18,8 @@ var (
 	held   = map[string]*os.File{}
 )
 
-// Hold marks an entry as used now, and keeps it from being pruned until this process ends. It returns fs.ErrNotExist if
-// the entry is not there, or was removed meanwhile.
+// Hold marks an entry of the cache as used, and prevents its removal until this process ends. It returns fs.ErrNotExist
+// if the entry does not exist, or was removed meanwhile.
 func Hold(path string) error {
 	holdMu.Lock()
 	defer holdMu.Unlock()
@@ -52,7 +52,7 @@ func sameFile(open *os.File, path string) bool {
 	return errors.Join(err, statErr) == nil && os.SameFile(mine, there)
 }
 
-// Free calls f, which may remove the entry, unless a process holds it; it reports whether f was called.
+// Free calls f, which may remove the entry, unless a process holds it. It reports whether it has called f.
 func Free(path string, f func() error) (bool, error) {
 	entry, err := os.Open(path)
 	if err != nil {

@@ -10,21 +10,21 @@ import (
 	"cambium/internal/thread"
 )
 
-// Layer is a writable layer over a tree, kept in Dir.
+// Layer is a writable layer over a tree, stored in Dir.
 type Layer struct {
 	Tree string
 	Dir  string
 }
 
-// upper is the directory that holds what differs from the tree.
+// upper returns the directory with the changes to the tree.
 func (l Layer) upper() string { return filepath.Join(l.Dir, "upper") }
 
-// Root returns the mount point of the layer. The mount is visible only in the mount namespace that Mounted makes.
+// Root returns the mount point of the layer. The mount exists only in the mount namespace that Mounted creates.
 func (l Layer) Root() string { return filepath.Join(l.Dir, "root") }
 
 func (l Layer) work() string { return filepath.Join(l.Dir, "work") }
 
-// Make makes the directories.
+// Make creates the directories.
 func (l Layer) Make() error {
 	for _, dir := range []string{l.upper(), l.work(), l.Root()} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -34,8 +34,8 @@ func (l Layer) Make() error {
 	return nil
 }
 
-// Mounted calls f with the layer mounted, in a mount namespace that only f, and what f starts,
-// can see: a crash leaves no mount behind.
+// Mounted calls f with the layer mounted. Only f and its child processes see the mount, so that a crash leaves none
+// behind.
 func (l Layer) Mounted(f func(root string) error) error {
 	return thread.Run(func() error {
 		if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {

@@ -1,6 +1,5 @@
-// Package tree builds the root file system of the lab's machines: a small Debian from
-// packages, kept in a cache under a name that is derived from everything it was made of. The
-// cached tree is only ever read; machines put a layer of their own over it.
+// Package tree builds the root file system of the lab's machines: a small Debian, kept in a cache under a name derived
+// from its recipe. A cached tree is never changed; each machine has a writable layer over it.
 package tree
 
 import (
@@ -23,10 +22,10 @@ import (
 	"cambium/internal/managedfs"
 )
 
-// Suite is the Debian release the machines run.
+// Suite is the Debian release of the machines.
 const Suite = "bookworm"
 
-// packages are in every tree: what a stemcell has and the agent or a judge of the tests uses.
+// packages lists the packages of every tree: those of a stemcell that the agent or the tests need.
 var packages = slices.Concat([]string{
 	"systemd", "systemd-sysv", "systemd-resolved", "systemd-timesyncd", "dbus", "udev", "kmod",
 	"iproute2", "nftables", "netbase", "ca-certificates", "openssh-server",
@@ -35,10 +34,10 @@ var packages = slices.Concat([]string{
 	"monit", "sudo", "passwd", "procps", "logrotate", "less", "strace",
 })
 
-// excluded from the packages: a test machine needs no documentation.
+// excluded lists files of packages that a test machine does not need.
 var excluded = []string{"/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/info/*"}
 
-// files are put over the packages; an empty content is a link to /dev/null, which masks a unit.
+// files lists files that replace those of the packages. If the content is empty, a link to /dev/null masks a unit.
 var files = map[string]string{
 	"/etc/hostname": "lab\n",
 	"/etc/hosts":    "127.0.0.1 localhost\n",
@@ -52,10 +51,10 @@ var files = map[string]string{
 	"/etc/systemd/system/fstrim.timer":                         "",
 }
 
-// LabFiles are the names of what is put over the packages for the lab alone.
+// LabFiles returns the names of files that only the lab's own machines need.
 func LabFiles() []string { return slices.Sorted(maps.Keys(files)) }
 
-// units that the packages leave disabled, or enabled though the machines do without.
+// Units that are enabled or disabled, contrary to the packages.
 var (
 	enable  = []string{"systemd-networkd.service", "systemd-resolved.service"}
 	disable = []string{"ssh.service", "monit.service", "nftables.service"}
@@ -68,7 +67,8 @@ type Cache struct {
 	Progress io.Writer
 }
 
-// DefaultDir returns the directory for trees: the value of CAMBIUM_LAB_CACHE or, without it, /var/cache/cambium-lab.
+// DefaultDir returns the directory of the cache: the value of CAMBIUM_LAB_CACHE or, if it is not set,
+// /var/cache/cambium-lab.
 func DefaultDir() string {
 	if dir := os.Getenv("CAMBIUM_LAB_CACHE"); dir != "" {
 		return dir
@@ -76,14 +76,14 @@ func DefaultDir() string {
 	return "/var/cache/cambium-lab"
 }
 
-// Prefix begins the names of trees in the cache.
+// Prefix is the prefix of trees in the cache.
 const Prefix = "tree-"
 
-// StemcellPrefix begins the names of trees with the packages of a stemcell.
+// StemcellPrefix is the prefix of trees with the packages of a stemcell.
 const StemcellPrefix = "stemcell-" + Prefix
 
-// Private makes the directory of a cache, and closes its trees to other users, also those that former versions have
-// left: they hold set-user-ID programs, which nobody updates. Other things in the directory are the operator's.
+// Private creates the directory of a cache, and makes its trees inaccessible to other users, even those of former
+// versions: they contain set-user-ID programs, which nobody updates. It does not change other files in the directory.
 func Private(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -104,7 +104,7 @@ func Private(dir string) error {
 	return nil
 }
 
-// Path returns the path of the tree, whether it exists yet or not: its name holds a digest of its recipe.
+// Path returns the path of the tree, which may not exist yet. The name contains a digest of the recipe.
 func (c Cache) Path() string {
 	h := sha256.New()
 	_, _ = fmt.Fprintln(h, "1", Suite, packages, excluded, enable, disable)
@@ -112,14 +112,14 @@ func (c Cache) Path() string {
 	return filepath.Join(c.Dir, Prefix+Suite+"-"+hex.EncodeToString(h.Sum(nil))[:16])
 }
 
-// Built reports whether the tree is there.
+// Built reports whether the tree exists.
 func (c Cache) Built() bool {
 	_, err := os.Stat(c.Path())
 	return err == nil
 }
 
-// Ensure returns the tree, building it if it is not there, and holds it. Of several processes that ask at
-// once, one builds and the others wait.
+// Ensure returns the path of the tree, builds it if it does not exist, and holds it. If several processes call it at
+// the same time, one builds the tree and the others wait.
 func (c Cache) Ensure(ctx context.Context) (string, error) {
 	path := c.Path()
 	if err := Private(c.Dir); err != nil {
@@ -149,7 +149,7 @@ func (c Cache) Ensure(ctx context.Context) (string, error) {
 	return path, Hold(path)
 }
 
-// make builds the tree in a directory that is closed to other users from the beginning.
+// make builds the tree in a directory to which other users never have access.
 func (c Cache) make(ctx context.Context, work, path string) error {
 	if err := os.Mkdir(work, 0o700); err != nil {
 		return err
@@ -190,7 +190,7 @@ func (c Cache) build(ctx context.Context, dir string) error {
 	return nil
 }
 
-// put replaces a file of a tree; links of the tree do not lead out of it.
+// put replaces a file of a tree. Links in the tree cannot lead out of it.
 func put(root *os.Root, name, content string) error {
 	if err := root.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return err

@@ -1,7 +1,7 @@
 //go:build linux
 
-// Command first is the first program of a stemcell: it runs from the initial RAM disk, loads the
-// drivers of the root disk, mounts the root and starts the system. It has nothing else of the lab.
+// Command first is the first program of a stemcell. It runs from the initial RAM disk, loads the drivers of the root
+// disk, mounts the root and starts the system. It contains nothing else of the lab.
 package main
 
 import (

@@ -1,7 +1,7 @@
 //go:build linux
 
-// Command program is the lab's guest program, inside a virtual machine: as the first process it starts
-// the machine's system from the initial RAM disk, with the argument "serve" it works for the host.
+// Command program is the lab's guest program, which runs inside a virtual machine. As the first process it starts the
+// system from the initial RAM disk. With the argument "serve" it serves the host.
 package main
 
 import (

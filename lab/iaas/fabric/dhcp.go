@@ -13,14 +13,13 @@ import (
 	"cambium/lab/iaas/value"
 )
 
-// defaultRange is the address range of dynamic networks, unless their cloud_properties name another.
+// defaultRange is the address range of dynamic networks whose cloud_properties have none.
 var defaultRange = netip.MustParsePrefix("10.246.0.0/24")
 
-// firstHost is the first address of a range that is given to a VM; the gateway has the first of
-// all.
+// firstHost is the number of the first address for VMs in a range. The gateway has the first address.
 const firstHost = 10
 
-// Allocate fills in the address of a dynamic network: the lowest one that is not taken.
+// Allocate sets the address of a dynamic network to the lowest one that is not taken.
 func (n Network) Allocate(taken map[netip.Addr]bool) (Network, error) {
 	prefix := n.Properties.Range
 	if !prefix.IsValid() {
@@ -40,13 +39,13 @@ func (n Network) Allocate(taken map[netip.Addr]bool) (Network, error) {
 	return n, nil
 }
 
-// ones is an IPv4 netmask.
+// ones returns an IPv4 netmask.
 func ones(bits int) []byte {
 	mask := ^uint32(0) << (32 - bits)
 	return []byte{byte(mask >> 24), byte(mask >> 16), byte(mask >> 8), byte(mask)}
 }
 
-// freeAddress is the lowest one that is not taken, invalid if there is none.
+// freeAddress returns the lowest address that is not taken; it is invalid if there is none.
 func freeAddress(prefix netip.Prefix, taken map[netip.Addr]bool) netip.Addr {
 	at := prefix.Addr()
 	for range firstHost {
@@ -60,14 +59,14 @@ func freeAddress(prefix netip.Prefix, taken map[netip.Addr]bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// lease is the configuration that a DHCP server hands to a card.
+// lease is a card's configuration on a DHCP server.
 type lease struct{ mac, ip, gateway, netmask string }
 
-// logOption names the log of a DHCP server, in the directory of its fabric.
+// logOption sets the log of a DHCP server, which is in the directory of its fabric.
 const logOption = "--log-facility="
 
-// serveDHCP starts a server of the segment that knows these leases, if there are any; the caller holds mu. One that
-// runs would keep the leases of deleted VMs, and refuse their addresses to others.
+// serveDHCP restarts the DHCP server of a segment with these leases, or stops it if there are none. A running server
+// would keep the leases of deleted VMs and refuse their addresses to others. The caller holds mu.
 func (f *Fabric) serveDHCP(b *bridge, leases []lease) error {
 	b.stopDHCP()
 	if len(leases) == 0 {
@@ -108,6 +107,5 @@ func (b *bridge) stopDHCP() {
 	}
 }
 
-// Serves recognizes the servers of a fabric in that directory by an argument of their command
-// line.
+// Serves reports whether an argument of a command line belongs to a DHCP server of the fabric in that directory.
 func Serves(dir, argument string) bool { return strings.HasPrefix(argument, logOption+dir+"/") }

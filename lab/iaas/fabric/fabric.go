@@ -19,34 +19,33 @@ import (
 type Fabric struct {
 	Net  netns.Namespace
 	name string
-	dir  string // the logs of DHCP servers
+	dir  string // for the logs of DHCP servers
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	bridges map[value.Name]*bridge
-	access  Access         // of the link to the host
+	access  Access         // access of the link to the host
 	routed  []netip.Prefix // networks to which the host has a route
 }
 
-// bridge is a segment in the kernel. It exists while a VM is plugged into it.
+// bridge is a segment in the kernel. It exists as long as a VM has a card on it.
 type bridge struct {
 	name      string
 	plugs     []plug
-	addresses []netip.Prefix // gateways that it has
-	leases    []lease        // what its DHCP server knows
-	server    *exec.Cmd      // of DHCP, nil if no card needs it
+	addresses []netip.Prefix // addresses of gateways
+	leases    []lease        // leases of its DHCP server
+	server    *exec.Cmd      // DHCP server; nil if no card needs it
 }
 
 // plug is a card of a VM on a bridge.
 type plug struct {
 	vm        string
 	mac       net.HardwareAddr
-	addresses []netip.Prefix // that it may use, most of them single ones
+	addresses []netip.Prefix // that the card may use, most of them single addresses
 	gateways  []netip.Prefix
 	leases    []lease // if the card needs DHCP
 }
 
-// Make makes the namespace of an empty fabric. What a former one of that name has left on the host
-// is removed.
+// Make creates the namespace of an empty fabric. It removes what an earlier one with the name has left on the host.
 func Make(name, dir string) (*Fabric, error) {
 	if err := errors.Join(Disconnect(name), os.RemoveAll(dir)); err != nil {
 		return nil, err
@@ -58,7 +57,7 @@ func Make(name, dir string) (*Fabric, error) {
 	return &Fabric{Net: space, name: name, dir: dir, bridges: map[value.Name]*bridge{}}, nil
 }
 
-// Close ends the servers and removes the host's link; the namespace goes with what is in it.
+// Close stops the DHCP servers and removes the link to the host. The namespace is removed with everything in it.
 func (f *Fabric) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -68,14 +67,14 @@ func (f *Fabric) Close() error {
 	return errors.Join(f.unlink(), f.Net.Delete())
 }
 
-// bridgeName fits a link, whatever the segment is called.
+// bridgeName returns a name that is valid for a link, whatever the segment is called.
 func bridgeName(segment value.Name) string {
 	h := sha256.Sum256([]byte(segment.String()))
 	return "br-" + hex.EncodeToString(h[:])[:10]
 }
 
-// Plug makes the segment of a card of a VM, gives the host the gateways' addresses there, and the card its own by DHCP
-// if it needs that. It returns the segment's bridge. Unplug undoes it, also when it has failed.
+// Plug creates the segment of a card, adds the gateways' addresses to the host there and, if needed, the card's address
+// to the DHCP server. It returns the name of the segment's bridge. Unplug undoes it, even if Plug has failed.
 func (f *Fabric) Plug(vm string, c Card, nets Networks, needsDHCP bool) (string, error) {
 	p := plug{vm: vm, mac: c.MAC}
 	for _, name := range c.Networks {
@@ -112,8 +111,8 @@ func (f *Fabric) Plug(vm string, c Card, nets Networks, needsDHCP bool) (string,
 	return b.name, f.adjust(b)
 }
 
-// Unplug takes the cards of a VM from their segments, and with the last card a segment, its gateways and routes. The VM
-// is off. One that has no card is not an error.
+// Unplug removes the cards of a VM from their segments. A segment is removed with its last card, together with its
+// gateways and routes. The VM must be off. It is not an error if the VM has no card.
 func (f *Fabric) Unplug(vm string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -134,8 +133,8 @@ func (f *Fabric) Unplug(vm string) error {
 	return failed
 }
 
-// adjust gives a bridge the addresses, routes, DHCP server and filter that its cards need, and no others; the caller
-// holds mu.
+// adjust sets the addresses, routes, DHCP server and filter of a bridge to those that its cards need. The caller holds
+// mu.
 func (f *Fabric) adjust(b *bridge) error {
 	var gateways []netip.Prefix
 	var leases []lease

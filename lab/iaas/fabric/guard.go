@@ -14,8 +14,8 @@ import (
 // about them (ARP, neighbor discovery): VMs are known by their addresses, such as to the metadata service, and one
 // cannot take over those of another.
 
-// guard has the kernel filter the ports of all bridges, and replaces the filter of before in one step; the caller holds
-// mu. A port that is in no rule passes nothing.
+// guard installs a packet filter for the ports of all bridges, which replaces the previous one atomically. A port
+// without a rule passes nothing. The caller holds mu.
 func (f *Fabric) guard() error {
 	chains, ports := "", []string{}
 	seen := map[string]bool{}
@@ -49,10 +49,10 @@ table bridge guard {
 	return nil
 }
 
-// chain is the name of a card's rules.
+// chain returns the name of the chain with a card's rules.
 func chain(mac net.HardwareAddr) string { return fmt.Sprintf("card_%x", []byte(mac)) }
 
-// rules pass what a card may send; what none of them accepts is dropped.
+// rules returns the rules for what a card may send. Everything else is dropped.
 func (p plug) rules() string {
 	var four, six, targets []string
 	for _, a := range append([]netip.Prefix{netip.PrefixFrom(linkLocal(p.mac), 128)}, p.addresses...) {
@@ -82,7 +82,7 @@ func (p plug) rules() string {
 		"\t\tip6 saddr :: icmpv6 type mld2-listener-report accept\n\t\tip6 saddr " + own + " accept\n"
 }
 
-// linkLocal is the IPv6 address that a kernel derives from a hardware address.
+// linkLocal returns the IPv6 address that a kernel derives from a hardware address.
 func linkLocal(mac net.HardwareAddr) netip.Addr {
 	return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff,
 		12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]})

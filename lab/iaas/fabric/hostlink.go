@@ -22,32 +22,32 @@ import (
 // cable with one end there, and a route to each segment. VMs cannot open connections to the host over it. They reach
 // what the host reaches if the operator wants that, too: the host then sends their packets on under its own address.
 
-// Access selects the connections that a link to the host permits.
+// Access defines which connections a link to the host permits.
 type Access string
 
-// The kinds of access. A link is made for all but the first.
+// The kinds of access. Without any, there is no link.
 const (
 	NoAccess  Access = ""
-	HostOnly  Access = "host"    // the host reaches VMs
-	ToOutside Access = "outside" // and VMs reach what the host reaches
+	HostOnly  Access = "host"    // the host can reach VMs
+	ToOutside Access = "outside" // VMs can also reach what the host can reach
 )
 
-// hostLink is the cable's end on the host, and the two addresses of the cable: link-local ones, which no other
-// network of the host has.
+// hostLink is the host's end of the virtual cable, and the two addresses of the cable. They are link-local, so that
+// they do not collide with other networks of the host.
 type hostLink struct {
 	name       string
 	near, far  netip.Addr
 	prefixBits int
 }
 
-// hostLinkOf derives a link from the name of the IaaS, so that several do not meet.
+// hostLinkOf derives a link from the name of the IaaS, so that the links of several do not collide.
 func hostLinkOf(name string) hostLink {
 	h := sha256.Sum256([]byte(name))
 	near := netip.AddrFrom4([4]byte{169, 254, 1 + h[0]%150, h[1]&^3 | 1})
 	return hostLink{name: "iaas-" + hex.EncodeToString(h[:])[:10], near: near, far: near.Next(), prefixBits: 30}
 }
 
-// LinkHost makes, changes or removes the host's link.
+// LinkHost creates, changes or removes the link to the host.
 func (f *Fabric) LinkHost(access Access) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -63,7 +63,7 @@ func (f *Fabric) LinkHost(access Access) error {
 	return nil
 }
 
-// unlink removes the link and what belongs to it; the caller holds mu.
+// unlink removes the link with its routes and filter. The caller holds mu.
 func (f *Fabric) unlink() error {
 	if f.access == NoAccess {
 		return nil
@@ -95,8 +95,8 @@ func (f *Fabric) makeLink(link hostLink, access Access) error {
 	return nil
 }
 
-// forwards says why packets of VMs do not get further than this host, nil if they do. The setting is the
-// operator's: it is for all networks of the host.
+// forwards returns an error if this host does not forward packets of VMs. It does not change the setting, which affects
+// all networks of the host.
 func forwards() error {
 	data, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward")
 	if err == nil && strings.TrimSpace(string(data)) != "1" {
@@ -105,7 +105,7 @@ func forwards() error {
 	return err
 }
 
-// route gives the host a route to a segment's network, if it is linked; the caller holds mu.
+// route adds a route to a segment's network on the host, if there is a link. The caller holds mu.
 func (f *Fabric) route(to netip.Prefix) error {
 	if !to.Addr().Is4() || f.access == NoAccess || slices.Contains(f.routed, to) {
 		return nil // the cable has no IPv6
@@ -117,7 +117,7 @@ func (f *Fabric) route(to netip.Prefix) error {
 	return f.filter()
 }
 
-// unroute takes the route to a network from the host, as far as it is there; the caller holds mu.
+// unroute removes the route to a network from the host, as far as it exists. The caller holds mu.
 func (f *Fabric) unroute(to netip.Prefix) error {
 	if !slices.Contains(f.routed, to) {
 		return nil
@@ -134,12 +134,12 @@ func (f *Fabric) unroute(to netip.Prefix) error {
 	return f.filter()
 }
 
-// ipNet is a network as package net has it.
+// ipNet converts a prefix for package net.
 func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// make lays the cable from the namespace of this process, the host's, to that of the IaaS.
+// make creates the cable from the namespace of this process, the host's, to that of the IaaS.
 func (l hostLink) make(space netns.Namespace, access Access) error {
 	far, err := os.Open(space.Path())
 	if err != nil {
@@ -168,7 +168,7 @@ func (l hostLink) make(space netns.Namespace, access Access) error {
 	})
 }
 
-// hostEnd is the cable's end in the namespace of the IaaS.
+// hostEnd is the name of the cable's end in the namespace of the IaaS.
 const hostEnd = "host0"
 
 func addressUp(name string, address netip.Addr, bits int) error {
@@ -182,10 +182,10 @@ func addressUp(name string, address netip.Addr, bits int) error {
 	return netlink.LinkSetUp(link)
 }
 
-// shortestPrefix bounds the networks that the host gets a route to: two halves would be the whole Internet.
+// shortestPrefix bounds the size of networks to which the host gets a route. Two halves would be the whole Internet.
 const shortestPrefix = 8
 
-// route makes a route to a network; one of which the host reaches a part in another way is refused.
+// route adds a route to a network. It fails if the host already reaches a part of the network in another way.
 func (l hostLink) route(to netip.Prefix) error {
 	if to.Bits() < shortestPrefix {
 		return fmt.Errorf("range %s is too large for a route on the host: want a prefix of at least %d bits, "+
@@ -214,8 +214,8 @@ func (l hostLink) route(to netip.Prefix) error {
 	return netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to), Gw: l.far.AsSlice()})
 }
 
-// filter has the host take nothing from the link but answers, and send packets from the routed networks on under its
-// own address if that is wanted. The table replaces the one of before, in one step; the caller holds mu.
+// filter makes the host accept only answers from the link and, for ToOutside, forward packets of the routed networks
+// with its own address. The table replaces the previous one atomically. The caller holds mu.
 func (f *Fabric) filter() error {
 	l := hostLinkOf(f.name)
 	onward, masquerade := "drop", ""
@@ -252,7 +252,7 @@ table inet %[1]s {
 	return nil
 }
 
-// nft changes the host's packet filter, or that of where enter leads to.
+// nft changes the packet filter of the host, or that of the namespace which the command enter leads to.
 func nft(rules string, enter ...string) error {
 	argv := append(enter, "nft", "-f", "-")
 	cmd := exec.Command(argv[0], argv[1:]...)
@@ -267,8 +267,8 @@ func nft(rules string, enter ...string) error {
 	return nil
 }
 
-// Disconnect takes the cable, its routes and its filter from the host, which a holder that was killed leaves. What is
-// not there is no error.
+// Disconnect removes the cable with its routes and filter from the host, for instance after a holder was killed. It
+// ignores what does not exist.
 func Disconnect(name string) error {
 	l := hostLinkOf(name)
 	if err := l.remove(); err != nil {
@@ -277,7 +277,7 @@ func Disconnect(name string) error {
 	return nft(fmt.Sprintf("table inet %[1]s\ndelete table inet %[1]s\n", l.name))
 }
 
-// remove takes the cable, and the routes with it, from the host. What is not there is no error.
+// remove removes the cable, and with it the routes, from the host. It ignores what does not exist.
 func (l hostLink) remove() error {
 	link, err := netlink.LinkByName(l.name)
 	var missing netlink.LinkNotFoundError

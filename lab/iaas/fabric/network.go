@@ -1,6 +1,6 @@
-// Package fabric is the network of the IaaS: what a VM's networks mean, and the kernel's side of it.
-// Everything is in one network namespace: a bridge for each segment, on which the host has the gateways'
-// addresses, and a DHCP server where one is needed. On request a link lets the host's own network reach it.
+// Package fabric is the network of the IaaS. It interprets the networks of VMs, and configures the kernel. Everything
+// is in one network namespace: a bridge for each segment, on which the host has the gateways' addresses, and a DHCP
+// server if a card needs one. On request, a link connects it with the host's own network.
 package fabric
 
 import (
@@ -16,7 +16,7 @@ import (
 	"cambium/lab/machine"
 )
 
-// Type is a type of networks.
+// Type is the type of a network.
 type Type string
 
 // The types of networks.
@@ -26,7 +26,7 @@ const (
 	VIP     Type = "vip"
 )
 
-// UnmarshalText parses a type. A network without one is manual.
+// UnmarshalText parses a type. If it is empty, the network is manual.
 func (t *Type) UnmarshalText(text []byte) error {
 	*t = Type(text)
 	if !slices.Contains([]Type{Manual, Dynamic, VIP, ""}, *t) {
@@ -35,7 +35,7 @@ func (t *Type) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Network is one of a VM's networks as the caller describes it, with what the IaaS has filled in.
+// Network is a network of a VM: the caller's description, completed by the IaaS.
 type Network struct {
 	Type       Type         `json:"type"`
 	IP         value.Addr   `json:"ip,omitzero"`
@@ -49,34 +49,33 @@ type Network struct {
 	MAC        value.MAC    `json:"mac,omitzero"`
 }
 
-// Networks are those of a VM by their names.
+// Networks maps names to the networks of a VM.
 type Networks map[value.Name]Network
 
-// Properties are the cloud_properties of a network.
+// Properties has the cloud_properties of a network.
 type Properties struct {
-	Name  value.Name   `json:"name,omitzero"` // networks of the same name are one segment
+	Name  value.Name   `json:"name,omitzero"` // networks with the same name are on one segment
 	MAC   value.MAC    `json:"mac,omitzero"`
 	Range netip.Prefix `json:"range,omitzero"` // of a dynamic network
-	// Allowed are further addresses that the card may use, such as one that moves between VMs.
+	// Allowed lists additional addresses that the card may use, such as one that moves between VMs.
 	Allowed []value.Addr `json:"allowed_addresses,omitempty"`
 }
 
-// maxAllowed bounds the further addresses of a card.
+// maxAllowed bounds the additional addresses of a card.
 const maxAllowed = 100
 
 var defaultSegment = value.MustName("default")
 
-// Card is a network card of a VM with the networks that it carries.
+// Card is a network card of a VM with its networks.
 type Card struct {
 	Segment  value.Name
 	MAC      net.HardwareAddr
 	Networks []value.Name
 }
 
-// Plan checks the networks of a VM and spreads them over cards: one each, except that a vip has
-// none and that those of equal nic_group share one. The order is that of the names, so that it is the same
-// for every caller. It fills in the cards' addresses, which are derived from
-// the name of the VM.
+// Plan checks the networks of a VM and assigns them to cards: one each, except that a vip has none, and that networks
+// with the same nic_group share one. It sorts them by name, so that the order is the same for all callers. It sets the
+// cards' addresses, which are derived from the VM's name.
 func Plan(vm string, given Networks) (Networks, []Card, error) {
 	filled := Networks{}
 	var cards []Card
@@ -143,7 +142,7 @@ func (n Network) check() error {
 	return nil
 }
 
-// own are the addresses that the card may use: the network's, or the prefix that is delegated to it, and further ones.
+// own returns the addresses that the card may use: the network's, or the prefix delegated to it, and additional ones.
 func (n Network) own() (all []netip.Prefix, err error) {
 	if n.IP != (value.Addr{}) {
 		p, err := n.Prefix.Of(n.IP)
@@ -160,7 +159,7 @@ func (n Network) own() (all []netip.Prefix, err error) {
 	return all, nil
 }
 
-// bits is the length of the network's prefix, from its netmask.
+// bits returns the length of the network's prefix, from the netmask.
 func (n Network) bits() (int, error) {
 	mask := n.Netmask.IP()
 	if mask.BitLen() != n.IP.IP().BitLen() {
@@ -173,7 +172,7 @@ func (n Network) bits() (int, error) {
 	return ones, nil
 }
 
-// Segment is the name of the segment that a network is on.
+// Segment returns the name of the network's segment.
 func (n Network) Segment() value.Name {
 	if n.Properties.Name == (value.Name{}) {
 		return defaultSegment
@@ -181,7 +180,8 @@ func (n Network) Segment() value.Name {
 	return n.Properties.Name
 }
 
-// Conflict says what of a network of another card, or of another VM, this one cannot have, too.
+// Conflict returns an error if this network uses an address or a range that is used by the other one, of another card
+// or VM.
 func (n Network) Conflict(other Network) error {
 	if !n.MAC.IsZero() && n.MAC == other.MAC {
 		return fmt.Errorf("card %s is in use", n.MAC)
@@ -213,7 +213,7 @@ func (n Network) Conflict(other Network) error {
 	return nil
 }
 
-// ranges are the networks that the addresses of the card and of the gateway are in.
+// ranges returns the subnets that contain the addresses of the card and of the gateway.
 func (n Network) ranges() (all []netip.Prefix) {
 	bits, err := n.bits()
 	if err != nil || n.Type == VIP {

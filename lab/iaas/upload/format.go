@@ -14,14 +14,14 @@ import (
 	"time"
 )
 
-// errElsewhere refuses a disk whose content is not in the upload. QEMU opens what a disk names as soon as it opens the
-// disk, and waits for ever for a FIFO: such a disk is told before.
+// errElsewhere means that a disk refers to other files. QEMU opens such a file as soon as it opens the disk, and blocks
+// forever if it is a FIFO, so such a disk is recognized before.
 var errElsewhere = errors.New("it refers to another file")
 
 // headerSize is enough for the headers of all formats.
 const headerSize = 1024
 
-// format tells in which of the known formats a disk is, from its header; one in none of them is raw.
+// format returns the format of a disk from its header; "raw" if it is not known.
 func format(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -68,11 +68,11 @@ const (
 	vhdFooter = 512
 )
 
-// limits bound what qemu-img uses for a hostile disk: seconds of processor time, and bytes of memory and of a file.
+// limits bounds the resources of qemu-img for a hostile disk: processor time in seconds, memory and file size in bytes.
 var limits = []string{"prlimit", "--cpu=1800", "--as=8589934592", fmt.Sprintf("--fsize=%d", int64(MaxImage)),
 	"--core=0", "--"}
 
-// qemuTimeout bounds the run time of qemu-img for one disk.
+// qemuTimeout bounds how long qemu-img may take for a disk.
 const qemuTimeout = 30 * time.Minute
 
 // qemuImg runs qemu-img within its limits.
@@ -90,7 +90,7 @@ func qemuImg(ctx context.Context, args ...string) ([]byte, error) {
 	return out, nil
 }
 
-// inspect has QEMU check a disk in a format that is not raw.
+// inspect makes QEMU check a disk in a format other than raw.
 func inspect(ctx context.Context, path, format string) error {
 	out, err := qemuImg(ctx, "info", "-f", format, "--output=json", path)
 	if err != nil {

@@ -1,6 +1,5 @@
-// Package upload makes images of what is uploaded as a stemcell: a raw disk, or the tree of a root file
-// system. Uploads are untrusted: their format is detected from their content, and a disk that refers to
-// other files is refused.
+// Package upload converts uploaded stemcells to images: a raw disk, or the tree of a root file system. Uploads are not
+// trusted: their format is detected from the content, and a disk that refers to other files is rejected.
 package upload
 
 import (
@@ -24,22 +23,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An imported image holds one of these: a raw disk, which virtual machines boot from, or the tree
-// of a root file system, which containers boot from. The tree of a disk is made when the first
-// container wants it.
+// Names in an image, which has one of them: a raw disk, from which virtual machines boot, or the tree of a root file
+// system, from which containers boot. For a disk, the tree is created when the first container needs it.
 const (
 	Disk = "disk.raw"
 	Tree = "tree"
 )
 
-// MaxImage bounds an upload, and what it may grow to, in bytes.
+// MaxImage bounds the size of an upload, and of the image that is made from it, in bytes.
 const MaxImage = 64 << 30
 
-// diskSuffixes end the names of disks inside the tarballs that stemcells hold.
+// diskSuffixes lists the suffixes of disks in the tarballs of stemcells.
 var diskSuffixes = []string{".img", ".raw", ".vhd", ".vmdk", ".qcow2"}
 
-// Unpack makes an image of an upload, in dir: a gzip tarball with a disk or a root file system in it, or a
-// disk as it is.
+// Unpack creates an image in dir from an upload, which is a disk, or a gzip tarball with a disk or a root file system.
 func Unpack(ctx context.Context, upload, dir string) error {
 	f, err := os.Open(upload)
 	if err != nil {
@@ -68,7 +65,7 @@ func Unpack(ctx context.Context, upload, dir string) error {
 	return convert(ctx, inner, filepath.Join(dir, Disk))
 }
 
-// members calls each for the members of a gzip tarball until it says stop.
+// members calls each for the members of a gzip tarball until it returns true or an error.
 func members(f *os.File, each func(h *tar.Header, r io.Reader) (stop bool, err error)) error {
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return err
@@ -91,11 +88,11 @@ func members(f *os.File, each func(h *tar.Header, r io.Reader) (stop bool, err e
 	}
 }
 
-// firstMembers limits the members of a tarball that are searched for a disk: a root file system has thousands, a
-// tarball with a disk has three at most.
+// firstMembers limits how many members of a tarball are searched for a disk. A root file system has thousands, a
+// tarball with a disk has at most three.
 const firstMembers = 8
 
-// diskIn is the name of the disk in a tarball, empty if there is none.
+// diskIn returns the name of the disk in a tarball, or "".
 func diskIn(f *os.File) (name string, err error) {
 	n := 0
 	err = members(f, func(h *tar.Header, _ io.Reader) (bool, error) {
@@ -109,7 +106,7 @@ func diskIn(f *os.File) (name string, err error) {
 	return name, err
 }
 
-// extract writes one member to a file, leaving out blocks of zeros.
+// extract writes a member to a file, with holes for blocks of zeros.
 func extract(f *os.File, name, to string) error {
 	return members(f, func(h *tar.Header, r io.Reader) (bool, error) {
 		if h.Name != name {
@@ -146,7 +143,7 @@ func writeSparse(r io.Reader, to string, size int64) error {
 	return errors.Join(err, out.Truncate(size), out.Sync(), out.Close())
 }
 
-// convert makes a raw disk of one in a known format.
+// convert converts a disk to a raw disk.
 func convert(ctx context.Context, from, to string) error {
 	format, err := format(from)
 	if err != nil {
@@ -171,15 +168,14 @@ func convert(ctx context.Context, from, to string) error {
 	return isDisk(to)
 }
 
-// imageInfo is the description of a disk that qemu-img prints.
+// imageInfo is the output of qemu-img info.
 type imageInfo struct {
 	Size     int64  `json:"virtual-size"`
 	Backing  string `json:"backing-filename"`
 	Specific struct {
 		Data struct {
 			DataFile string `json:"data-file"` // of qcow2
-			// Extents are the files with the content of a VMDK: the VMDK itself, unless it is only a
-			// descriptor.
+			// Extents lists the files with the content of a VMDK: the VMDK itself, unless it is only a descriptor.
 			Extents []struct {
 				Filename string `json:"filename"`
 			} `json:"extents"`
@@ -187,7 +183,7 @@ type imageInfo struct {
 	} `json:"format-specific"`
 }
 
-// check refuses what an upload must not be; path is the disk's own file.
+// check rejects what an upload must not contain. path is the file of the disk.
 func (i imageInfo) check(path string) error {
 	elsewhere := i.Backing != "" || i.Specific.Data.DataFile != ""
 	for _, e := range i.Specific.Data.Extents {
@@ -202,7 +198,7 @@ func (i imageInfo) check(path string) error {
 	return nil
 }
 
-// isDisk demands a partition table: everything that has no other format passes for a raw disk.
+// isDisk fails unless there is a partition table, because every unknown format is taken for a raw disk.
 func isDisk(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -219,11 +215,10 @@ func isDisk(path string) error {
 // bound limits the size and the number of files of a root file system.
 type bound struct{ bytes, members int64 }
 
-// treeBound is several times as large as the root file systems of stemcells.
+// treeBound is several times the size of stemcells' root file systems.
 var treeBound = bound{bytes: 16 << 30, members: 2_000_000}
 
-// pass writes a gzip tarball to w, uncompressed, as far as it is within the bound. A file with holes may be longer than
-// what is written of it; holes occupy nothing.
+// pass decompresses a gzip tarball to w, up to the bound. Holes in files do not count, since they use no space.
 func (b bound) pass(tarball *os.File, w io.Writer) error {
 	if _, err := tarball.Seek(0, io.SeekStart); err != nil {
 		return err
@@ -293,8 +288,8 @@ func lastLine(out []byte) string {
 	return lines[len(lines)-1]
 }
 
-// CopyTree copies the files of a disk's root partition. The file system is mounted read-only in a mount
-// namespace that ends with the copy, and the loop device with it.
+// CopyTree copies the files of a disk's root partition. It mounts the file system read-only in a mount namespace that
+// ends with the copy, as does the loop device.
 func CopyTree(ctx context.Context, disk, to string) error {
 	return room.At(filepath.Dir(to)).While(ctx, func(ctx context.Context) error { return copyTree(ctx, disk, to) })
 }
@@ -332,7 +327,7 @@ func copyTree(ctx context.Context, disk, to string) error {
 	})
 }
 
-// rootPartition returns the offset and the size of the biggest partition of a disk, in bytes.
+// rootPartition returns the offset and the size of the largest partition of a disk, in bytes.
 func rootPartition(ctx context.Context, disk string) (offset, size int64, err error) {
 	out, err := exec.CommandContext(ctx, "sfdisk", "--json", disk).Output()
 	if err != nil {

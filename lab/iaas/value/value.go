@@ -1,6 +1,6 @@
-// Package value has the types that the arguments of a call are parsed into. Each holds what its name says and nothing
-// else, for every caller: a file name, an argument of a program or a line of a terminal that is made of one of them cannot
-// mean anything else. All of them are JSON strings; the empty string is the zero value.
+// Package value has the types of validated arguments of calls. A value of a type is safe for every use: as a file name,
+// as an argument of a program, or in a line on a terminal. In JSON all of them are strings; the empty string is the
+// zero value.
 package value
 
 import (
@@ -16,14 +16,14 @@ import (
 	"unicode/utf8"
 )
 
-// maxName bounds names, in bytes.
+// maxName bounds the length of names in bytes.
 const maxName = 255
 
-// Name is an identifier chosen by a caller, for an agent, a network or a Director. It is a line of printable
-// characters without a slash.
+// Name is an identifier chosen by a caller, for an agent, a network or a Director. It is a line of printable characters
+// without a slash.
 type Name struct{ text string }
 
-// ParseName makes a name of a text.
+// ParseName parses a name.
 func ParseName(text string) (Name, error) {
 	printable := func(r rune) bool { return unicode.IsPrint(r) && r != '/' && r != utf8.RuneError }
 	switch {
@@ -35,7 +35,7 @@ func ParseName(text string) (Name, error) {
 	return Name{text}, nil
 }
 
-// MustName is for names that are in the code.
+// MustName parses a constant name.
 func MustName(text string) Name {
 	n, err := ParseName(text)
 	if err != nil {
@@ -46,7 +46,7 @@ func MustName(text string) Name {
 
 func (n Name) String() string { return n.text }
 
-// MarshalText is the name.
+// MarshalText returns the name.
 func (n Name) MarshalText() ([]byte, error) { return []byte(n.text), nil }
 
 // UnmarshalText parses a name.
@@ -58,13 +58,13 @@ func (n *Name) UnmarshalText(text []byte) (err error) {
 // Addr is an IP address without a zone.
 type Addr struct{ ip netip.Addr }
 
-// AddrOf is the address without its zone.
+// AddrOf returns the address without its zone.
 func AddrOf(ip netip.Addr) Addr { return Addr{ip.WithZone("")} }
 
-// MustAddr is for addresses that are in the code.
+// MustAddr parses a constant address.
 func MustAddr(text string) Addr { return AddrOf(netip.MustParseAddr(text)) }
 
-// IP is the address, which is not valid if there is none.
+// IP returns the address; it is invalid if there is none.
 func (a Addr) IP() netip.Addr { return a.ip }
 
 func (a Addr) String() string {
@@ -74,10 +74,10 @@ func (a Addr) String() string {
 	return a.ip.String()
 }
 
-// MarshalText is the address as usual.
+// MarshalText returns the address in its usual form.
 func (a Addr) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
 
-// UnmarshalText parses an address. An IPv4 address in the form of IPv6 is refused, so that each has one form.
+// UnmarshalText parses an address. It rejects IPv4 addresses in IPv6 notation, so that each address has one form.
 func (a *Addr) UnmarshalText(text []byte) error {
 	*a = Addr{}
 	if len(text) == 0 {
@@ -91,7 +91,7 @@ func (a *Addr) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Bits is the length of a prefix. It is a string in JSON, as agents want it.
+// Bits is the length of a prefix. In JSON it is a string, as agents expect.
 type Bits struct{ text string }
 
 // UnmarshalText parses a length.
@@ -103,7 +103,7 @@ func (b *Bits) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Of is the prefix of that length which begins with an address; the address alone if there is no length.
+// Of returns the prefix of this length with the address, or the address alone if there is no length.
 func (b Bits) Of(a Addr) (netip.Prefix, error) {
 	bits := a.ip.BitLen()
 	if b.text != "" {
@@ -116,19 +116,19 @@ func (b Bits) Of(a Addr) (netip.Prefix, error) {
 	return p, nil
 }
 
-// MarshalText is the length in decimal.
+// MarshalText returns the length in decimal.
 func (b Bits) MarshalText() ([]byte, error) { return []byte(b.text), nil }
 
-// MAC is the hardware address of a network card, not of a group of them.
+// MAC is the hardware address of a network card. It is not a group address.
 type MAC struct{ bytes [6]byte }
 
-// MACOf is the MAC of six bytes.
+// MACOf converts an address of six bytes.
 func MACOf(address net.HardwareAddr) MAC { return MAC{[6]byte(address)} }
 
-// IsZero reports whether there is none.
+// IsZero reports whether there is no address.
 func (m MAC) IsZero() bool { return m == MAC{} }
 
-// Hardware is the address as package net has it.
+// Hardware converts the address for package net.
 func (m MAC) Hardware() net.HardwareAddr { return m.bytes[:] }
 
 func (m MAC) String() string {
@@ -138,7 +138,7 @@ func (m MAC) String() string {
 	return m.Hardware().String()
 }
 
-// MarshalText is the address in lower case.
+// MarshalText returns the address in lower case.
 func (m MAC) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
 
 // UnmarshalText parses an address.
@@ -155,12 +155,12 @@ func (m *MAC) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Group names network cards: callers send a number or a name.
+// Group is a group of network cards, for which callers send a number or a name.
 type Group struct{ json string }
 
 var number = regexp.MustCompile(`^[0-9]{1,9}$`)
 
-// MarshalJSON is the group as it was given.
+// MarshalJSON returns the group in its original form.
 func (g Group) MarshalJSON() ([]byte, error) {
 	if g.json == "" {
 		return []byte("null"), nil
@@ -184,18 +184,17 @@ func (g *Group) UnmarshalJSON(data []byte) error {
 	return err
 }
 
-// The bounds of metadata: how many there are, and the length of a value in bytes.
+// Bounds of metadata: the number of entries, and the length of a value in bytes.
 const (
 	maxMetadata      = 1000
 	maxMetadataValue = 4096
 )
 
-// Metadata are the notes of a caller about an object. Each is a line of printable text, since people read them on a
+// Metadata has a caller's notes about an object. Each is a line of printable text, because people read it on a
 // terminal.
 type Metadata map[string]string
 
-// UnmarshalJSON takes values that are not strings as their JSON text. Characters that a terminal would not print are
-// replaced.
+// UnmarshalJSON converts values that are not strings to JSON. It replaces characters that a terminal would not print.
 func (m *Metadata) UnmarshalJSON(data []byte) error {
 	var given map[string]json.RawMessage
 	if err := json.Unmarshal(data, &given); err != nil {

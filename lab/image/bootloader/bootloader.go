@@ -1,5 +1,5 @@
-// Package bootloader makes the disks of stemcells bootable, by BIOS and by EFI, without mounting them and without
-// loop devices: GRUB's own installer needs both.
+// Package bootloader makes the disks of stemcells bootable, by BIOS and EFI. It neither mounts them nor uses loop
+// devices, both of which GRUB's installer needs.
 package bootloader
 
 import (
@@ -16,13 +16,13 @@ import (
 	"time"
 )
 
-// Disk is a partitioned disk in a file.
+// Disk is a partitioned disk image.
 type Disk struct {
 	Path     string
-	RootUUID string // of the file system with the kernel
-	// Signed is the directory where Debian's packages shim-signed and grub-efi-amd64-signed were unpacked.
+	RootUUID string // UUID of the file system with the kernel
+	// Signed is the directory with the unpacked Debian packages shim-signed and grub-efi-amd64-signed.
 	Signed string
-	// EFIStart and EFISize are the offset and the size of the first partition, EFI's, in bytes.
+	// EFIStart and EFISize are the offset and the size of the EFI system partition, the first one, in bytes.
 	EFIStart, EFISize int64
 }
 
@@ -31,24 +31,24 @@ const sectorSize = 512
 // loaderDir is the directory of Debian's grub-pc-bin with the parts of the boot loader.
 const loaderDir = "/usr/lib/grub/i386-pc"
 
-// config points both boot loaders to the configuration on partition 2.
+// config returns the configuration of both boot loaders, which loads the one on partition 2.
 func (d Disk) config() []byte {
 	return []byte("search.fs_uuid " + d.RootUUID + " root\nsource /boot/grub/grub.cfg\n")
 }
 
-// loaderModules are GRUB's modules in the boot loader for BIOS; the signed one has them all.
+// loaderModules lists GRUB's modules for the BIOS boot loader. The signed one contains them all.
 var loaderModules = []string{"biosdisk", "part_msdos", "ext2", "linux", "configfile", "normal", "search_fs_uuid", "password_pbkdf2"}
 
-// Offsets in GRUB's first sector (nextSector, bootDrive, bootDriveCheck) and in its second one (restSector).
+// Offsets in GRUB's first sector (nextSector, bootDrive, bootDriveCheck) and second sector (restSector).
 const (
 	nextSector     = 0x5c
 	bootDrive      = 0x64
 	bootDriveCheck = 0x66
 	restSector     = 0x1f4
-	codeSize       = 440 // the partition table's own bytes follow
+	codeSize       = 440 // followed by the partition table
 )
 
-// Install makes the disk bootable by either firmware. Temporary files are made in the directory work.
+// Install makes the disk bootable by both kinds of firmware. It creates temporary files in the directory work.
 func (d Disk) Install(ctx context.Context, work string) error {
 	return errors.Join(d.installBIOS(ctx, work), d.installEFI(ctx, work))
 }
@@ -64,8 +64,8 @@ var SignedParts = map[string]string{
 // efiConfig is the path compiled into Debian's signed GRUB; it does not depend on GRUB's own directory.
 const efiConfig = "EFI/debian/grub.cfg"
 
-// installEFI makes the EFI system partition. mtools write into it without a mount; a fixed date and a fixed
-// volume ID make the same content the same bytes.
+// installEFI creates the EFI system partition. mtools write to it without a mount. The date and the volume ID are
+// fixed, so that builds are reproducible.
 func (d Disk) installEFI(ctx context.Context, work string) error {
 	partition := fmt.Sprintf("%s@@%d", d.Path, d.EFIStart)
 	commands := [][]string{
@@ -97,8 +97,8 @@ func (d Disk) installEFI(ctx context.Context, work string) error {
 	return nil
 }
 
-// installBIOS writes GRUB for BIOS machines into the disk: its first sector, and the rest after it, in front of the
-// first partition. The few numbers that GRUB's installer fills in are filled in here.
+// installBIOS writes GRUB for BIOS to the disk: the first sector, and the rest after it, before the first partition. It
+// sets the few numbers that GRUB's installer would set.
 func (d Disk) installBIOS(ctx context.Context, work string) error {
 	config, core := filepath.Join(work, "grub.cfg"), filepath.Join(work, "grub.img")
 	defer func() { _, _ = os.Remove(config), os.Remove(core) }()

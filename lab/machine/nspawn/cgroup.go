@@ -8,11 +8,11 @@ import (
 	"strconv"
 )
 
-// hierarchies are the cgroup mount points below /sys/fs/cgroup: on a hybrid system the two that name processes
-// (systemd, unified) and those that limit them (memory, cpu), on a pure cgroup v2 system the root.
+// hierarchies lists cgroup mount points below /sys/fs/cgroup: on a hybrid system those that track processes (systemd,
+// unified) and those with limits (memory, cpu); on a pure cgroup v2 system the root.
 var hierarchies = []string{"systemd", "unified", "memory", "cpu", "."}
 
-// cgroups are the directories of the machine's control groups, on a host without systemd.
+// cgroups returns the directories of the machine's control groups, on a host without systemd.
 func (m *Machine) cgroups() (dirs []string) {
 	for _, hierarchy := range hierarchies {
 		dir := filepath.Join("/sys/fs/cgroup", hierarchy)
@@ -27,13 +27,13 @@ func (m *Machine) cgroups() (dirs []string) {
 	return dirs
 }
 
-// limited reports whether machines may not use all of the host.
+// limited reports whether the engine limits its machines.
 func (e Engine) limited() bool { return e.Memory > 0 || e.CPUs > 0 }
 
 // period is the length of a CPU quota period, in microseconds.
 const period = 100_000
 
-// properties are the limits as those of a unit of the host's systemd.
+// properties returns the limits as properties of a systemd unit.
 func (e Engine) properties() (all []string) {
 	if e.Memory > 0 {
 		all = append(all, fmt.Sprintf("--property=MemoryMax=%dM", e.Memory))
@@ -44,7 +44,7 @@ func (e Engine) properties() (all []string) {
 	return all
 }
 
-// limit writes the limits into a control group of either version, which has the files of its own controllers only.
+// limit writes the limits to a control group of either version. A group only has the files of its own controllers.
 func (e Engine) limit(dir string) error {
 	bytes, quota := strconv.Itoa(e.Memory<<20), strconv.Itoa(e.CPUs*period)
 	var failed error
@@ -73,8 +73,7 @@ func (m *Machine) removeCgroups() {
 	}
 }
 
-// RemoveGroups removes the control groups that a crash left of machines whose names match the
-// pattern.
+// RemoveGroups removes the control groups that machines with matching names have left after a crash.
 func RemoveGroups(pattern string) {
 	for _, hierarchy := range hierarchies {
 		groups, _ := filepath.Glob(filepath.Join("/sys/fs/cgroup", hierarchy, pattern)) // an invalid pattern finds nothing
@@ -84,7 +83,7 @@ func RemoveGroups(pattern string) {
 	}
 }
 
-// removeTree removes control groups, which rmdir only takes from the bottom up.
+// removeTree removes control groups from the bottom up, as rmdir requires.
 func removeTree(dir string) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -1,7 +1,6 @@
-// Package nspawn makes machines that are containers with a real systemd in them. One boots in
-// less than a second. Its root is a layer over a shared Debian tree, mounted in a mount
-// namespace that lives and ends with the machine; its network is a namespace of its own; its
-// /dev holds the nodes of its own disks and no others.
+// Package nspawn runs machines as containers with a real systemd, which boot in less than a second. The root of a
+// machine is a layer over a shared Debian tree, mounted in a mount namespace that ends with the machine. Its network is
+// a namespace of its own. Its /dev has the nodes of only its own disks.
 package nspawn
 
 import (
@@ -18,14 +17,14 @@ import (
 	"cambium/lab/machine"
 )
 
-// Engine makes machines from one Debian tree.
+// Engine creates machines from a Debian tree.
 type Engine struct {
 	Tree string // read-only root of all machines
-	// Memory in MiB and CPUs bound what a machine may use; no bound if zero.
+	// Memory, in MiB, and CPUs limit a machine; zero means no limit.
 	Memory, CPUs int
 }
 
-// Missing says what this host lacks.
+// Missing returns an error for what this host lacks.
 func (e Engine) Missing() error {
 	var lacks []string
 	if runtime.GOOS != "linux" {
@@ -48,8 +47,7 @@ func (e Engine) Missing() error {
 	return nil
 }
 
-// Create makes the machine's layer and installs the agent into it. A layer that is there already is the machine's:
-// it is left as it is.
+// Create creates the machine's layer and installs the agent into it. It does not change an existing layer.
 func (e Engine) Create(ctx context.Context, s machine.Spec) (machine.Machine, error) {
 	if err := e.Missing(); err != nil {
 		return nil, err
@@ -76,7 +74,7 @@ func (e Engine) Create(ctx context.Context, s machine.Spec) (machine.Machine, er
 	return m, nil
 }
 
-// bake puts the agent, its configuration and the given files over the tree.
+// bake writes the agent, its configuration and the given files to the layer.
 func (m *Machine) bake(ctx context.Context) error {
 	return m.mounted(func(root string) error {
 		if m.Spec.Installer != "" {
@@ -106,11 +104,11 @@ func (m *Machine) bake(ctx context.Context) error {
 	})
 }
 
-// mounted calls f with the machine's root mounted, in a mount namespace of its own.
+// mounted calls f with the machine's root mounted in a new mount namespace.
 func (m *Machine) mounted(f func(root string) error) error { return m.layer().Mounted(f) }
 
-// writeBelow writes a file of the machine's root, whole or not at all. What is there is the stemcell's or the
-// machine's: no link leads out of the root, and neither the file nor the temporary one is opened if it is there.
+// writeBelow writes all of a file below the machine's root, or nothing. The tree is not trusted: no link can lead out
+// of the root, and neither an existing file nor an existing temporary file is opened.
 func writeBelow(root *os.Root, f machine.File) error {
 	path := strings.TrimPrefix(filepath.Clean("/"+f.Path), "/")
 	if err := root.MkdirAll(filepath.Dir(path), 0o755); err != nil {

@@ -8,16 +8,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inotifyInstances is the number of inotify instances that a container opens while it boots: those of systemd, of
-// other daemons and of the agent.
+// inotifyInstances is the number of inotify instances that a booting container needs: those of systemd, of other
+// daemons and of the agent.
 const inotifyInstances = 13
 
-// inotifyLimit is the host's sysctl that limits the inotify instances of a user. All containers share root's limit:
-// instances in a user namespace also count for the user who has made it.
+// inotifyLimit is the host's sysctl for the number of inotify instances of a user. All containers share root's limit,
+// since instances in a user namespace also count for the user who created it.
 const inotifyLimit = "fs.inotify.max_user_instances"
 
-// checkInotify opens as many instances as a container needs, and closes them. A systemd that gets none ends with "Too
-// many open files", other daemons miss events, and none of them names the limit.
+// checkInotify opens as many instances as a container needs, and closes them. Without enough of them, systemd ends with
+// "Too many open files" and other daemons miss events, but none of them mentions the limit.
 func checkInotify() error {
 	var closing sync.WaitGroup
 	defer closing.Wait()

@@ -19,14 +19,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attached is a disk behind its loop device.
+// attached is a disk with its loop device.
 type attached struct {
 	disk machine.Disk
 	loop disk.Loop
 }
 
-// as is the name in the machine of a device that the host calls name: the disk itself or one of
-// its partitions.
+// as returns the machine's name of a device that the host calls name: the disk or one of its partitions.
 func (a *attached) as(name string) string {
 	if a.disk.Node == "" {
 		return name
@@ -34,11 +33,11 @@ func (a *attached) as(name string) string {
 	return a.disk.Node + strings.TrimPrefix(strings.TrimPrefix(name, a.loop.Name), "p")
 }
 
-// diskGroup owns block devices, as on every Debian.
+// diskGroup is the group of block devices on Debian.
 const diskGroup = 6
 
-// devices calls f with the machine's /dev, which is reached through the file system of the machine's init; the host's
-// /dev is never shown in there. All of it is the machine's: links in it lead nowhere else.
+// devices calls f with the machine's /dev, which it reaches through the root of the machine's init. The host's /dev is
+// never visible in the machine. The machine controls all of it, but links cannot lead out.
 func devices(leader int, f func(dev *os.Root) error) error {
 	root, err := os.OpenRoot(fmt.Sprintf("/proc/%d/root", leader))
 	if err != nil {
@@ -53,7 +52,7 @@ func devices(leader int, f func(dev *os.Root) error) error {
 	return f(dev)
 }
 
-// appear makes the nodes of the disk in the machine's /dev.
+// appear creates the nodes of the disk in the machine's /dev.
 func (a *attached) appear(leader int) error {
 	return devices(leader, func(dev *os.Root) error {
 		if err := node(dev, a.as(a.loop.Name), a.loop.Major, a.loop.Minor); err != nil {
@@ -88,7 +87,7 @@ func (a *attached) appear(leader int) error {
 	})
 }
 
-// vanish removes what appear has made, as far as it is there.
+// vanish removes the nodes that appear has created, as far as they exist.
 func (a *attached) vanish(leader int) {
 	_ = devices(leader, func(dev *os.Root) error {
 		for _, name := range append([]string{a.loop.Name}, a.loop.Partitions()...) {
@@ -101,7 +100,7 @@ func (a *attached) vanish(leader int) {
 	})
 }
 
-// node makes a device node of that name, a single one, in place of whatever the machine has there.
+// node creates a device node. It replaces anything else with that name.
 func node(dev *os.Root, name string, major, minor uint32) error {
 	dir, err := dev.Open(".")
 	if err != nil {
@@ -132,7 +131,7 @@ func isNode(dev *os.Root, name string, device uint64) bool {
 	return ok && st.Rdev == device
 }
 
-// device follows the kernel: partitions of the machine's disks appear in it and go from it.
+// device handles a kernel event: it adds and removes nodes of partitions.
 func (m *Machine) device(e disk.Event) {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -152,7 +151,7 @@ func (m *Machine) device(e disk.Event) {
 	}
 }
 
-// Attach gives the machine a disk.
+// Attach attaches a disk.
 func (m *Machine) Attach(_ context.Context, d machine.Disk) (machine.Attachment, error) {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -177,7 +176,7 @@ func (a *attached) attachment() machine.Attachment {
 	return machine.Attachment{Disk: a.disk, Path: "/dev/" + a.as(a.loop.Name)}
 }
 
-// Detach takes a disk away. One that is in use stays: the IaaS would refuse too.
+// Detach detaches a disk. It fails if the disk is in use, as on an IaaS.
 func (m *Machine) Detach(_ context.Context, id string) error {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -200,7 +199,7 @@ func (m *Machine) Detach(_ context.Context, id string) error {
 	return nil
 }
 
-// mountedIn looks for the device in the machine's own mount table.
+// mountedIn reports whether the device is in the machine's mount table.
 func mountedIn(leader int, a *attached) (bool, error) {
 	table, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", leader))
 	if err != nil {
@@ -225,7 +224,7 @@ func (m *Machine) Resize(_ context.Context, id string, size int64) error {
 	return a.loop.Resize(size)
 }
 
-// Disks returns what is attached.
+// Disks returns the attached disks.
 func (m *Machine) Disks() []machine.Attachment {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -236,7 +235,7 @@ func (m *Machine) Disks() []machine.Attachment {
 	return all
 }
 
-// Leader is the machine's init as the host sees it, 0 if it is off.
+// Leader returns the host's pid of the machine's init, or 0 if the machine is off.
 func (m *Machine) Leader() int {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -246,7 +245,7 @@ func (m *Machine) Leader() int {
 	return m.Current.leader
 }
 
-// Shell is the command that opens a shell, or runs args, in the machine.
+// Shell returns the command that opens a shell, or runs args, in the machine.
 func (m *Machine) Shell(args ...string) ([]string, error) {
 	leader := m.Leader()
 	if leader == 0 {
@@ -280,7 +279,7 @@ func (m *Machine) Run(ctx context.Context, c machine.Command) error {
 	return nil
 }
 
-// reach calls f with a directory that is the machine's root, running or not.
+// reach calls f with a directory that is the machine's root, whether it runs or not.
 func (m *Machine) reach(f func(root string) error) error {
 	if leader := m.Leader(); leader != 0 {
 		return f(fmt.Sprintf("/proc/%d/root", leader))
@@ -304,7 +303,7 @@ func (m *Machine) ReadFile(path string) (data []byte, err error) {
 	return data, err
 }
 
-// openIn opens below a root, so that absolute links in there mean the machine's files.
+// openIn opens a path below root and resolves links, even absolute ones, within root.
 func openIn(root, path string, flags uint64) (*os.File, error) {
 	dir, err := os.Open(root)
 	if err != nil {
@@ -318,7 +317,7 @@ func openIn(root, path string, flags uint64) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// WriteFile writes a file of the machine, whole or not at all. Its directory exists.
+// WriteFile writes all of a file of the machine, or nothing. Its directory must exist.
 func (m *Machine) WriteFile(f machine.File) error {
 	return m.reach(func(root string) error {
 		dir, err := openIn(root, filepath.Dir(f.Path), unix.O_PATH|unix.O_DIRECTORY)

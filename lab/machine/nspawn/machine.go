@@ -22,17 +22,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rebootStatus is the exit status of systemd-nspawn when the machine has asked for a reboot.
+// rebootStatus is the exit status of systemd-nspawn when the machine has requested a reboot.
 const rebootStatus = 133
 
-// signalPowerOff is SIGRTMIN+4, which makes a systemd power off; the C library keeps the first
-// two real-time signals to itself.
+// signalPowerOff is SIGRTMIN+4, on which systemd powers off. SIGRTMIN is 34, because the C library reserves the first
+// two real-time signals.
 const (
 	signalPowerOff = syscall.Signal(34 + 4)
 	signalReboot   = syscall.Signal(34 + 5)
 )
 
-// Machine is one container.
+// Machine is a container.
 type Machine struct {
 	machine.Common[boot]
 	engine Engine
@@ -42,15 +42,15 @@ type Machine struct {
 	stopWatch func()
 }
 
-// boot is the time from one start to the next end.
+// boot is one run of the container.
 type boot struct {
 	nspawn *exec.Cmd
-	leader int           // the machine's init, as the host sees it
+	leader int           // the host's pid of the machine's init
 	exited chan struct{} // closed when systemd-nspawn has ended
-	ended  chan struct{} // closed when that has been dealt with
-	// rebooted is set when the machine asked for a reboot.
+	ended  chan struct{} // closed when the end was handled
+	// rebooted is set if the machine has requested a reboot.
 	rebooted bool
-	// off keeps a requested end from being taken for a reboot.
+	// off is set if the end was requested, so that it does not count as a reboot.
 	off bool
 }
 
@@ -119,7 +119,7 @@ func (m *Machine) start(ctx context.Context) error {
 	return nil
 }
 
-// plug gives the machine a network namespace with fresh cards, as after power-on.
+// plug creates a network namespace with new network cards, as after power-on.
 func (m *Machine) plug() error {
 	if err := m.netns().Delete(); err != nil {
 		return err
@@ -137,17 +137,17 @@ func (m *Machine) plug() error {
 	return nil
 }
 
-// dropped are the capabilities over what a container shares with its host and needs for nothing: other devices, kernel
+// dropped lists capabilities that affect what a container shares with its host and does not need: other devices, kernel
 // modules, ports and memory, the clock, the kernel's log. systemd and runc bind-mount the device nodes that they cannot
-// make.
+// create.
 const dropped = "CAP_MKNOD,CAP_SYS_MODULE,CAP_SYS_RAWIO,CAP_SYS_TIME,CAP_SYSLOG"
 
-// openFiles is the hard limit of open files of systemd's services. Without it systemd-nspawn gives a machine the limit of
-// the kernel's first process, 4,096, and a machine on a host without CAP_SYS_RESOURCE could not raise it.
+// openFiles is the hard limit of open files for systemd's services. By default systemd-nspawn sets the limit of the
+// kernel's first process, 4,096, which a machine cannot raise if the host lacks CAP_SYS_RESOURCE.
 const openFiles = 524288
 
-// argv returns the command line of systemd-nspawn. No container may swap: the kernel has one swap, the host's. It runs in
-// control groups of its own, made by the host's systemd where there is one.
+// argv returns the command line of systemd-nspawn. Containers must not swap, because the only swap is the host's. If
+// the host runs systemd, that creates the control groups.
 func (m *Machine) argv() ([]string, error) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -182,7 +182,7 @@ func (m *Machine) argv() ([]string, error) {
 	return append([]string{"sh", "-c", script + `exec "$@"`, "sh"}, nspawn...), nil
 }
 
-// listen makes the socket on which systemd-nspawn reports the PID of the machine's init.
+// listen creates the socket on which systemd-nspawn reports the pid of the machine's init.
 func (m *Machine) listen() (*net.UnixConn, string, error) {
 	// Socket names are limited to about 100 characters; state directories are not.
 	path := filepath.Join(os.TempDir(), m.Spec.Name+".notify")
@@ -225,7 +225,7 @@ func (m *Machine) consoleTail() string {
 	return strings.Join(lines[max(0, len(lines)-3):], "; ")
 }
 
-// wait waits for the end of the machine, and starts it again if it asked for a reboot.
+// wait waits for the end of the container, and starts it again if it has requested a reboot.
 func (m *Machine) wait(b *boot) {
 	err := b.nspawn.Wait()
 	close(b.exited)
@@ -247,8 +247,7 @@ func (m *Machine) wait(b *boot) {
 	}
 }
 
-// end sends the machine's init a signal and waits until it has gone; when ctx ends first it is
-// killed.
+// end sends a signal to the machine's init and waits until it has ended. It kills the machine if ctx ends first.
 func (m *Machine) end(ctx context.Context, sig syscall.Signal, off bool) error {
 	m.Mu.Lock()
 	b := m.Current

@@ -15,20 +15,19 @@ import (
 	"cambium/lab/image"
 )
 
-// emulated are QEMU's arguments without hardware support.
+// emulated has QEMU's arguments for running without hardware support.
 var emulated = []string{"-accel", "tcg,thread=multi,tb-size=512", "-cpu", "qemu64"}
 
 var assisted = []string{"-accel", "kvm", "-cpu", "host"}
 
-// probeTimeout bounds a trial boot; where KVM works it takes a second.
+// probeTimeout bounds a test boot, which takes a second if KVM works.
 const probeTimeout = 10 * time.Second
 
 var probing sync.Mutex
 
-// accelerator chooses how machines run. The existence of /dev/kvm is not proof: in many nested set-ups
-// guests hang. So a small guest is booted as a test, once per boot of this host. An image whose kernel is
-// not at hand cannot be tried, since that its firmware runs says nothing about a kernel: it uses the
-// result of Probe, or of a trial that another image's machine has made.
+// accelerator returns QEMU's arguments for running with or without KVM. The existence of /dev/kvm proves nothing: with
+// nested virtualization, guests often hang. So a small guest is booted as a test, once per boot of this host. That
+// needs the image's kernel. Without it, the result of Probe, or of a test for another image, is used.
 func (e Engine) accelerator(ctx context.Context, img image.Image) []string {
 	device, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
 	if err != nil {
@@ -63,7 +62,7 @@ func (e Engine) accelerator(ctx context.Context, img image.Image) []string {
 	return emulated
 }
 
-// Probe makes the trial for images whose kernel is not at hand, with Debian's, unless its result is known.
+// Probe makes the test boot with Debian's kernel, for images without a kernel of their own, unless the result is known.
 func (e Engine) Probe(ctx context.Context) error {
 	dir, err := os.MkdirTemp("", "cambium-probe-")
 	if err != nil {
@@ -76,7 +75,7 @@ func (e Engine) Probe(ctx context.Context) error {
 	return errors.Join(err, os.RemoveAll(dir))
 }
 
-// probe boots a kernel whose first program only says that it runs, as the user that machines run as.
+// probe boots a kernel whose first program only reports that it runs. It uses the same user as machines.
 func probe(ctx context.Context, img image.Image, accelerator []string) bool {
 	var inherited descriptors
 	defer inherited.close()

@@ -15,9 +15,9 @@ import (
 // attached is a disk of the machine.
 type attached struct {
 	disk   machine.Disk
-	number int  // never used twice
+	number int  // never reused
 	hot    bool // plugged in while the machine ran
-	set    int  // by which the running QEMU has the image
+	set    int  // with which the running QEMU has opened the image
 }
 
 // serialLength is the maximum length of a serial number in virtio, in bytes.
@@ -25,8 +25,8 @@ const serialLength = 20
 
 func serial(id string) string { return id[:min(len(id), serialLength)] }
 
-// path is the hint for the disk: a name that udev derives from its serial number, since the
-// kernel's own names depend on who was found first.
+// path returns the hint for the disk. It is a name that udev derives from the serial number, since the kernel's names
+// depend on the order in which disks are found.
 func (a *attached) path() string {
 	s := serial(a.disk.ID)
 	switch a.disk.Bus {
@@ -46,7 +46,7 @@ func (a *attached) attachment() machine.Attachment {
 
 func (a *attached) node() string { return fmt.Sprintf("disk%d", a.number) }
 
-// drive is the device's name. There is one CD drive, whatever is in it.
+// drive returns the device's name. There is only one CD drive, whatever medium is in it.
 func (a *attached) drive() string {
 	if a.disk.Bus == machine.CDROM {
 		return cdDrive
@@ -56,10 +56,10 @@ func (a *attached) drive() string {
 
 const cdDrive = "cd"
 
-// block describes the image to QEMU.
+// block returns QEMU's description of the image.
 func (a *attached) block() map[string]any { return raw(a.node(), a.set, a.disk.ReadOnly) }
 
-// raw describes an image that is a disk byte by byte, and that QEMU has in a set.
+// raw returns the description of a raw image that QEMU has in a set.
 func raw(node string, set int, readOnly bool) map[string]any {
 	return map[string]any{"driver": "raw", "node-name": node, "read-only": readOnly, "discard": "unmap",
 		"file": map[string]any{"driver": "file", "filename": setName(set), "discard": "unmap"}}
@@ -67,7 +67,7 @@ func raw(node string, set int, readOnly bool) map[string]any {
 
 const rootNode = "root"
 
-// drives describe all disks to a QEMU that is started, and the firmware.
+// drives returns the arguments for all disks and the firmware when QEMU starts.
 func (m *Machine) drives(d *descriptors) ([]string, error) {
 	layer, err := d.open(m.rootDisk(), os.O_RDWR)
 	if err != nil {
@@ -115,7 +115,7 @@ func (m *Machine) drives(d *descriptors) ([]string, error) {
 	return described(append(argv, flash...), blocks, devices)
 }
 
-// described adds block nodes and devices to a command line.
+// described appends block nodes and devices to a command line.
 func described(argv []string, blocks, devices []map[string]any) ([]string, error) {
 	add := func(option string, all []map[string]any) error {
 		for _, one := range all {
@@ -131,7 +131,7 @@ func described(argv []string, blocks, devices []map[string]any) ([]string, error
 	return argv, err
 }
 
-// device describes the controller or drive to QEMU.
+// device returns QEMU's description of the controller or drive.
 func (a *attached) device() map[string]any {
 	d := map[string]any{"id": a.drive(), "drive": a.node()}
 	switch a.disk.Bus {
@@ -156,7 +156,7 @@ func (m *Machine) find(id string) *attached {
 	return nil
 }
 
-// Attach gives the machine a disk, plugged in if it runs.
+// Attach attaches a disk, even while the machine runs.
 func (m *Machine) Attach(ctx context.Context, d machine.Disk) (machine.Attachment, error) {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -205,8 +205,8 @@ func (m *Machine) plugIn(ctx context.Context, q *monitor, a *attached) error {
 	return nil
 }
 
-// Detach takes a disk away. The machine is not asked whether it uses it; as on most IaaS, only
-// its kernel can delay that, and it is waited for.
+// Detach detaches a disk. As on most IaaS, the machine is not asked whether it uses the disk; only its kernel can delay
+// the removal, and Detach waits for it.
 func (m *Machine) Detach(ctx context.Context, id string) error {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -223,11 +223,10 @@ func (m *Machine) Detach(ctx context.Context, id string) error {
 	return nil
 }
 
-// unplugRetry is the time after which device_del is repeated: a machine that is booting may have
-// missed it.
+// unplugRetry is the pause before device_del is repeated, because a booting machine may have missed it.
 const unplugRetry = 5 * time.Second
 
-// release has QEMU close the image of a disk that has no device any more.
+// release makes QEMU close the image of a disk after its device was removed.
 func release(ctx context.Context, q *monitor, a *attached) error {
 	if err := q.do(ctx, "blockdev-del", map[string]any{"node-name": a.node()}, nil); err != nil {
 		return err
@@ -264,8 +263,7 @@ func pullOut(ctx context.Context, q *monitor, a *attached) error {
 	}
 }
 
-// Resize grows a disk. A running machine sees the new size, except of NVMe disks, which QEMU cannot
-// resize.
+// Resize grows a disk. A running machine sees the new size, except for NVMe disks, which QEMU cannot resize.
 func (m *Machine) Resize(ctx context.Context, id string, size int64) error {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -279,8 +277,7 @@ func (m *Machine) Resize(ctx context.Context, id string, size int64) error {
 	return os.Truncate(a.disk.Image, size)
 }
 
-// Throttle limits what a disk of the running machine reads and writes, in bytes per second; 0
-// lifts it.
+// Throttle limits the throughput of a disk of the running machine, in bytes per second; 0 removes the limit.
 func (m *Machine) Throttle(ctx context.Context, id string, rate int64) error {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -292,7 +289,7 @@ func (m *Machine) Throttle(ctx context.Context, id string, rate int64) error {
 		"bps_rd": 0, "bps_wr": 0, "iops": 0, "iops_rd": 0, "iops_wr": 0}, nil)
 }
 
-// Disks returns what is attached.
+// Disks returns the attached disks.
 func (m *Machine) Disks() []machine.Attachment {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -303,7 +300,7 @@ func (m *Machine) Disks() []machine.Attachment {
 	return all
 }
 
-// Ejected reports whether the machine has opened its CD drive, as the hypervisor sees it.
+// Ejected reports whether the machine has opened its CD drive, as seen by the hypervisor.
 func (m *Machine) Ejected() bool {
 	m.seen.Lock()
 	defer m.seen.Unlock()

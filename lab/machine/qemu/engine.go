@@ -1,7 +1,6 @@
-// Package qemu makes machines that are virtual machines, with a kernel, udev and disks of their
-// own. They need no hardware support: QEMU's emulator (TCG) boots a systemd in about twenty
-// seconds. Each machine's root disk is a layer over a shared image; its other disks are plain image
-// files. Programs and files inside are reached over a virtio serial port.
+// Package qemu runs machines as virtual machines, with their own kernel, udev and disks. They need no hardware support:
+// QEMU's emulator (TCG) boots a systemd in about twenty seconds. The root disk of a machine is a layer over a shared
+// image; its other disks are plain image files. Programs and files inside are accessed over a virtio serial port.
 package qemu
 
 import (
@@ -21,33 +20,32 @@ import (
 	"cambium/lab/machine"
 )
 
-// Engine makes machines from the images of a cache.
+// Engine creates machines from the images of a cache.
 type Engine struct {
 	Images image.Cache
-	// Image is used instead of one from the cache, such as a stemcell's. Without a kernel the disk's own
-	// boot loader starts it; files and programs cannot be put into such a machine.
+	// Image replaces the cached image, for instance with a stemcell's. If it has no kernel, it starts with its own boot
+	// loader; the lab cannot write files or run programs in such a machine.
 	Image image.Image
-	// Attach is the command line, without its last arguments, that opens a shell in a machine; the
-	// socket is appended, see Machine.Shell.
+	// Attach is a command line that opens a shell in a machine. The socket is appended; see Machine.Shell.
 	Attach []string
-	// RootSize is the size of the root disk, 3 GiB if zero; the image's file system is smaller.
+	// RootSize is the size of the root disk; 3 GiB if zero. The file system in the image is smaller.
 	RootSize int64
-	// Memory in MiB, 1024 if zero; CPUs, 2 if zero.
+	// Memory is in MiB, 1024 if zero. CPUs is 2 if zero.
 	Memory, CPUs int
 	// RootBus is the bus of the root disk, machine.Virtio or machine.SCSI; Virtio if empty.
 	RootBus machine.Bus
 	// UEFI boots with OVMF instead of SeaBIOS, for images with an EFI system partition.
 	UEFI bool
-	// SecureBoot has the firmware, which must be UEFI, start only what Microsoft's keys have signed.
+	// SecureBoot makes the firmware, which must be UEFI, start only what Microsoft's keys have signed.
 	SecureBoot bool
-	// Kernel is added to the kernel's command line.
+	// Kernel is appended to the kernel's command line.
 	Kernel string
-	// HangTimeout is after how long a machine is started again whose kernel has not come up. If zero, an
-	// emulated machine gets two minutes, which is many times what it needs, and any other is left alone.
+	// HangTimeout is the time after which a machine is restarted if its kernel has not booted. If zero, it is two
+	// minutes for an emulated machine, which is many times what it needs, and no limit for any other.
 	HangTimeout time.Duration
 }
 
-// Missing says what this host lacks.
+// Missing returns an error for what this host lacks.
 func (e Engine) Missing() error {
 	if runtime.GOOS != "linux" {
 		return fmt.Errorf("machines need Linux; this is %s", runtime.GOOS)
@@ -68,7 +66,7 @@ func (e Engine) Missing() error {
 	return image.Missing()
 }
 
-// Create makes the machine's root disk, unless it is there already.
+// Create creates the machine and, unless it exists, its root disk.
 func (e Engine) Create(ctx context.Context, s machine.Spec) (machine.Machine, error) {
 	if err := e.Missing(); err != nil {
 		return nil, err
@@ -117,7 +115,7 @@ func (e Engine) Create(ctx context.Context, s machine.Spec) (machine.Machine, er
 	return m, nil
 }
 
-// makeRoot makes a layer over the image. It gets its name when it is complete.
+// makeRoot creates a layer over the image. It is renamed into place when it is complete.
 func (m *Machine) makeRoot(ctx context.Context) error {
 	if _, err := os.Lstat(m.rootDisk()); err == nil {
 		return nil
@@ -130,15 +128,16 @@ func (m *Machine) makeRoot(ctx context.Context) error {
 	return os.Rename(temporary, m.rootDisk())
 }
 
-// OVMF, as Debian's package ovmf has it: the program, and its variables, which each machine has a copy of. The enrolled
-// ones have Microsoft's keys, and Secure Boot on; without SMM the guest's kernel could change them, which no test does.
+// OVMF files of Debian's package ovmf: the program, and its variables, of which each machine has a copy. The enrolled
+// variables have Microsoft's keys and enable Secure Boot. Without SMM the guest's kernel could change them, which no
+// test does.
 const (
 	firmwareCode      = "/usr/share/OVMF/OVMF_CODE_4M.fd"
 	firmwareVariables = "/usr/share/OVMF/OVMF_VARS_4M.fd"
 	enrolledVariables = "/usr/share/OVMF/OVMF_VARS_4M.ms.fd"
 )
 
-// makeFirmware makes the machine's own copy of the firmware's variables, unless it is there already.
+// makeFirmware creates the machine's copy of the firmware's variables, unless it exists.
 func (m *Machine) makeFirmware() error {
 	if _, err := os.Lstat(m.variables()); err == nil || !m.engine.UEFI {
 		return nil
@@ -156,7 +155,7 @@ func (m *Machine) makeFirmware() error {
 
 func (m *Machine) variables() string { return filepath.Join(m.Spec.Dir, "firmware-variables") }
 
-// firmware are QEMU's arguments of the board and how it boots, and the sets that they name.
+// firmware returns QEMU's arguments for the board and for booting, and the sets that they refer to.
 func (m *Machine) firmware(d *descriptors) (argv []string, sets []int, err error) {
 	if !m.engine.UEFI {
 		return []string{"-machine", "pc"}, nil, nil

@@ -16,7 +16,7 @@ import (
 	"cambium/lab/machine"
 )
 
-// guestConn is the host's side of the connection to the guest program of a machine.
+// guestConn is the host's end of the connection to a machine's guest program.
 type guestConn struct {
 	conn net.Conn
 	out  *guest.Writer
@@ -24,13 +24,13 @@ type guestConn struct {
 	mu        sync.Mutex
 	next      uint32
 	calls     map[uint32]*guestCall
-	connected chan struct{} // closed when the program in the guest has connected
+	connected chan struct{} // closed when the guest program has connected
 	gone      chan struct{} // closed when the connection has ended
 	stopped   chan struct{} // closed when the current reader has ended
 	greeted   func()
 }
 
-// guestCall is one request under way.
+// guestCall is a running request.
 type guestCall struct {
 	stdout, stderr io.Writer
 	result         chan guest.Result
@@ -98,7 +98,7 @@ func (h *guestConn) handle(f guest.Frame) {
 	}
 }
 
-// fail ends all calls.
+// fail ends all calls with an error.
 func (h *guestConn) fail(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -108,7 +108,7 @@ func (h *guestConn) fail(err error) {
 	}
 }
 
-// park stops reading, with everything read that was sent, while the machine stands still.
+// park stops reading while the machine is paused, after everything that was sent has been read.
 func (h *guestConn) park() {
 	_ = h.conn.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
 	h.mu.Lock()
@@ -118,7 +118,7 @@ func (h *guestConn) park() {
 	h.fail(errRewound)
 }
 
-// resume reads again, from a guest that is between two frames.
+// resume continues to read. The guest must be between two frames.
 func (h *guestConn) resume() {
 	_ = h.conn.SetReadDeadline(time.Time{})
 	h.mu.Lock()
@@ -138,7 +138,7 @@ func (h *guestConn) resume() {
 	go h.read(h.stopped)
 }
 
-// call makes a request and waits for its end.
+// call sends a request and waits until it has ended.
 func (h *guestConn) call(ctx context.Context, r guest.Request, stdin io.Reader, stdout, stderr io.Writer) (guest.Result, error) {
 	select {
 	case <-h.connected:

@@ -24,42 +24,41 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Machine is one virtual machine.
+// Machine is a virtual machine.
 type Machine struct {
 	machine.Common[boot]
 	engine Engine
 	image  image.Image
 	shells net.Listener
-	// accelerator are QEMU's arguments of how to run the processors.
+	// accelerator has QEMU's arguments for running the processors.
 	accelerator []string
 
 	disks     []*attached
 	numbers   int
-	files     map[string]machine.File // to be put in with the next start
+	files     map[string]machine.File // to be written at the next start
 	snapshots map[string]snapshot
-	writes    string // the directory of LogWrites
+	writes    string // directory of LogWrites
 	closed    bool
-	hung      bool // the kernel of the last boot did not come up
+	hung      bool // the kernel hung in the last boot
 
-	// seen guards what QEMU's events tell; they must never wait for Mu, whose holders may wait
-	// for QEMU.
+	// seen guards what QEMU's events set. Events must not wait for Mu, because its holders may wait for QEMU.
 	seen     sync.Mutex
 	trayOpen bool
 }
 
-// boot is the time from one start of QEMU to its end.
+// boot is one run of QEMU.
 type boot struct {
 	qemu      *exec.Cmd
 	qmp       *monitor
 	guestConn *guestConn
-	output    *os.File // of QEMU itself
+	output    *os.File // QEMU's own output
 	ended     chan struct{}
-	cd        bool // has a CD drive
-	reset     bool // the machine asked for a reboot; guarded by seen
-	quit      bool // the machine powered itself off; guarded by seen
-	off       bool // its end was asked for from outside
-	hung      bool // its kernel did not come up
-	rebooted  bool // was started again
+	cd        bool // the machine has a CD drive
+	reset     bool // the machine has requested a reboot; guarded by seen
+	quit      bool // the machine has powered itself off; guarded by seen
+	off       bool // its end was requested from outside
+	hung      bool // its kernel hung
+	rebooted  bool // it was started again
 }
 
 func (m *Machine) rootDisk() string { return filepath.Join(m.Spec.Dir, "root.qcow2") }
@@ -80,7 +79,7 @@ func (m *Machine) Start(ctx context.Context) error {
 	return nil
 }
 
-// start runs QEMU; paused leaves the processors standing.
+// start runs QEMU. If paused is set, the processors do not run yet.
 func (m *Machine) start(ctx context.Context, paused bool) error {
 	for _, a := range m.disks {
 		a.hot = false
@@ -125,9 +124,9 @@ func (m *Machine) start(ctx context.Context, paused bool) error {
 	return nil
 }
 
-// watch starts the machine again, once, if its kernel does not come up. An emulated kernel calibrates its timers
-// against each other. Where a busy host stops it between two readings, they tick many times too fast, and
-// the kernel has time for nothing but their interrupts.
+// watch restarts the machine once if its kernel does not boot in time. An emulated kernel calibrates its timers against
+// each other. If a busy host suspends it between two readings, the timers tick many times too fast, and the kernel only
+// handles their interrupts.
 func (m *Machine) watch(b *boot) {
 	late := time.NewTimer(m.engine.HangTimeout)
 	defer late.Stop()
@@ -155,7 +154,7 @@ func (m *Machine) watch(b *boot) {
 	_ = b.qemu.Process.Kill()
 }
 
-// note adds a line to what is on the console.
+// note appends a line to the console's log.
 func (m *Machine) note(line string) {
 	console, err := os.OpenFile(m.Console(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -165,10 +164,10 @@ func (m *Machine) note(line string) {
 	_ = console.Close()
 }
 
-// monitorTimeout bounds the wait for the first answer of QEMU's monitor.
+// monitorTimeout bounds the wait for the first reply of QEMU's monitor.
 const monitorTimeout = time.Minute
 
-// connection is a pair of connected sockets, the second for QEMU.
+// connection returns a pair of connected sockets, the second for QEMU.
 func connection() (*net.UnixConn, *os.File, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -183,10 +182,10 @@ func connection() (*net.UnixConn, *os.File, error) {
 	return conn.(*net.UnixConn), far, nil
 }
 
-// ends are the lab's of the connections to QEMU.
+// ends has the lab's ends of the connections to QEMU.
 type ends struct{ qmp, guest *net.UnixConn }
 
-// argv is the command line of QEMU, whose files are added to those that it inherits.
+// argv returns QEMU's command line, and adds its files to d.
 func (m *Machine) argv(d *descriptors, paused bool) (argv []string, e ends, err error) {
 	if len(m.Spec.NICs) > 0 {
 		// Among the processes of the lab's network, by which a crashed lab is cleaned up.
@@ -213,7 +212,7 @@ func (m *Machine) argv(d *descriptors, paused bool) (argv []string, e ends, err 
 	return append(argv, more...), e, err
 }
 
-// connect makes QEMU's monitor and the port of the guest program.
+// connect creates the connections for QEMU's monitor and for the guest program.
 func connect(d *descriptors) ([]string, ends, error) {
 	var e ends
 	var number [2]int
@@ -242,8 +241,8 @@ func (m *Machine) verdicts(d *descriptors) ([]string, error) {
 		"-device", "virtserialport,chardev=verdict,name=" + machine.VerdictPortName}, err
 }
 
-// kernel has the machine boot the image's kernel, if it is at hand, with the files that wait after its initial RAM
-// disk.
+// kernel returns the arguments to boot the image's kernel, if there is one, with the pending files after its initial
+// RAM disk.
 func (m *Machine) kernel(d *descriptors) ([]string, error) {
 	if m.image.Kernel == "" {
 		return nil, nil
@@ -288,9 +287,9 @@ func (m *Machine) cards(d *descriptors) (argv []string, err error) {
 	return argv, nil
 }
 
-// kernelArguments is the kernel command line of machines. It names network cards as stemcells do, and switches off
-// parts on which an emulated machine would spend seconds for no purpose. The kernel must not check its timer: it
-// panics if a busy host gives the machine no time at that moment.
+// kernelArguments is the kernel command line of machines. Network cards are named as in stemcells. Parts on which an
+// emulated machine would waste seconds are switched off. The kernel must not check its timer, because it panics if a
+// busy host suspends the machine at that moment.
 var kernelArguments = "console=ttyS0 net.ifnames=0 biosdevname=0 panic=5 quiet systemd.show_status=no systemd.getty_auto=no" +
 	" mitigations=off audit=0 nowatchdog no_timer_check rcupdate.rcu_expedited=1" +
 	" modprobe.blacklist=kvm_amd,kvm_intel,kvm,ata_piix,ata_generic,evdev,serio_raw,efi_pstore,qemu_fw_cfg,button,psmouse,i2c_piix4,floppy" +
@@ -303,10 +302,10 @@ var masked = []string{"modprobe@configfs.service", "modprobe@dm_mod.service", "m
 	"apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "logrotate.timer", "man-db.timer", "systemd-pstore.service",
 	"systemd-journal-catalog-update.service", "ldconfig.service", "systemd-update-done.service"}
 
-// pend has a file put in with the next start.
+// pend schedules a file to be written at the next start.
 func (m *Machine) pend(f machine.File) { m.files[filepath.Clean("/"+f.Path)] = f }
 
-// arrived is called when the system runs: the files are in it then.
+// arrived is called when the system is running, which means that it has the files.
 func (m *Machine) arrived(b *boot, delivered map[string]machine.File) {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -352,7 +351,7 @@ func (m *Machine) outputTail() string {
 	return strings.Join(lines[max(0, len(lines)-3):], "; ")
 }
 
-// wait waits for the end of the machine, and starts it again if it asked for a reboot.
+// wait waits for the end of QEMU, and starts the machine again if it has requested a reboot.
 func (m *Machine) wait(b *boot, exited <-chan error) {
 	_ = errors.Join(<-exited, b.output.Close()) // how it ended does not matter
 	if b.qmp != nil {
@@ -378,7 +377,7 @@ func (m *Machine) wait(b *boot, exited <-chan error) {
 	}
 }
 
-// end brings the machine down through ask, and kills it when ctx ends first.
+// end ends the machine by calling ask, and kills it if ctx ends first.
 func (m *Machine) end(ctx context.Context, off bool, ask func(b *boot) error) error {
 	m.Mu.Lock()
 	b := m.Current
@@ -408,7 +407,7 @@ func (m *Machine) end(ctx context.Context, off bool, ask func(b *boot) error) er
 	return fmt.Errorf("%s did not shut down and was killed: %w", m.Spec.Name, failed)
 }
 
-// ask has systemd bring the machine down.
+// ask makes systemd stop the machine.
 func ask(ctx context.Context, b *boot, verb string) error {
 	r, err := b.guestConn.call(ctx, guest.Request{Op: "run", Args: []string{"systemctl", "--no-block", verb}}, nil, nil, nil)
 	if errors.Is(err, machine.ErrNotRunning) {
@@ -430,12 +429,12 @@ func (m *Machine) Stop(ctx context.Context) error {
 	})
 }
 
-// Kill cuts the power. What the machine had not yet handed to its disks is lost.
+// Kill cuts the power. Data that the machine has not sent to its disks is lost.
 func (m *Machine) Kill(ctx context.Context) error {
 	return m.end(ctx, true, func(b *boot) error { return b.qemu.Process.Kill() })
 }
 
-// Reboot shuts the machine down and starts it again.
+// Reboot shuts the machine down and starts it.
 func (m *Machine) Reboot(ctx context.Context) error {
 	if err := m.end(ctx, false, func(b *boot) error { return ask(ctx, b, "reboot") }); err != nil {
 		return err
@@ -443,7 +442,7 @@ func (m *Machine) Reboot(ctx context.Context) error {
 	return m.Start(ctx)
 }
 
-// Run runs a program in the machine. It waits for a machine that is still starting.
+// Run runs a program in the machine. If the machine is starting, it waits.
 func (m *Machine) Run(ctx context.Context, c machine.Command) error {
 	h, err := m.reach()
 	if err != nil {
@@ -476,10 +475,10 @@ func (m *Machine) reach() (*guestConn, error) {
 	return m.Current.guestConn, nil
 }
 
-// fileTimeout bounds reading or writing a file of a machine, which may have to boot first.
+// fileTimeout bounds reading or writing a file of a machine, which may still be booting.
 const fileTimeout = 3 * time.Minute
 
-// ReadFile reads a file of the machine; of one that is off, from a copy of its disk.
+// ReadFile reads a file of the machine. If the machine is off, it reads from a copy of the disk.
 func (m *Machine) ReadFile(path string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), fileTimeout)
 	defer cancel()
@@ -501,7 +500,7 @@ func (m *Machine) ReadFile(path string) ([]byte, error) {
 	return image.Extract(ctx, raw, path)
 }
 
-// WriteFile writes a file of the machine; of one that is off, with its next start.
+// WriteFile writes a file of the machine. If the machine is off, the file is written at its next start.
 func (m *Machine) WriteFile(f machine.File) error {
 	ctx, cancel := context.WithTimeout(context.Background(), fileTimeout)
 	defer cancel()

@@ -12,8 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// monitor is a client of QEMU's machine protocol (QMP): commands with replies, and events in
-// between.
+// monitor is a client of QEMU's machine protocol (QMP). Replies to commands and events share one stream.
 type monitor struct {
 	conn *net.UnixConn
 
@@ -24,7 +23,7 @@ type monitor struct {
 	closed   chan struct{}
 }
 
-// message is everything that QEMU sends.
+// message is a message from QEMU.
 type message struct {
 	QMP    json.RawMessage `json:"QMP,omitempty"`
 	ID     *int            `json:"id,omitempty"`
@@ -37,10 +36,10 @@ type message struct {
 	Data  json.RawMessage `json:"data,omitempty"`
 }
 
-// errMonitor is returned when QEMU has gone.
+// errMonitor means that QEMU has ended.
 var errMonitor = errors.New("qemu has ended")
 
-// newMonitor takes over a connection to QEMU; event is called for every event, in order.
+// newMonitor takes over a connection to QEMU. event is called for each event, in order.
 func newMonitor(ctx context.Context, conn *net.UnixConn, event func(message)) (*monitor, error) {
 	m := &monitor{conn: conn, waiting: map[int]chan message{}, watchers: map[int]func(message){0: event}, closed: make(chan struct{})}
 	go m.read()
@@ -73,12 +72,12 @@ func (m *monitor) read() {
 	}
 }
 
-// do sends a command and waits for its answer.
+// do sends a command and waits for its reply.
 func (m *monitor) do(ctx context.Context, command string, arguments, result any) error {
 	return m.doWith(ctx, command, arguments, result, nil)
 }
 
-// addFile hands an open file to QEMU and returns the set that it is in.
+// addFile passes an open file to QEMU and returns the set that contains it.
 func (m *monitor) addFile(ctx context.Context, f *os.File) (set int, err error) {
 	var added struct {
 		Set int `json:"fdset-id"`
@@ -87,12 +86,12 @@ func (m *monitor) addFile(ctx context.Context, f *os.File) (set int, err error) 
 	return added.Set, err
 }
 
-// removeFile has QEMU close the file of a set; until then it keeps one that was deleted.
+// removeFile makes QEMU close the file of a set. Until then QEMU keeps even a deleted file.
 func (m *monitor) removeFile(ctx context.Context, set int) error {
 	return m.do(ctx, "remove-fd", map[string]any{"fdset-id": set}, nil)
 }
 
-// doWith is do with what goes beside the command.
+// doWith is do with ancillary data, such as file descriptors.
 func (m *monitor) doWith(ctx context.Context, command string, arguments, result any, rights []byte) error {
 	answer := make(chan message, 1)
 	m.mu.Lock()
@@ -138,7 +137,7 @@ func (m *monitor) send(data, rights []byte) error {
 	return err
 }
 
-// watch returns events that match, until stop is called. At most one is kept unread.
+// watch returns a channel of matching events until stop is called. It keeps at most one unread event.
 func (m *monitor) watch(match func(message) bool) (events <-chan message, stop func()) {
 	c := make(chan message, 1)
 	m.mu.Lock()
@@ -160,7 +159,7 @@ func (m *monitor) watch(match func(message) bool) (events <-chan message, stop f
 	}
 }
 
-// job runs one of QEMU's background jobs to its end.
+// job runs a background job of QEMU until it ends.
 func (m *monitor) job(ctx context.Context, command string, arguments map[string]any) error {
 	m.mu.Lock()
 	m.next++

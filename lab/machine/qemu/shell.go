@@ -14,9 +14,8 @@ import (
 	"cambium/lab/machine"
 )
 
-// Shell is the command line of a shell in the machine: the engine's Attach with the machine's
-// socket, and what to run. Attach has to exchange frames of package guest there: one Run, then
-// input, until Exit.
+// Shell returns the command line of a shell in the machine: the engine's Attach, the machine's socket, and args. The
+// program must exchange frames of package guest: one Run, then input, until Exit.
 func (m *Machine) Shell(args ...string) ([]string, error) {
 	if !m.Running() {
 		return nil, fmt.Errorf("%s: %w", m.Spec.Name, machine.ErrNotRunning)
@@ -31,7 +30,8 @@ func (m *Machine) Shell(args ...string) ([]string, error) {
 	return append(command, args...), nil
 }
 
-// socket is short: names of sockets are limited to about 100 characters, state directories are not.
+// socket returns the path of the machine's socket. It is short, because socket paths are limited to about 100
+// characters.
 func (m *Machine) socket() string { return filepath.Join(os.TempDir(), m.Spec.Name+".shell") }
 
 // listen serves shells to other processes of this user.
@@ -60,7 +60,7 @@ func (m *Machine) listen() error {
 	return nil
 }
 
-// serveShell passes one request on to the machine.
+// serveShell forwards one request to the machine.
 func (m *Machine) serveShell(conn net.Conn) {
 	out := &guest.Writer{W: conn}
 	first, err := guest.Read(conn)

@@ -13,8 +13,8 @@ import (
 	"cambium/lab/machine"
 )
 
-// snapshot is a state of the machine: memory and root disk are kept by QEMU in the root disk's
-// own file, the other disks beside their images.
+// snapshot is a state of the machine. QEMU stores memory and root disk in the file of the root disk; copies of the
+// other disks are beside their images.
 type snapshot struct {
 	disks   []*attached
 	numbers int
@@ -25,8 +25,8 @@ func (s snapshot) copyOf(tag string, a *attached, dir string) string {
 	return filepath.Join(dir, fmt.Sprintf("snapshot-%s-%d", tag, a.number))
 }
 
-// Snapshot keeps the state of the running machine, memory and disks, under a name. Disks that
-// were plugged in since its start cannot be part of one: start it with them.
+// Snapshot stores the state of the running machine, memory and disks, under a name. It cannot include disks that were
+// plugged in after the start, so start the machine with them.
 func (m *Machine) Snapshot(ctx context.Context, tag string) error {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -55,9 +55,8 @@ func (m *Machine) Snapshot(ctx context.Context, tag string) error {
 	return errors.Join(err, q.do(ctx, "cont", nil, nil))
 }
 
-// Rewind puts the machine, running or not, back into a state that Snapshot has kept, and lets it
-// run from there. Programs that the lab was running in it are lost. Its clock stands where it
-// stood.
+// Rewind restores a snapshot and lets the machine run from there. Programs that the lab was running in it are lost. The
+// machine's clock continues from the time of the snapshot.
 func (m *Machine) Rewind(ctx context.Context, tag string) error {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -111,7 +110,7 @@ func sameDisks(a, b []*attached) bool {
 	return true
 }
 
-// copySparse copies into the same file, if there is one: QEMU has it open.
+// copySparse overwrites the existing file and does not replace it, because QEMU has it open.
 func copySparse(ctx context.Context, from, to string) error {
 	if info, err := os.Stat(from); err == nil {
 		// Old blocks must not show where the copy has holes.

@@ -10,19 +10,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// firstUser begins 2^24 user numbers that no distribution assigns; systemd leaves them unused, too.
+// firstUser is the first of 2^24 user ids that no distribution and no systemd assigns.
 const firstUser = 0x70000000
 
-// userOf is the number of the user, and of the group, that the QEMU of a machine runs as. It has no account. Each
-// machine has its own: who breaks into one QEMU must not reach another one's memory and descriptors.
+// userOf returns the uid and gid of a machine's QEMU. They have no account. Each machine has its own, so that whoever
+// breaks into one QEMU cannot reach the memory and descriptors of another.
 func userOf(name string) uint32 {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(name)) // cannot fail
 	return firstUser + h.Sum32()>>8
 }
 
-// asUser begins the command line of a machine's QEMU. QEMU's own -runas would come too late: it has read the guest's
-// disks by then, and the filter of system calls forbids it.
+// asUser returns the start of QEMU's command line. QEMU's own -runas would be too late: it has read the guest's disks
+// by then, and the system call filter forbids it.
 func asUser(name string, accelerator []string) []string {
 	user := fmt.Sprint(userOf(name))
 	groups := "--clear-groups"
@@ -34,19 +34,19 @@ func asUser(name string, accelerator []string) []string {
 		"--bounding-set=-all", "--no-new-privs", "--"}
 }
 
-// environment is QEMU's: that of the lab is not for who breaks into it.
+// environment returns QEMU's environment. It contains nothing of the lab's, in case somebody breaks into QEMU.
 func environment() []string { return []string{"PATH=" + os.Getenv("PATH")} }
 
-// ownGroup makes a group of processes: an interrupt on the terminal is for the lab, which shuts down in order.
+// ownGroup starts a process group, because an interrupt on the terminal is for the lab, which shuts down in order.
 var ownGroup = &syscall.SysProcAttr{Setpgid: true}
 
-// descriptors are the open files that QEMU inherits: its user can open none of them by name.
+// descriptors are the open files that QEMU inherits, since its user has no access to any of them.
 type descriptors []*os.File
 
-// firstFile is the number of the first inherited file.
+// firstFile is the descriptor number of the first inherited file.
 const firstFile = 3
 
-// add returns the number of the file in QEMU.
+// add adds a file and returns its descriptor number in QEMU.
 func (d *descriptors) add(f *os.File) int {
 	*d = append(*d, f)
 	return firstFile + len(*d) - 1
@@ -59,8 +59,8 @@ func (d *descriptors) close() {
 	*d = nil
 }
 
-// open opens a file. QEMU gets it in a set of its own, under whose name it can open and close it as often as it
-// likes; the set has the number of the file.
+// open opens a file and adds it in a set of its own. QEMU can open and close the set as often as it needs. The set's
+// number is that of the descriptor.
 func (d *descriptors) open(path string, flags int) (set int, err error) {
 	f, err := os.OpenFile(path, flags, 0o600)
 	if err != nil {
@@ -69,11 +69,11 @@ func (d *descriptors) open(path string, flags int) (set int, err error) {
 	return d.add(f), nil
 }
 
-// setName returns the path by which QEMU opens the file of a set.
+// setName returns the path by which QEMU opens a set.
 func setName(set int) string { return fmt.Sprintf("/dev/fdset/%d", set) }
 
-// access returns the access mode for opening an image. QEMU opens it in the same mode, or does not find it in its
-// set.
+// access returns the access mode for an image. QEMU must open it with the same mode, or it does not find the file in
+// its set.
 func access(readOnly bool) int {
 	if readOnly {
 		return os.O_RDONLY
@@ -81,8 +81,8 @@ func access(readOnly bool) int {
 	return os.O_RDWR
 }
 
-// memory is a copy of a file that QEMU opens by name, and not as a set: kernel and initial RAM disk. Files in memory
-// may be opened by all who have a descriptor.
+// memory adds a copy of a file that QEMU opens by name and not as a set: kernel and initial RAM disk. Files in memory
+// may be opened by everybody who has a descriptor.
 func (d *descriptors) memory(name string, data []byte) (path string, err error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 	if err != nil {

@@ -9,16 +9,17 @@ import (
 // RootLog is the name of the root disk's log; see LogWrites.
 const RootLog = "root"
 
-// LogWrites has QEMU log everything that the machine writes to its disks and flushes, from the next start on: in files
-// of dir, under the IDs of disks, in the format of dm-log-writes. An empty dir ends that. Disks that are plugged in
-// later are not logged, and a machine that is logged has no snapshots.
+// LogWrites makes QEMU log all writes and flushes of the machine's disks, from its next start on. The files are in dir,
+// named by the IDs of disks, in the format of dm-log-writes. If dir is empty, logging ends. Disks that are plugged in
+// later are not logged, and a machine with logging has no snapshots.
 func (m *Machine) LogWrites(dir string) {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
 	m.writes = dir
 }
 
-// logged puts QEMU's driver that logs writes above a disk, if LogWrites wants it, and returns the set of the log, too.
+// logged adds QEMU's driver that logs writes to a disk, if LogWrites was called, and returns the set of the log as
+// well.
 func (m *Machine) logged(d *descriptors, id string, block map[string]any) (above map[string]any, sets []int, err error) {
 	if m.writes == "" || block["read-only"] == true {
 		return block, nil, nil
@@ -33,7 +34,7 @@ func (m *Machine) logged(d *descriptors, id string, block map[string]any) (above
 	return above, []int{set}, nil
 }
 
-// ResetRoot makes the root disk anew, as the image has it; the machine is off.
+// ResetRoot creates the root disk again from the image. The machine must be off.
 func (m *Machine) ResetRoot(ctx context.Context) error {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
