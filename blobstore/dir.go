@@ -18,10 +18,10 @@ type Dir struct{ Path string }
 
 var errBadID = errors.New("not a valid blob id")
 
-// tempPrefix cannot begin an id.
+// tempPrefix begins the names of unfinished blobs. checkID refuses ids that begin with it.
 const tempPrefix = ".tmp-"
 
-// checkID refuses ids that are not file names of their own.
+// checkID refuses an id that is not a plain file name, or that could name an unfinished blob or an option.
 func checkID(id string) error {
 	if id == "" || len(id) > 200 || strings.HasPrefix(id, ".") || strings.HasPrefix(id, "-") || id == "tmp" ||
 		strings.ContainsFunc(id, func(r rune) bool { return r == '/' || r == '\\' || r < ' ' || r == 0x7f }) {
@@ -42,7 +42,7 @@ func (d *Dir) Open(id string) (*os.File, error) {
 	return file, nil
 }
 
-// openChecked verifies the digest of the whole blob first, so that a damaged copy can be skipped.
+// openChecked verifies the whole blob before it returns, so that the caller can skip a damaged copy.
 func (d *Dir) openChecked(id string, digest blob.Digest) (io.ReadCloser, error) {
 	file, err := d.Open(id)
 	if err != nil {
@@ -64,8 +64,7 @@ func (d *Dir) openChecked(id string, digest blob.Digest) (io.ReadCloser, error) 
 	return file, nil
 }
 
-// Write stores a blob. It atomically replaces an older one, and only if content was read without an
-// error.
+// Write stores a blob atomically. If reading content fails, an existing blob with this id stays as it was.
 func (d *Dir) Write(id string, content io.Reader) error {
 	return d.write(id, func(w io.Writer) error {
 		_, err := io.Copy(w, content)
@@ -73,7 +72,7 @@ func (d *Dir) Write(id string, content io.Reader) error {
 	})
 }
 
-// WriteChecked is Write for content that must match a digest.
+// WriteChecked writes a blob like Write, and fails if content does not match the digest.
 func (d *Dir) WriteChecked(id string, content io.Reader, digest blob.Digest) error {
 	verified, err := digest.Verify(io.NopCloser(content))
 	if err != nil {
@@ -125,7 +124,7 @@ func (d *Dir) Remove(id string) error {
 	return nil
 }
 
-// sweep removes what a crash left of half-written blobs.
+// sweep removes unfinished blobs that a crash left.
 func (d *Dir) sweep() error {
 	left, err := filepath.Glob(filepath.Join(d.Path, tempPrefix+"*"))
 	if err != nil {
@@ -138,7 +137,7 @@ func (d *Dir) sweep() error {
 	return errors.Join(faults...)
 }
 
-// sweep removes what a crash left in the machine's own directories and in its temporary one.
+// sweep removes unfinished blobs and temporary files that a crash left.
 func (s *Store) sweep() error {
 	left, err := filepath.Glob(filepath.Join(s.tmp, "blob-*"))
 	faults := []error{err, tempfile.Sweep(s.tmp), s.sensitive.sweep(), s.blobs.sweep()}

@@ -17,11 +17,12 @@ import (
 	"cambium/internal/secret"
 )
 
-// external is a program of the stemcell. Secrets reach it in a file that only root reads.
+// external runs the stemcell's program for a provider. The program reads its options, with their secrets, from a file
+// that only root can read.
 type external struct {
 	program, config, tmp string
 	backoff              retry.Backoff
-	// secrets are the values that no error may quote, whatever the program says.
+	// secrets lists values that no error may quote, whatever the program prints.
 	secrets []secret.String
 }
 
@@ -83,8 +84,7 @@ func (e *external) put(ctx context.Context, id string, content *spool) error {
 	return e.run(ctx, "put", content.path(), id)
 }
 
-// missingBlob is the exit status of these programs for a blob that does not exist. Any other
-// failure is retried.
+// missingBlob is the programs' exit status for a blob that does not exist. Any other failure is retried.
 const missingBlob = 3
 
 func (e *external) run(ctx context.Context, args ...string) error {
@@ -100,7 +100,7 @@ func (e *external) run(ctx context.Context, args ...string) error {
 	return e.redact(err)
 }
 
-// redact takes the values of secret options out of what a program said.
+// redact removes the values of secret options from an error that quotes a program's output.
 func (e *external) redact(err error) error {
 	if err == nil {
 		return nil

@@ -10,15 +10,15 @@ import (
 	"cambium/internal/secret"
 )
 
-// Replaceable is the store in use, which update_settings may replace at any time. Without a store
-// every method returns the reason.
+// Replaceable forwards to the store in use, which update_settings may replace at any time. Before there is a store,
+// methods return the error of the last Prepare.
 type Replaceable struct {
-	mu    sync.RWMutex // guards what follows
+	mu    sync.RWMutex // guards store and err
 	store *Store
-	err   error // why there is none
+	err   error // error of the last Prepare while store is nil
 }
 
-// Prepare makes a store; the function it returns puts it into use.
+// Prepare creates a store without using it yet. Calling use puts it into use.
 func (r *Replaceable) Prepare(o Options) (use func(), err error) {
 	store, err := New(o)
 	r.mu.Lock()
@@ -45,7 +45,7 @@ func (r *Replaceable) current() (*Store, error) {
 	return r.store, r.err
 }
 
-// Open is Store.Open.
+// Open calls Store.Open on the store in use.
 func (r *Replaceable) Open(ctx context.Context, ref blob.Ref) (io.ReadCloser, error) {
 	store, err := r.current()
 	if err != nil {
@@ -54,7 +54,7 @@ func (r *Replaceable) Open(ctx context.Context, ref blob.Ref) (io.ReadCloser, er
 	return store.Open(ctx, ref)
 }
 
-// Remove is Store.Remove.
+// Remove calls Store.Remove on the store in use.
 func (r *Replaceable) Remove(id string) error {
 	store, err := r.current()
 	if err != nil {
@@ -63,7 +63,7 @@ func (r *Replaceable) Remove(id string) error {
 	return store.Remove(id)
 }
 
-// Sweep is Store.sweep. Without a store nothing is left over.
+// Sweep removes unfinished blobs and temporary files that a crash left. Without a store it does nothing.
 func (r *Replaceable) Sweep() error {
 	store, err := r.current()
 	if err != nil {
@@ -72,7 +72,7 @@ func (r *Replaceable) Sweep() error {
 	return store.sweep()
 }
 
-// Put is Store.Put.
+// Put calls Store.Put on the store in use.
 func (r *Replaceable) Put(ctx context.Context, produce func(io.Writer) error) (id, digest string, err error) {
 	store, err := r.current()
 	if err != nil {
@@ -81,7 +81,7 @@ func (r *Replaceable) Put(ctx context.Context, produce func(io.Writer) error) (i
 	return store.Put(ctx, produce)
 }
 
-// PutSigned is Store.PutSigned.
+// PutSigned calls Store.PutSigned on the store in use.
 func (r *Replaceable) PutSigned(ctx context.Context, url secret.URL, headers map[string]secret.String, produce func(io.Writer) error) (string, error) {
 	store, err := r.current()
 	if err != nil {
@@ -90,7 +90,7 @@ func (r *Replaceable) PutSigned(ctx context.Context, url secret.URL, headers map
 	return store.PutSigned(ctx, url, headers, produce)
 }
 
-// WriteChecked stores a sensitive blob that the Director uploads.
+// WriteChecked stores a blob with secrets that the Director uploads, and fails if content does not match the digest.
 func (r *Replaceable) WriteChecked(id string, content io.Reader, digest blob.Digest) error {
 	store, err := r.current()
 	if err != nil {

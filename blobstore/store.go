@@ -1,9 +1,8 @@
-// Package blobstore fetches and stores blobs: in the machine's own directories, in the store that
-// the settings name, and behind signed URLs. Content is checked while it streams; a reader that
-// ends without error has delivered what the digest promised.
+// Package blobstore fetches and stores blobs: in local directories, in the store that the settings configure, and at
+// signed URLs. A reader verifies the content against its digest as it streams, and returns io.EOF only if they match.
 //
-// Small and stable protocols are implemented here (local directories, WebDAV, signed URLs); every
-// other provider is a program bosh-blobstore-<provider> of the stemcell.
+// WebDAV, local directories and signed URLs are implemented here. Any other provider needs a program of the stemcell,
+// bosh-blobstore-PROVIDER.
 package blobstore
 
 import (
@@ -27,8 +26,8 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// ErrNotFound means that the store has no such blob. It matches fs.ErrNotExist too, for callers
-// that use Dir as plain files.
+// ErrNotFound is returned for a blob that the store does not have. It also matches fs.ErrNotExist, for callers that use
+// a Dir as plain files.
 var ErrNotFound error = notFound{}
 
 type notFound struct{}
@@ -36,38 +35,37 @@ type notFound struct{}
 func (notFound) Error() string        { return "no such blob" }
 func (notFound) Is(target error) bool { return target == fs.ErrNotExist }
 
-// Options say which store to use.
+// Options selects and configures a store.
 type Options struct {
 	Provider string
-	// Options are the provider's own, as the settings have them.
+	// Options holds the provider's options as found in the settings.
 	Options secret.JSON
 	Dirs    vcap.Dirs
 	Log     *logrus.Entry
-	// Backoff is between attempts; a second growing to ten if zero.
+	// Backoff spaces the attempts. If zero, the pauses grow from one second to ten.
 	Backoff retry.Backoff
 	// SearchPath replaces PATH in the search for external programs.
 	SearchPath string
 }
 
-// backend is one remote or local store. Content is checked by the caller.
+// backend is a remote or local store. Callers verify the content.
 type backend interface {
 	open(ctx context.Context, id string) (io.ReadCloser, error)
 	put(ctx context.Context, id string, content *spool) error
 }
 
-// Store is the configured store, which is asked after the machine's own directories.
+// Store reads blobs from local directories first, then from the configured store. It writes to the configured store.
 type Store struct {
 	backend   backend
 	local     []*Dir
 	web       *web
 	tmp       string
-	localDir  *Dir // of the backend; nil if that is a remote one
-	sensitive *Dir // the Director's own uploads: rendered templates, with their secrets
-	blobs     *Dir // uploads to the agent's HTTPS endpoint
+	localDir  *Dir // the configured store's; nil if that is remote
+	sensitive *Dir // uploaded by the Director: rendered templates with secrets
+	blobs     *Dir // uploaded to the agent's HTTPS endpoint
 }
 
-// New prepares a store. It opens no connection; what is wrong with the options or the machine is an
-// error here, before the first blob is needed.
+// New creates a store without connecting to it. Invalid options and missing programs fail here, not at the first blob.
 func New(o Options) (*Store, error) {
 	if o.Backoff == (retry.Backoff{}) {
 		o.Backoff = defaultBackoff
@@ -126,7 +124,7 @@ func localDir(o Options) (*Dir, error) {
 	return &Dir{Path: options.Path}, nil
 }
 
-// Remove deletes the machine's own copies of a blob, not the one in the configured store.
+// Remove deletes the local copies of a blob. The configured store keeps its own.
 func (s *Store) Remove(id string) error {
 	var faults []error
 	for _, dir := range s.local {
@@ -137,8 +135,8 @@ func (s *Store) Remove(id string) error {
 	return errors.Join(faults...)
 }
 
-// Open implements blob.Opener: by signed URL if there is one, else by ID from the machine's own
-// directories and then the configured store.
+// Open implements blob.Opener. It uses the signed URL if there is one; otherwise it looks for the ID in the local
+// directories, then in the configured store.
 func (s *Store) Open(ctx context.Context, ref blob.Ref) (io.ReadCloser, error) {
 	if _, err := ref.Digest.Check(); err != nil {
 		return nil, err
@@ -190,8 +188,7 @@ func (s *Store) openID(ctx context.Context, ref blob.Ref) (io.ReadCloser, error)
 	return nil, fmt.Errorf("get blob %s: %w", ref.ID, errors.Join(doubts...))
 }
 
-// Put stores what produce writes as a new blob in the configured store and returns its id and
-// sha1.
+// Put stores the output of produce as a new blob in the configured store. It returns the blob's id and SHA-1.
 func (s *Store) Put(ctx context.Context, produce func(io.Writer) error) (id, digest string, err error) {
 	id = uuid.NewString()
 	if s.localDir != nil {
@@ -210,7 +207,7 @@ func (s *Store) Put(ctx context.Context, produce func(io.Writer) error) (id, dig
 	return id, content.sums.SHA1(), nil
 }
 
-// PutSigned stores what produce writes at a signed URL and returns its digests.
+// PutSigned uploads the output of produce to a signed URL and returns its digests.
 func (s *Store) PutSigned(ctx context.Context, url secret.URL, headers map[string]secret.String, produce func(io.Writer) error) (digest string, err error) {
 	content, err := newSpool(s.tmp, produce)
 	if err != nil {
@@ -229,8 +226,8 @@ func setHeaders(h http.Header, headers map[string]secret.String) {
 	}
 }
 
-// spool holds the content of an upload, which needs the length beforehand and the content again for
-// a retry. The file has no name, so that a crash leaves nothing behind.
+// spool buffers an upload in an unnamed file: the request needs the length first, and a retry needs the content again.
+// A crash leaves no file.
 type spool struct {
 	file *os.File
 	sums *blob.Sums
@@ -254,18 +251,18 @@ func newSpool(dir string, produce func(io.Writer) error) (*spool, error) {
 
 func (s *spool) reader() io.Reader { return io.NewSectionReader(s.file, 0, s.sums.Size()) }
 
-// path names the file for another program.
+// path returns a path under which another program can open the file.
 func (s *spool) path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), s.file.Fd()) }
 
 func (s *spool) close() { s.file.Close() }
 
-// dummy is for agents that have no store.
+// dummy is the backend of an agent without a store: it finds nothing and discards uploads.
 type dummy struct{}
 
 func (dummy) open(context.Context, string) (io.ReadCloser, error) { return nil, ErrNotFound }
 func (dummy) put(context.Context, string, *spool) error           { return nil }
 
-// local is a directory that is the configured store.
+// local keeps blobs in a directory, as the configured store.
 type local struct{ dir *Dir }
 
 func (l local) open(_ context.Context, id string) (io.ReadCloser, error) { return l.dir.Open(id) }

@@ -32,7 +32,7 @@ const (
 
 var defaultBackoff = retry.Backoff{Min: time.Second, Max: 10 * time.Second, Factor: 3, Jitter: 0.3}
 
-// web is HTTP with retries. Interrupted downloads are resumed with a Range request.
+// web is an HTTP client with retries. It resumes interrupted downloads with a Range request.
 type web struct {
 	client  *http.Client
 	backoff retry.Backoff
@@ -70,8 +70,8 @@ func newWeb(ca string, o Options) (*web, error) {
 	return &web{client: &http.Client{Transport: transport, CheckRedirect: redirect}, backoff: o.Backoff, stall: stallTimeout, log: o.Log}, nil
 }
 
-// statusError is an answer other than success. Its text never holds the answer's body, which may
-// quote the request.
+// statusError reports an HTTP status other than success. Its text never contains the response body, which may quote the
+// request.
 type statusError struct{ code int }
 
 func (e statusError) Error() string {
@@ -82,12 +82,12 @@ func (e statusError) Is(target error) bool {
 	return target == ErrNotFound && e.code == http.StatusNotFound
 }
 
-// final reports a status for which a retry does not help.
+// final reports whether a retry would not help.
 func (e statusError) final() bool {
 	return e.code < 500 && e.code != http.StatusRequestTimeout && e.code != http.StatusTooManyRequests
 }
 
-// attempts repeats what failed, up to maxAttempts times in all.
+// attempts calls op until it succeeds or fails for good, at most maxAttempts times.
 func attempts(ctx context.Context, b retry.Backoff, op func(context.Context) error) error {
 	tried := 0
 	return retry.Do(ctx, b, func(ctx context.Context) error {
@@ -110,7 +110,7 @@ func (w *web) get(ctx context.Context, address secret.URL, prepare func(http.Hea
 	return d, nil
 }
 
-// download is a body that is resumed after interruptions.
+// download reads a response body and resumes it after interruptions.
 type download struct {
 	web     *web
 	ctx     context.Context
@@ -165,7 +165,8 @@ func (d *download) connect(context.Context) error {
 	return nil
 }
 
-// position says how much of the answer is known already: a server may ignore the range.
+// position returns the number of bytes at the start of the response that were already read. A server may ignore the
+// range.
 func (d *download) position(resp *http.Response) (skip int64, err error) {
 	switch {
 	case resp.StatusCode == http.StatusPartialContent && d.offset > 0:
@@ -301,8 +302,8 @@ func redirect(next *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// withoutURL drops the addresses from an error of net/http: they carry the signature. An address that a server
-// redirects to and that cannot be parsed is quoted as well, and that error has no type.
+// withoutURL removes URLs, which contain the signature, from an error of net/http. An invalid redirect target is quoted
+// in an untyped error.
 func withoutURL(err error) error {
 	var u *url.Error
 	if !errors.As(err, &u) {
@@ -314,7 +315,7 @@ func withoutURL(err error) error {
 	return u.Err
 }
 
-// dav is a WebDAV server as the Director's own blobstore is one.
+// dav is a WebDAV server, such as the Director's own blobstore.
 type dav struct {
 	web            *web
 	endpoint       string
@@ -337,7 +338,7 @@ func newDAV(raw secret.JSON, w *web) (*dav, error) {
 	return &dav{web: w, endpoint: strings.TrimRight(options.Endpoint.Reveal(), "/"), user: options.User, password: options.Password}, nil
 }
 
-// address spreads blobs over 256 directories.
+// address returns the URL of a blob. Blobs are spread over 256 directories.
 func (d *dav) address(id string) (secret.URL, error) {
 	if d.endpoint == "" {
 		return secret.URL{}, errors.New("the blobstore has no endpoint")
