@@ -189,7 +189,7 @@ func (m *Machine) resolve(ctx context.Context, s *engine.Span, nets map[string]s
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.resolved = desired.Resolved(nets, found)
+	m.resolved = desired.FillAddresses(nets, found)
 	return nil
 }
 

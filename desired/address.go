@@ -28,7 +28,7 @@ func wantRoute(r settings.Route) (network.WantRoute, error) {
 	return network.WantRoute{To: to.Masked(), Gateway: gw}, nil
 }
 
-// staticPrefix is the address of a network together with the length of its subnet.
+// staticPrefix returns the address of a network with the prefix length of its subnet.
 func staticPrefix(net settings.Network) (netip.Prefix, error) {
 	if net.IP == "" {
 		return netip.Prefix{}, errors.New("has no ip")
@@ -43,8 +43,8 @@ func staticPrefix(net settings.Network) (netip.Prefix, error) {
 	return prefix, nil
 }
 
-// prefixOf joins an address and a mask in any of the spellings that CPIs use: dotted, colons,
-// or a bare length; an address may bring its own length.
+// prefixOf combines an address and a netmask. The mask may be dotted, in IPv6 notation, or a prefix length; without a
+// mask, the address may end in one.
 func prefixOf(address, mask string) (netip.Prefix, error) {
 	if p, err := netip.ParsePrefix(address); err == nil && mask == "" && !p.Addr().Is4In6() {
 		return p, nil
@@ -60,7 +60,7 @@ func prefixOf(address, mask string) (netip.Prefix, error) {
 	return netip.PrefixFrom(ip, bits), nil
 }
 
-// parseIP reads an address without a zone; IPv4 in IPv6 notation is IPv4.
+// parseIP parses an address without a zone and converts an IPv4-mapped IPv6 address to IPv4.
 func parseIP(text string) (netip.Addr, error) {
 	ip, err := netip.ParseAddr(text)
 	if err != nil || ip.Zone() != "" {
@@ -91,7 +91,7 @@ func maskBits(mask string, size int) (int, error) {
 	return bits, nil
 }
 
-// MACs returns the hardware addresses that networks name, for waiting until the NICs are there.
+// MACs returns the hardware addresses in the settings, so that the caller can wait for these NICs to appear.
 func MACs(nets map[string]settings.Network) (all []network.MAC) {
 	if preconfigured(nets) {
 		return nil
@@ -105,9 +105,8 @@ func MACs(nets map[string]settings.Network) (all []network.MAC) {
 	return all
 }
 
-// Resolved fills the addresses that leases turned out to have into the networks. The map it was
-// given is not changed.
-func Resolved(nets map[string]settings.Network, found map[string]network.Resolved) map[string]settings.Network {
+// FillAddresses returns a copy of nets in which the addresses obtained by DHCP are filled in.
+func FillAddresses(nets map[string]settings.Network, found map[string]network.Resolved) map[string]settings.Network {
 	all := maps.Clone(nets)
 	for name, r := range found {
 		net := all[name]

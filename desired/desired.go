@@ -1,3 +1,3 @@
-// Package desired is pure: settings + options + observed state → what the machine should look like.
-// It reads no file and asks no kernel; everything it decides can be printed before it is done.
+// Package desired computes the desired network and name servers from the settings and the observed state. It is pure:
+// it reads no files and makes no system calls, so that a plan can be printed before it is applied.
 package desired

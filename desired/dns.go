@@ -7,8 +7,8 @@ import (
 	"cambium/settings"
 )
 
-// DNS returns the machine's name servers in the order of the document. Where all networks are
-// preconfigured, vip networks take part in the choice as well.
+// DNS returns the machine's name servers in the order of the settings, and warnings. Vip networks count only if all
+// others are preconfigured.
 func DNS(nets map[string]settings.Network) ([]netip.Addr, []string) {
 	var names []string
 	all := preconfigured(nets)
@@ -20,7 +20,7 @@ func DNS(nets map[string]settings.Network) ([]netip.Addr, []string) {
 	return dnsServers(names, nets)
 }
 
-// dnsServers are those of the only network, or of the one that is the default for dns.
+// dnsServers returns the servers of the only network, or else of the one that is the default for dns.
 func dnsServers(names []string, nets map[string]settings.Network) (servers []netip.Addr, warnings []string) {
 	chosen := ""
 	for _, name := range names {

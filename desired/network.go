@@ -13,15 +13,14 @@ import (
 	"cambium/settings"
 )
 
-// Network decides what the links should look like.
+// Network returns the desired configuration of all links, and warnings about conflicts that it has resolved.
 //
-// Networks and NICs are matched by hardware address; a single network without one is matched to a
-// single NIC; an alias names its link itself. All networks of a NIC are configured together, in the
-// order of their names, so that nothing depends on the order of a map. A NIC that no network claims
-// gets DHCP.
+// Networks are matched to NICs by hardware address. If no network has one and there is a single NIC, they all use that
+// NIC. An alias names its link. All networks of a NIC are configured together, in the order of their names. A NIC
+// without a network gets DHCP.
 //
-// The error names each network that cannot be had and says why; the Desired that comes with it
-// holds everything else and may be applied. Warnings are about conflicts that a rule has resolved.
+// The error names each network that cannot be configured and why. The Desired returned with it holds the others and may
+// be applied.
 func Network(nets map[string]settings.Network, have network.State) (network.Desired, []string, error) {
 	n := networks{have: have, links: map[string]*network.WantLink{}}
 	for _, name := range sortedNames(nets) {
@@ -50,13 +49,13 @@ func Network(nets map[string]settings.Network, have network.State) (network.Desi
 	}
 	for _, nic := range have.NICs() {
 		if l := n.links[nic.Name]; l == nil || len(l.Networks) == n.labeled[nic.Name] {
-			n.link(nic.Name).DHCP = true // nothing but labeled addresses, or nothing at all
+			n.link(nic.Name).DHCP = true // it has only labeled addresses, or none
 		}
 	}
 	return n.finish(bound)
 }
 
-// preconfigured reports whether all networks are configured by other means. No network at all counts.
+// preconfigured reports whether something else configures all networks. It is true if there are none.
 func preconfigured(nets map[string]settings.Network) bool {
 	for _, n := range nets {
 		if !n.VIP() && !n.Preconfigured {
@@ -91,14 +90,14 @@ func (n *networks) warn(name, format string, args ...any) {
 	n.warnings = append(n.warnings, fmt.Sprintf("network %q: %s", name, fmt.Sprintf(format, args...)))
 }
 
-// fail reports a network that cannot be had because of what the settings have under key.
+// fail records that a network cannot be configured because of the value of key in the settings.
 func (n *networks) fail(name, key, format string, args ...any) {
 	err := fmt.Errorf("network %q: %s", name, fmt.Sprintf(format, args...))
 	n.failed = append(n.failed, advice.With("correct "+origin(name, key), err))
 }
 
-// origin names a key of a network and who writes it.
-func origin(name, key string) string { return settings.WrittenBy("networks.*."+key, name) }
+// origin describes a key of a network and who writes it.
+func origin(name, key string) string { return settings.DescribeKey("networks.*."+key, name) }
 
 func (n *networks) link(name string) *network.WantLink {
 	if n.links[name] == nil {
@@ -107,7 +106,7 @@ func (n *networks) link(name string) *network.WantLink {
 	return n.links[name]
 }
 
-// bind finds the link of each network.
+// bind maps each network to its link.
 func (n *networks) bind() map[string]string {
 	bound := map[string]string{}
 	nics := n.have.NICs()
@@ -134,7 +133,7 @@ func (n *networks) bind() map[string]string {
 			if !known {
 				n.failed = append(n.failed, advice.With(
 					"attach the network card with that address ('ip link' lists those here), or correct "+origin(name, "mac"),
-					fmt.Errorf("network %q: no NIC has the hardware address %s: %s", name, mac, nicsThere(nics))))
+					fmt.Errorf("network %q: no NIC has the hardware address %s: %s", name, mac, listNICs(nics))))
 				continue
 			}
 			bound[name] = link
@@ -158,8 +157,8 @@ func (n *networks) bind() map[string]string {
 	return bound
 }
 
-// nicsThere names the NICs of the machine, for an operator who looks for one that is missing.
-func nicsThere(nics []network.Link) string {
+// listNICs describes the machine's NICs, for an operator who looks for a missing one.
+func listNICs(nics []network.Link) string {
 	if len(nics) == 0 {
 		return "the machine has no NICs"
 	}
@@ -183,10 +182,10 @@ func checkAlias(alias string) error {
 	return nil
 }
 
-// static reports whether the document gives the address; an alias does, unless the document asks for DHCP.
+// static reports whether the settings contain the address. An alias is static unless it asks for DHCP.
 func static(net settings.Network) bool { return net.Alias != "" && !net.UseDHCP || !net.DHCP() }
 
-// chooseGateways picks the network whose gateway is the default route, one for each family.
+// chooseGateways picks, for each address family, the network whose gateway becomes the default route.
 func (n *networks) chooseGateways() {
 	n.gateways = map[bool]string{}
 	for _, name := range n.names {
@@ -207,7 +206,7 @@ func (n *networks) chooseGateways() {
 	}
 }
 
-// serve adds the address of one network, or DHCP, to its link.
+// serve adds the address of a network, or DHCP, to its link. It returns false if that fails.
 func (n *networks) serve(name, link string) bool {
 	net := n.nets[name]
 	l := n.link(link)
@@ -275,7 +274,7 @@ func (n *networks) taken(ip netip.Addr) (owner, bool) {
 	return owner{}, false
 }
 
-// overlaps warns of one subnet on two links: the kernel may send replies over either.
+// overlaps warns if another link has an overlapping subnet, since the kernel may then send replies over either link.
 func (n *networks) overlaps(name, link string, prefix netip.Prefix) {
 	for _, other := range n.names {
 		for _, l := range n.links {
@@ -288,7 +287,7 @@ func (n *networks) overlaps(name, link string, prefix netip.Prefix) {
 	}
 }
 
-// gateway adds the default route if this network has it. A lease brings its own.
+// gateway adds the default route if this network was chosen for it. A DHCP lease brings its own.
 func (n *networks) gateway(name string, l *network.WantLink) {
 	net := n.nets[name]
 	if !static(net) || !net.DefaultFor("gateway") {
@@ -332,7 +331,7 @@ func reaches(l *network.WantLink, gw netip.Addr) bool {
 		slices.ContainsFunc(l.Addresses, func(a network.WantAddress) bool { return a.Prefix.Contains(gw) })
 }
 
-// routes adds the network's further routes. An invalid one is skipped with a warning.
+// routes adds the extra routes of a network. It skips invalid ones with a warning.
 func (n *networks) routes(name string, l *network.WantLink) {
 	net := n.nets[name]
 	for _, r := range net.Routes {
@@ -369,7 +368,7 @@ func (n *networks) routed(want network.WantRoute) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// finish puts together what the networks want.
+// finish sorts the links and their addresses, and adds DNS servers.
 func (n *networks) finish(bound map[string]string) (network.Desired, []string, error) {
 	servers, warnings := dnsServers(n.names, n.nets)
 	n.warnings = append(n.warnings, warnings...)
@@ -397,8 +396,8 @@ func (n *networks) finish(bound map[string]string) (network.Desired, []string, e
 	return d, n.warnings, errors.Join(n.failed...)
 }
 
-// dynamic lists the networks that take their address from the link. A prefix other than that
-// of a single address is a range delegated to the machine and stays as it is.
+// dynamic lists the networks whose address is read from the link. A network with a prefix shorter than a single address
+// is a range delegated to the machine; it is left out.
 func (n *networks) dynamic(bound map[string]string) (all []network.Dynamic) {
 	for _, name := range n.names {
 		net := n.nets[name]

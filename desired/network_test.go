@@ -353,7 +353,7 @@ func TestDynamicNetworks(t *testing.T) {
 	if !slices.Equal(d.Dynamic, want) {
 		t.Errorf("dynamic: got %+v, want %+v", d.Dynamic, want)
 	}
-	all := desired.Resolved(nets, map[string]network.Resolved{"four": {IP: "10.0.0.9", Netmask: "255.255.255.0", Gateway: "10.0.0.1"}})
+	all := desired.FillAddresses(nets, map[string]network.Resolved{"four": {IP: "10.0.0.9", Netmask: "255.255.255.0", Gateway: "10.0.0.1"}})
 	if got := all["four"]; got.IP != "10.0.0.9" || got.Gateway != "10.0.0.1" || !got.Resolved || nets["four"].IP != "" || all["static"].IP != "10.0.0.5" {
 		t.Errorf("resolved: got %+v", all)
 	}
