@@ -38,7 +38,7 @@ func Steps(m *Machine) []engine.Step {
 		// An operator can log in to a machine that failed, with the passwords and keys of the settings and no others.
 		{Name: "passwords", Always: true, Needs: []string{"settings"}, Deadline: time.Minute,
 			If: has(m.Users != nil), Wants: m.passwords,
-			Advice: "set a crypt hash: correct " + settings.WrittenBy("env.bosh.password")},
+			Advice: "set a crypt hash: correct " + settings.DescribeKey("env.bosh.password")},
 		{Name: "env-keys", Always: true, Needs: []string{"settings"}, Optional: true, Deadline: time.Minute,
 			If: m.hasEnvKeys, Wants: m.envKeysFirst},
 		{Name: "ipv6", Always: true, Needs: []string{"settings"}, Deadline: time.Minute,
@@ -54,7 +54,7 @@ func Steps(m *Machine) []engine.Step {
 			If:       has(m.Network != nil), Plan: m.planNetwork, Run: m.setUpNetwork,
 			Advice: "compare 'agent plan' with 'ip address' and 'ip route'; the kernel log ('journalctl -k') has errors of cards"},
 		{Name: "bus", Always: true, Needs: []string{"network"}, Deadline: time.Minute, Run: m.startBus,
-			Advice: "correct " + settings.WrittenBy("env.bosh.mbus.urls") + ", or " + settings.WrittenBy("mbus")},
+			Advice: "correct " + settings.DescribeKey("env.bosh.mbus.urls") + ", or " + settings.DescribeKey("mbus")},
 		{Name: "authorized-keys", Always: true, Needs: []string{"env-keys", "network"}, Yields: []string{"bus"},
 			Background: true, Deadline: 5 * time.Minute, If: has(m.Users != nil), Wants: m.allKeys},
 		{Name: "raw-disks", Needs: []string{"settings"}, Deadline: 15 * time.Minute,

@@ -16,9 +16,9 @@ import (
 // defaultParallel is the number of workers that prepare jobs and packages unless env.bosh.parallel sets another.
 const defaultParallel = 5
 
-// Decode reads a settings document of any source; name says which, for the report and for Explain.
-// Unknown members are kept for the cached copy, null counts as absent, and keys are matched without
-// regard to case. The Settings are usable when the report has no errors.
+// Decode parses a settings document from any source. name identifies the document in the report and for Explain.
+// Unknown members are kept for the cached copy, null counts as absent, and the case of keys is ignored. The Settings
+// are usable if the report has no errors.
 func Decode(name string, raw secret.JSON) (Settings, report.Report) {
 	var s Settings
 	s.Env.Bosh.Parallel = defaultParallel
@@ -31,13 +31,13 @@ func Decode(name string, raw secret.JSON) (Settings, report.Report) {
 	return s, d.Done()
 }
 
-// Encode is the cached settings.json: the document as it came, with unknown members, in forms that upstream can read.
-// Updates are not part of it. The result is in clear.
+// Encode returns the content of the cached settings.json: the document with its unknown members, in a form that
+// cloudfoundry/bosh-agent can read. It contains secrets in clear, and no updates.
 func (s Settings) Encode() secret.JSON { return s.document }
 
-// Redacted writes the known members without secrets.
+// Redacted returns the known members as JSON, without secrets.
 func (s Settings) Redacted() json.RawMessage {
-	cert := &s.Env.Bosh.Mbus.Cert // of a copy; a bundle may hold its key as well
+	cert := &s.Env.Bosh.Mbus.Cert // s is a copy; a bundle may contain its private key
 	for _, bundle := range []*string{&cert.CA, &cert.Certificate} {
 		if *bundle != "" {
 			*bundle = certificates(*bundle)
@@ -83,8 +83,8 @@ func checkURL(d *jsondoc.Document, path string, u secret.URL) {
 	}
 }
 
-// oneOf warns of an unknown value. It is not an error, because a machine that never uses it must still
-// start: a disk action refuses it or uses the default.
+// oneOf warns about an unknown value. It is not an error, since a machine that never uses the value must still start: a
+// disk action refuses it or uses the default.
 func oneOf(d *jsondoc.Document, path, got string, known ...string) {
 	if got == "" || slices.Contains(known, got) {
 		return
@@ -99,8 +99,8 @@ func checkSize(d *jsondoc.Document, path, size string) {
 	}
 }
 
-// Validate reports what is wrong with a document, for its author. It is Decode, but also accepts what
-// sources may answer instead of settings: a pointer to a registry.
+// Validate reports the mistakes in a document to its author. Unlike Decode, it accepts a pointer to a registry, which a
+// source may return instead of settings.
 func Validate(name string, raw secret.JSON) report.Report {
 	s, rep := Decode(name, raw)
 	var pointer struct {
@@ -118,8 +118,8 @@ func Validate(name string, raw secret.JSON) report.Report {
 	return rep
 }
 
-// DecodeNetworks reads a "networks" object that stands on its own: user data that points to a registry holds one
-// beside the pointer, for a machine that needs an address to fetch its settings. name is for the report.
+// DecodeNetworks parses a "networks" object on its own. User data with a pointer to a registry may contain one, for a
+// machine that needs an address to fetch its settings. name identifies it in the report.
 func DecodeNetworks(name string, raw []byte) (networks map[string]Network, rep report.Report) {
 	d, _ := jsondoc.Decode(name, raw, &networks, jsondoc.Tolerate, networkRules("*.")...)
 	checkNetworks(d, "", networks)

@@ -9,7 +9,7 @@ import (
 	"cambium/internal/secret"
 )
 
-// UnmarshalJSON reads a string or an object. It does not fail: rules see to that.
+// UnmarshalJSON decodes a string or an object. The rules have rejected all other values.
 func (h *DiskHint) UnmarshalJSON(data []byte) error {
 	*h = DiskHint{}
 	if jsondoc.KindOf(string(data)) == jsondoc.String {
@@ -21,7 +21,7 @@ func (h *DiskHint) UnmarshalJSON(data []byte) error {
 	return json.Unmarshal(data, (*object)(h))
 }
 
-// MarshalJSON writes the form that the CPI used, without secrets.
+// MarshalJSON encodes the hint without secrets, as a string or an object, whichever the CPI used.
 func (h DiskHint) MarshalJSON() ([]byte, error) {
 	if h.Bare {
 		return json.Marshal(h.Path)
@@ -30,8 +30,8 @@ func (h DiskHint) MarshalJSON() ([]byte, error) {
 	return json.Marshal(object(h))
 }
 
-// record is a disk in the form of persistent_disk_hints.json, whose keys are the names of upstream's fields. In clear S
-// is string, else secret.String.
+// record is a disk in persistent_disk_hints.json, whose keys are the field names of cloudfoundry/bosh-agent. S is
+// string to encode the password in clear, and secret.String otherwise.
 type record[S any] struct {
 	ID, DeviceID, VolumeID, Lun, HostDeviceID, Path string
 	ISCSISettings                                   struct {
@@ -43,10 +43,10 @@ type record[S any] struct {
 	Partitioner    string
 }
 
-// RawDisk is a member of raw_ephemeral. Its ID is the disk's CID.
+// RawDisk is a member of raw_ephemeral. ID is the disk's CID.
 type RawDisk record[secret.String]
 
-// Hint returns the CPI's description of the disk.
+// Hint returns the hint in the record.
 func (r RawDisk) Hint() DiskHint {
 	h := DiskHint{Path: r.Path, VolumeID: r.VolumeID, DeviceID: r.DeviceID, LUN: r.Lun, HostDeviceID: r.HostDeviceID}
 	if iscsi := ISCSI(r.ISCSISettings); iscsi != (ISCSI{}) {
@@ -55,7 +55,7 @@ func (r RawDisk) Hint() DiskHint {
 	return h
 }
 
-// RawHints are the disks of raw_ephemeral.
+// RawHints returns the hints of the disks in raw_ephemeral.
 func (d Disks) RawHints() (hints []DiskHint) {
 	for _, r := range d.RawEphemeral {
 		hints = append(hints, r.Hint())
@@ -63,8 +63,8 @@ func (d Disks) RawHints() (hints []DiskHint) {
 	return hints
 }
 
-// DecodeHint reads what a CPI returned from attach_disk and the Director passes on: a string,
-// an object or null.
+// DecodeHint parses the hint that a CPI returned from attach_disk and the Director passed on: a string, an object or
+// null.
 func DecodeHint(raw secret.JSON) (h DiskHint, err error) {
 	if raw.Empty() {
 		return h, nil
@@ -76,7 +76,7 @@ func DecodeHint(raw secret.JSON) (h DiskHint, err error) {
 	return h, d.Done().Err()
 }
 
-// DecodeHints reads persistent_disk_hints.json.
+// DecodeHints parses persistent_disk_hints.json.
 func DecodeHints(raw secret.JSON) (map[string]PersistentDisk, report.Report) {
 	var records map[string]RawDisk
 	d, _ := jsondoc.Decode("persistent_disk_hints.json", raw.Reveal(), &records, jsondoc.Tolerate, recordRules("*.")...)
@@ -88,7 +88,7 @@ func DecodeHints(raw secret.JSON) (map[string]PersistentDisk, report.Report) {
 	return all, d.Done()
 }
 
-// EncodeHints writes persistent_disk_hints.json, in clear.
+// EncodeHints returns the content of persistent_disk_hints.json, with passwords in clear.
 func EncodeHints(disks map[string]PersistentDisk) secret.JSON {
 	all := map[string]record[string]{}
 	for cid, d := range disks {
@@ -107,7 +107,7 @@ func EncodeHints(disks map[string]PersistentDisk) secret.JSON {
 	return secret.NewJSON(raw)
 }
 
-// Disk completes a hint with the env values that apply to every persistent disk.
+// Disk combines a hint with the env values that apply to every persistent disk.
 func (s Settings) Disk(cid string, h DiskHint) PersistentDisk {
 	return PersistentDisk{
 		CID:          cid,
@@ -118,8 +118,8 @@ func (s Settings) Disk(cid string, h DiskHint) PersistentDisk {
 	}
 }
 
-// PersistentDisks returns the disks of the document with their env values, overlaid by the
-// given records, which win completely: they are newer, since the Director sent them.
+// PersistentDisks returns the disks of the settings with their env values. Disks in records replace those with the same
+// CID: the Director sent them later.
 func (s Settings) PersistentDisks(records map[string]PersistentDisk) map[string]PersistentDisk {
 	all := make(map[string]PersistentDisk, len(s.Disks.Persistent)+len(records))
 	for cid, hint := range s.Disks.Persistent {

@@ -11,23 +11,22 @@ import (
 	"cambium/internal/secret"
 )
 
-// Line is one effective value, without secrets, and where it came from.
+// Line is an effective value, without secrets, and its origin.
 type Line struct {
 	Path   string
 	Value  string
 	Origin Origin
 }
 
-// MarshalJSON writes the line for machines.
+// MarshalJSON encodes the line as an object with path, value, from and document.
 func (l Line) MarshalJSON() ([]byte, error) {
 	return json.Marshal(map[string]string{"path": l.Path, "value": l.Value, "from": l.Origin.Path, "document": l.Origin.Document})
 }
 
-// String prints the line for people.
+// String formats the line for people.
 func (l Line) String() string { return l.Path + " = " + l.Value + "   from " + l.Origin.String() }
 
-// Explain lists every effective value that is set, merged ones first, then the rest of the
-// settings document in its own order.
+// Explain lists every effective value that is set: first the merged ones, then the rest of the settings in their order.
 func (e Effective) Explain() (lines []Line) {
 	add := func(o Origin, path, value string) { lines = append(lines, Line{Path: path, Value: value, Origin: o}) }
 	s, o := e.Settings, e.origins
@@ -65,7 +64,7 @@ func (e Effective) Explain() (lines []Line) {
 	return lines
 }
 
-// merged reports members that Merge chose among and that are listed by their result.
+// merged reports whether Merge has chosen the value of a member; Explain lists the result instead.
 func merged(path string) bool {
 	for _, p := range []string{"agent_id", "mbus", "blobstore", "ntp", "env.bosh.mbus", "env.bosh.blobstores", "env.bosh.ntp"} {
 		if rest, ok := strings.CutPrefix(path, p); ok && (rest == "" || rest[0] == '.' || rest[0] == '[') {
@@ -75,7 +74,7 @@ func merged(path string) bool {
 	return false
 }
 
-// scalar shows a value that differs from an absent member: no empty string, null or false.
+// scalar formats a value. It returns "" for what means the same as an absent member: an empty string, null or false.
 func scalar(raw string) string {
 	switch jsondoc.KindOf(raw) {
 	case jsondoc.String:
@@ -94,7 +93,7 @@ func scalar(raw string) string {
 	return ""
 }
 
-// provenance is the document's member, or the default where the document has none.
+// provenance returns the origin of a member of the document, or the default's if the document does not have it.
 func (s Settings) provenance(document *jsondoc.Document, path string) Origin {
 	if strings.HasPrefix(path, "disks.raw_ephemeral") {
 		return s.origin("disks.raw_ephemeral") // its members have other names in the document
@@ -115,7 +114,7 @@ func shown(text string) string {
 	return text
 }
 
-// certificates describes a bundle for operators: count, first subject and its expiry.
+// certificates summarizes a bundle: the number of certificates, and the subject and expiry of the first.
 func certificates(bundle string) string {
 	if bundle == "" {
 		return "(none)"

@@ -7,13 +7,13 @@ import (
 	"cambium/internal/secret"
 )
 
-// Origin says where an effective value came from: the member of a document, and which document.
+// Origin tells which member of which document an effective value came from.
 type Origin struct {
 	Path     string // such as "env.bosh.mbus.urls"; empty when nothing gave the value
 	Document string // such as "HTTP http://169.254.169.254/latest/user-data"
 }
 
-// String prints the origin as Explain shows it.
+// String formats the origin for Explain.
 func (o Origin) String() string {
 	switch {
 	case o.Path == "":
@@ -28,7 +28,7 @@ type origins struct {
 	urls, cert, blobstore, ntp, trustedCerts, associations Origin
 }
 
-// Merge lays updates over a settings document. The rules, one for each value:
+// Merge combines a settings document with updates. There is one rule for each value:
 //
 //  1. Bus URLs: the first of update_settings mbus.urls, env.bosh.mbus.urls and the root's mbus
 //     that is not empty. The lists are never joined.
@@ -36,9 +36,9 @@ type origins struct {
 //     those of env.bosh.mbus.cert. CA, certificate and key are taken together.
 //  3. Blobstore: the first member of update_settings blobstores, else of env.bosh.blobstores,
 //     else the root's blobstore. An empty list does not count.
-//  4. Time servers: env.bosh.ntp if it is there at all, even empty; else the root's ntp.
+//  4. Time servers: env.bosh.ntp if present, even if empty; else the root's ntp.
 //  5. Trusted certificates and disk associations: update_settings only.
-//  6. Everything else is the settings document's.
+//  6. Everything else comes from the settings document.
 func Merge(s Settings, u Update) Effective {
 	e := Effective{Settings: s.Clone(), TrustedCerts: u.TrustedCerts, Associations: slices.Clone(u.Associations)}
 	o := &e.origins
@@ -89,7 +89,7 @@ func (s Settings) origin(path string) Origin {
 	return Origin{Path: path, Document: s.name}
 }
 
-// Clone returns a copy that shares nothing changeable with s.
+// Clone returns a copy that shares no mutable state with s.
 func (s Settings) Clone() Settings {
 	s.NTP = slices.Clone(s.NTP)
 	s.Networks = maps.Clone(s.Networks)
@@ -126,7 +126,7 @@ func copied[T any](from *T) *T {
 	return &value
 }
 
-// Clone returns a copy that shares nothing changeable with e.
+// Clone returns a copy that shares no mutable state with e.
 func (e Effective) Clone() Effective {
 	e.Settings = e.Settings.Clone()
 	e.Bus = e.Bus.clone()

@@ -7,12 +7,12 @@ import (
 	"cambium/internal/secret"
 )
 
-// crypted are the forms of crypt(3): a method between dollar signs, and DES, which has thirteen characters.
+// crypted matches hashes of crypt(3): "$METHOD$…", DES with its 13 characters, and extended DES.
 var crypted = regexp.MustCompile(`^(\$[0-9A-Za-z]+\$[!-~]+|[./0-9A-Za-z]{13}|_[./0-9A-Za-z]{19})$`)
 
-// PlainPassword reports a password that is not a crypt(3) hash: nobody can log in with it. Locked ones ("*", "!…") and
-// none at all are no mistake.
-func PlainPassword(hash secret.String) bool {
+// IsPlaintextPassword reports whether a password hash looks like a password in clear, with which nobody can log in. Locked
+// ("*", "!…") and empty hashes are valid.
+func IsPlaintextPassword(hash secret.String) bool {
 	text := hash.Reveal()
 	return text != "" && text != "*" && !strings.HasPrefix(text, "!") && !crypted.MatchString(text)
 }

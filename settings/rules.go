@@ -12,11 +12,11 @@ import (
 	"cambium/internal/report"
 )
 
-// The rules of this file turn what CPIs and manifests write into what the types, and those of cloudfoundry/bosh-agent,
-// can decode: numbers where strings are wanted and strings where numbers are, disks in other forms. The cached copy is
-// the document after them, so that either agent can read it.
+// The rules convert what CPIs and manifests write to what this agent and cloudfoundry/bosh-agent can decode, such as
+// numbers in place of strings, strings in place of numbers, and other forms of disks. They also apply to the cached
+// copy, so that either agent can read it.
 
-// rewrite is the function of a jsondoc.Rule.
+// rewrite converts the raw JSON of a member, and reports problems through say.
 type rewrite = func(raw string, say func(report.Severity, string)) string
 
 const null = "null"
@@ -45,7 +45,7 @@ func hintRules(at string) []jsondoc.Rule {
 		texts(at+"iscsi_settings.", "initiator_name", "username", "target", "password"))
 }
 
-// recordRules are those of a disk in the form of persistent_disk_hints.json, which has other keys.
+// recordRules returns the rules for a disk in persistent_disk_hints.json, whose keys differ.
 func recordRules(at string) []jsondoc.Rule {
 	return slices.Concat([]jsondoc.Rule{
 		{Path: at + "device_id", Key: "DeviceID", Rewrite: text},
@@ -66,7 +66,8 @@ func texts(at string, keys ...string) (rules []jsondoc.Rule) {
 	return rules
 }
 
-// text makes a number a string. Null becomes an empty one: cloudfoundry/bosh-agent ends when a disk has null members.
+// text converts a number to a string, and null to an empty one: cloudfoundry/bosh-agent fails if a member of a disk is
+// null.
 func text(raw string, say func(report.Severity, string)) string {
 	switch kind := jsondoc.KindOf(raw); kind {
 	case jsondoc.String:
@@ -86,7 +87,7 @@ func quoted(s string) string {
 	return string(raw)
 }
 
-// lowerCase is for MAC addresses: the kernel reports lower case, and upstream compares byte for byte.
+// lowerCase converts a MAC address: the kernel reports lower case, and upstream compares byte for byte.
 func lowerCase(raw string, _ func(report.Severity, string)) string {
 	var s string
 	if json.Unmarshal([]byte(raw), &s) != nil || s == strings.ToLower(s) {
@@ -95,7 +96,7 @@ func lowerCase(raw string, _ func(report.Severity, string)) string {
 	return quoted(strings.ToLower(s))
 }
 
-// wholeNumber accepts 2048, 2048.0 and "2048", and nothing below least.
+// wholeNumber accepts 2048, 2048.0 and "2048", but no number below least.
 func wholeNumber(least int64) rewrite {
 	return func(raw string, say func(report.Severity, string)) string {
 		digits := raw
@@ -122,7 +123,7 @@ func wholeNumber(least int64) rewrite {
 	}
 }
 
-// workers keeps upstream from reading 0 as none and from ending at a negative number.
+// workers raises numbers below 1 to 1: cloudfoundry/bosh-agent reads 0 as no workers and exits on a negative number.
 func workers(raw string, say func(report.Severity, string)) string {
 	raw = wholeNumber(math.MinInt32)(raw, say)
 	n, err := strconv.ParseInt(raw, 10, 64)
@@ -135,8 +136,8 @@ func workers(raw string, say func(report.Severity, string)) string {
 	return strconv.FormatInt(min(max(n, 1), math.MaxInt32), 10)
 }
 
-// integral writes a number without fraction or exponent where it has none in value, so that
-// 2048.0 and 2.048e3 read as 2048; anything else is returned as it is.
+// integral writes a whole number without fraction and exponent: 2048.0 and 2.048e3 become 2048. Other text is returned
+// unchanged.
 func integral(number string) string {
 	if !strings.ContainsAny(number, ".eE") {
 		return strings.TrimSpace(number)
@@ -148,7 +149,7 @@ func integral(number string) string {
 	return strconv.FormatInt(int64(f), 10)
 }
 
-// object refuses what is not one, and numbers that upstream, which decodes all of it, cannot read.
+// object accepts only objects whose numbers are in range: cloudfoundry/bosh-agent decodes all of them.
 func object(raw string, say func(report.Severity, string)) string {
 	switch kind := jsondoc.KindOf(raw); {
 	case kind == jsondoc.Null:
@@ -162,7 +163,7 @@ func object(raw string, say func(report.Severity, string)) string {
 	return raw
 }
 
-// systemDisk accepts the object that the documentation of CPI API v2 shows where upstream wants a string.
+// systemDisk accepts the object shown in the documentation of CPI API v2, where upstream expects a string.
 func systemDisk(raw string, say func(report.Severity, string)) string {
 	if jsondoc.KindOf(raw) != jsondoc.Object {
 		return text(raw, say)
@@ -172,7 +173,7 @@ func systemDisk(raw string, say func(report.Severity, string)) string {
 	return text(string(path.Path), say)
 }
 
-// hint accepts numbers for strings, and takes lists and booleans, as upstream does, for no hint.
+// hint accepts numbers for strings. Like upstream, it reads lists and booleans as an empty hint.
 func hint(raw string, say func(report.Severity, string)) string {
 	switch kind := jsondoc.KindOf(raw); kind {
 	case jsondoc.Object:
@@ -194,7 +195,7 @@ func iscsi(raw string, say func(report.Severity, string)) string {
 	return raw
 }
 
-// rawDisk accepts a path where upstream wants a record.
+// rawDisk also accepts a path, where upstream expects an object.
 func rawDisk(raw string, say func(report.Severity, string)) string {
 	if jsondoc.KindOf(raw) == jsondoc.Object {
 		return raw

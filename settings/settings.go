@@ -1,6 +1,6 @@
-// Package settings is the settings document: its types, how it is decoded from every form that a
-// CPI sends, merged with later updates, validated, explained and encoded again. It is pure: it
-// reads no file, asks no source and touches no machine, so any package may import it.
+// Package settings decodes the settings document in all the forms that CPIs send, merges it with later updates,
+// validates and explains it, and encodes it for the cache. It is pure: it reads no files, fetches nothing and does not
+// touch the machine.
 package settings
 
 import (
@@ -9,8 +9,8 @@ import (
 	"cambium/internal/secret"
 )
 
-// Settings is one decoded settings document, before updates are merged in (see Effective). The tags are the keys of
-// cloudfoundry/bosh-agent; the order is that of its cached copy.
+// Settings is a decoded settings document, before updates are merged in (see Effective). Its JSON keys, and their
+// order, are those of cloudfoundry/bosh-agent's cached copy.
 type Settings struct {
 	AgentID   string             `json:"agent_id"`
 	Blobstore Blobstore          `json:"blobstore"`
@@ -21,17 +21,17 @@ type Settings struct {
 	Mbus      secret.URL         `json:"mbus"`
 	VM        VM                 `json:"vm"`
 
-	// name and document are the name and the content of the decoded document, after the rules.
+	// name and document are the name and the content of the document, after the rules were applied.
 	name     string
 	document secret.JSON
 }
 
-// VM identifies this machine by its name in the IaaS.
+// VM holds this machine's name in the IaaS.
 type VM struct {
 	Name string `json:"name"`
 }
 
-// Disks lists the disks that the CPI attached. A nil Ephemeral means that the CPI named none.
+// Disks lists the attached disks. Ephemeral is nil if the CPI named none.
 type Disks struct {
 	System       string              `json:"system"`
 	Ephemeral    *DiskHint           `json:"ephemeral"`
@@ -39,8 +39,7 @@ type Disks struct {
 	RawEphemeral []RawDisk           `json:"raw_ephemeral"`
 }
 
-// DiskHint identifies a disk in the CPI's terms: by a bare string, which stands for both path and volume id, or by an
-// object.
+// DiskHint tells how to find a disk: the CPI sends a string, which is both path and volume id, or an object.
 type DiskHint struct {
 	Path         string `json:"path,omitempty"`
 	VolumeID     string `json:"volume_id,omitempty"`
@@ -48,16 +47,16 @@ type DiskHint struct {
 	LUN          string `json:"lun,omitempty"`
 	HostDeviceID string `json:"host_device_id,omitempty"`
 	ISCSI        *ISCSI `json:"iscsi_settings,omitempty"`
-	// Bare is true when the CPI sent a string.
+	// Bare is set if the CPI sent a string.
 	Bare bool `json:"-"`
 }
 
-// Empty reports whether the hint names nothing.
+// Empty reports whether no member is set.
 func (h DiskHint) Empty() bool {
 	return h.Path == "" && h.VolumeID == "" && h.DeviceID == "" && h.LUN == "" && h.HostDeviceID == "" && h.ISCSI == nil
 }
 
-// ISCSI names a target and the CHAP account for it.
+// ISCSI names a target and holds the CHAP account for it.
 type ISCSI struct {
 	InitiatorName string        `json:"initiator_name"`
 	Username      string        `json:"username"`
@@ -65,8 +64,8 @@ type ISCSI struct {
 	Password      secret.String `json:"password"`
 }
 
-// PersistentDisk is a disk with everything needed to mount it: the hint of the settings or of
-// add_persistent_disk, and the env values that apply to it.
+// PersistentDisk holds everything needed to mount a disk: its hint, from the settings or from add_persistent_disk, and
+// the env values that apply to it.
 type PersistentDisk struct {
 	CID          string
 	Hint         DiskHint
@@ -92,10 +91,10 @@ type Network struct {
 	Routes        []Route  `json:"routes,omitempty"`
 }
 
-// VIP reports a network that the IaaS implements and the machine does not see.
+// VIP reports whether the IaaS implements the network outside the machine.
 func (n Network) VIP() bool { return n.Type == "vip" }
 
-// DHCP reports whether the address comes from a DHCP server rather than from the document.
+// DHCP reports whether the address comes from a DHCP server rather than from the settings.
 func (n Network) DHCP() bool {
 	return !n.VIP() && (n.Type == "dynamic" || n.UseDHCP || n.Resolved || n.IP == "" || n.Netmask == "")
 }
@@ -110,14 +109,13 @@ type Route struct {
 	Netmask     string `json:"netmask"`
 }
 
-// Blobstore configures the store that blobs come from. Options hold credentials and are passed to the blobstore
-// client unchanged.
+// Blobstore selects a store. Its options contain credentials and are passed to the blobstore client unchanged.
 type Blobstore struct {
 	Provider string      `json:"provider"`
 	Options  secret.JSON `json:"options"`
 }
 
-// Cert is a TLS identity and the CA to trust, all PEM.
+// Cert is a TLS identity and the CA to trust, all in PEM.
 type Cert struct {
 	CA          string        `json:"ca"`
 	PrivateKey  secret.String `json:"private_key"`
@@ -138,16 +136,17 @@ type Bus struct {
 	URLs []secret.URL `json:"urls"`
 }
 
-// Env is the deployment manifest's part of the document.
+// Env is the part of the settings that comes from the deployment manifest.
 type Env struct {
 	Bosh                       BoshEnv  `json:"bosh"`
 	PersistentDiskFS           string   `json:"persistent_disk_fs"`
 	PersistentDiskMountOptions []string `json:"persistent_disk_mount_options"`
 	PersistentDiskPartitioner  string   `json:"persistent_disk_partitioner"`
-	// PersistentDiskForeign is an addition of this agent: "refuse" (the default) or "format"
-	// for a persistent disk that carries something that is not ours.
+	// PersistentDiskForeign is an addition of this agent: "refuse" (the default) or "format" a persistent disk with
+	// content that BOSH did not write.
 	PersistentDiskForeign string `json:"persistent_disk_foreign,omitempty"`
-	// PersistentDiskBlank is an addition of this agent: what a new persistent disk reads as, "zeros" (the default) or "noise".
+	// PersistentDiskBlank is an addition of this agent: the content of a new persistent disk when read, "zeros" (the
+	// default) or "noise".
 	PersistentDiskBlank string `json:"persistent_disk_blank,omitempty"`
 }
 
@@ -159,7 +158,7 @@ type BoshEnv struct {
 	RemoveDevTools        bool          `json:"remove_dev_tools"`
 	RemoveStaticLibraries bool          `json:"remove_static_libraries"`
 	AuthorizedKeys        []string      `json:"authorized_keys"`
-	SwapSizeMiB           *uint64       `json:"swap_size"` // nil: chosen from RAM and disk; 0: no swap
+	SwapSizeMiB           *uint64       `json:"swap_size"` // nil: depends on RAM and disk; 0: no swap
 	Mbus                  Bus           `json:"mbus"`
 	IPv6                  struct {
 		Enable bool `json:"enable"`
@@ -176,8 +175,8 @@ type BoshEnv struct {
 	Parallel   int         `json:"parallel"`     // at least 1; 5 when absent
 }
 
-// AgentEnv is "env.bosh.agent". All but Settings are additions of this agent, for which agent.json decides if they are
-// nil or empty.
+// AgentEnv is "env.bosh.agent". All members but Settings are additions of this agent. If one is nil or empty, the
+// option in agent.json applies.
 type AgentEnv struct {
 	Settings struct {
 		Tmpfs bool `json:"tmpfs"`
@@ -190,7 +189,7 @@ type AgentEnv struct {
 	MetadataAccess string `json:"metadata_access,omitempty"`
 	// MetadataUsers is nil if absent.
 	MetadataUsers []string `json:"metadata_users,omitzero"`
-	// PersistentDiskForeign goes before that of the env.
+	// PersistentDiskForeign takes precedence over Env.PersistentDiskForeign.
 	PersistentDiskForeign string `json:"persistent_disk_foreign,omitempty"`
 }
 
@@ -201,18 +200,18 @@ type Update struct {
 	TrustedCerts string            `json:"trusted_certs"`
 	Associations []DiskAssociation `json:"disk_associations"`
 
-	// members are those of the document, unknown ones, too: an absent one keeps what was, an empty one clears it.
+	// members holds all members, also unknown ones. An absent member keeps the earlier value; an empty one clears it.
 	members map[string]secret.JSON
 }
 
-// DiskAssociation gives a persistent disk a name below instance/disks.
+// DiskAssociation names a persistent disk: the agent links it as instance/disks/NAME.
 type DiskAssociation struct {
 	Name string `json:"name"`
 	CID  string `json:"cid"`
 }
 
-// Effective combines the settings document with the updates merged over it; the agent acts on the result. Merge makes
-// one; Explain names the origin of each value.
+// Effective holds the settings that the agent acts on: the document with the updates merged in. Merge creates one;
+// Explain names the origin of each value.
 type Effective struct {
 	Settings     Settings
 	Bus          Bus

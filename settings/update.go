@@ -12,11 +12,11 @@ import (
 	"cambium/internal/secret"
 )
 
-// UpdateName is the name of updates in reports and explanations.
+// UpdateName identifies updates in reports and in Explain.
 const UpdateName = "update_settings"
 
-// DecodeUpdate reads the argument of update_settings or the content of update_settings.json.
-// A null member counts as absent.
+// DecodeUpdate parses the argument of update_settings or the content of update_settings.json. A null member counts as
+// absent.
 func DecodeUpdate(name string, raw secret.JSON) (Update, report.Report) {
 	var u Update
 	d, text := jsondoc.Decode(name, raw.Reveal(), &u, jsondoc.Tolerate,
@@ -24,7 +24,7 @@ func DecodeUpdate(name string, raw secret.JSON) (Update, report.Report) {
 	_ = json.Unmarshal(text, &u.members) // reported if it is not an object
 	maps.DeleteFunc(u.members, func(_ string, value secret.JSON) bool { return value.Empty() })
 	u = Update{members: u.members}
-	_ = json.Unmarshal(u.Encode().Reveal(), &u) // of duplicates only the last one
+	_ = json.Unmarshal(u.Encode().Reveal(), &u) // of duplicate keys, the last one counts
 	checkURLs(d, "mbus.urls", u.Mbus.URLs)
 	if u.Mbus.Cert.CA == "" && !u.Mbus.Cert.Empty() {
 		d.Warnf("mbus", "the certificate has no effect without cert.ca")
@@ -42,10 +42,10 @@ func DecodeUpdate(name string, raw secret.JSON) (Update, report.Report) {
 	return u, d.Done()
 }
 
-// Has reports whether an update has a member, even an empty one.
+// Has reports whether the update contains a member, even an empty one.
 func (u Update) Has(key string) bool { _, there := u.members[key]; return there }
 
-// Changes tells which parts an update changed.
+// Changes records which parts an update changes.
 type Changes struct {
 	Mbus         bool
 	Blobstores   bool
@@ -56,15 +56,14 @@ type Changes struct {
 // Any reports whether anything changed.
 func (c Changes) Any() bool { return c != Changes{} }
 
-// Apply lays a newer update over what earlier ones left and says what changed.
+// Apply merges a newer update into the earlier ones, and reports the changes.
 //
-//  1. A member that the newer update does not have keeps what was.
-//  2. trusted_certs and disk_associations replace the earlier value, also when they are empty.
-//  3. mbus replaces the earlier one as a whole, never member by member: URLs and certificates
-//     belong together. One that is entirely empty keeps what was, as upstream does; without a
-//     bus the agent could not be reached any more.
-//  4. blobstores replaces the earlier list, also by an empty one, which puts the settings'
-//     blobstore in force again.
+//  1. An absent member keeps the earlier value.
+//  2. trusted_certs and disk_associations replace the earlier value, even if they are empty.
+//  3. mbus replaces the earlier value as a whole, since URLs and certificates belong together. An
+//     empty mbus is ignored, as upstream does: without a bus the agent would be unreachable.
+//  4. blobstores replaces the earlier list. After an empty list, the settings' blobstore is used
+//     again.
 //  5. Unknown members replace those of the same name.
 func (u Update) Apply(newer Update) (next Update, c Changes) {
 	next = u
@@ -96,15 +95,15 @@ func (u Update) Apply(newer Update) (next Update, c Changes) {
 	return next, c
 }
 
-// empty reports a bus without URL and without certificate.
+// empty reports whether the bus has neither URLs nor certificates.
 func (b Bus) empty() bool { return len(b.URLs) == 0 && b.Cert.Empty() }
 
-// Equal compares URLs and certificates.
+// Equal reports whether URLs and certificates are the same.
 func (b Bus) Equal(o Bus) bool {
 	return b.Cert.Equal(o.Cert) && slices.EqualFunc(b.URLs, o.URLs, secret.URL.Equal)
 }
 
-// Equal compares two blobstores; the order of keys and white space do not count.
+// Equal reports whether two blobstores are the same. The order of keys and white space do not matter.
 func (b Blobstore) Equal(o Blobstore) bool {
 	return b.Provider == o.Provider && bytes.Equal(canonical(b.Options), canonical(o.Options))
 }
@@ -131,7 +130,7 @@ func (b Bus) clone() Bus {
 	return b
 }
 
-// Blank reports an update that never happened: nothing in it differs from no update at all.
+// Blank reports whether the update has the same effect as no update.
 func (u Update) Blank() bool {
 	known := 0
 	for _, key := range []string{"mbus", "blobstores", "trusted_certs", "disk_associations"} {
@@ -143,7 +142,7 @@ func (u Update) Blank() bool {
 		u.Mbus.empty() && len(u.Blobstores) == 0 && u.TrustedCerts == "" && len(u.Associations) == 0
 }
 
-// Encode writes update_settings.json, in clear.
+// Encode returns the content of update_settings.json, with secrets in clear.
 func (u Update) Encode() secret.JSON {
 	clear := map[string]json.RawMessage{}
 	for key, value := range u.members {

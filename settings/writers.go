@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// writers says who writes a value of the settings, and from what. A star stands for the name of a network or disk.
+// writers tells where the values of settings come from. A star stands for the name of a network or disk.
 var writers = []struct{ key, from string }{
 	{"networks.*.ip", "from instance_groups[].networks[].static_ips of the manifest, or from the range in the cloud config"},
 	{"networks.*.netmask", "from networks[].subnets[].range of the cloud config"},
@@ -25,8 +25,9 @@ var writers = []struct{ key, from string }{
 	{"disks.raw_ephemeral", "written by the CPI"},
 }
 
-// WrittenBy names a key of the settings and who writes its value. Names are those of networks or disks.
-func WrittenBy(key string, names ...string) string {
+// DescribeKey describes a key of the settings and where its value comes from. names replace the stars in key. It panics
+// if the key is not in the table.
+func DescribeKey(key string, names ...string) string {
 	for _, o := range writers {
 		if o.key == key {
 			for _, name := range names {

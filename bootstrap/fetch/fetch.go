@@ -137,7 +137,7 @@ func (f *Fetcher) Fetch(ctx context.Context) (store.Fetched, error) {
 	})
 	var failure *infrastructure.Failure
 	if errors.As(err, &failure) && failure.Spent() {
-		return store.Fetched{}, store.Spent(err)
+		return store.Fetched{}, store.MarkSpent(err)
 	}
 	if err != nil {
 		return store.Fetched{}, err

@@ -346,7 +346,7 @@ func monitUnderRunit(root string, linux agentjson.Linux) bool {
 func addSources(m *bootstrap.Machine, current *store.Current, o machineOptions) error {
 	log := o.logFor("sources")
 	waiting := func(ctx context.Context, text string) {
-		if aside := store.Aside(m.Dirs); text != "" && len(aside) > 0 && !current.Present() {
+		if aside := store.CorruptFiles(m.Dirs); text != "" && len(aside) > 0 && !current.Present() {
 			text += "; the cached copy was damaged and set aside as " + strings.Join(aside, ", ")
 		}
 		if span := engine.SpanOf(ctx); span == nil && o.readOnly || span != nil && span.Waiting(text) {
@@ -375,7 +375,7 @@ func addSources(m *bootstrap.Machine, current *store.Current, o machineOptions) 
 		return err
 	}
 	fetcher := &fetch.Fetcher{Sources: sources, Network: up, HasCache: current.Present}
-	current.FetchFrom(fetcher.Fetch)
+	current.SetFetch(fetcher.Fetch)
 	m.PublicKey = fetcher.PublicKey
 	return nil
 }

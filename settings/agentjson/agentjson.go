@@ -1,7 +1,5 @@
-// Package agentjson reads the start configuration that a stemcell ships as agent.json: how the
-// platform behaves, and which sources deliver the settings document. It is pure apart from
-// Load, and the same code serves boot and `agent validate`, so a file that is refused at boot
-// is refused on a workstation with the same words.
+// Package agentjson parses agent.json, the configuration in a stemcell: options of the platform, and the sources of the
+// settings. Boot and `agent validate` share this code, so both report the same errors. Only Load touches the machine.
 package agentjson
 
 import (
@@ -10,13 +8,13 @@ import (
 	"cambium/internal/secret"
 )
 
-// Config is one agent.json.
+// Config is a parsed agent.json.
 type Config struct {
 	Platform       Platform
 	Infrastructure Infrastructure
 }
 
-// Platform holds the options of the machine's side.
+// Platform holds the options for the operating system.
 type Platform struct {
 	Linux   Linux
 	Windows Windows
@@ -30,7 +28,7 @@ type Linux struct {
 	CreatePartitionIfNoEphemeralDisk    bool
 	SkipDiskSetup                       bool
 	UseMonitIptablesFirewall            bool
-	DevicePathResolutionType            string // "", "virtio", "scsi" or "iscsi"; "" means that paths are taken as they are
+	DevicePathResolutionType            string // "" (use paths as they are), "virtio", "scsi" or "iscsi"
 	PartitionerType                     string // "", "parted" or "sfdisk"
 	ServiceManager                      string // "systemd", or anything else for runit
 	DiskIDTransformPattern              string // a regular expression that compiles
@@ -38,39 +36,40 @@ type Linux struct {
 	LunDeviceSymlinkPath                string
 	InstanceStorageManagedVolumePattern string
 	InstanceStorageDevicePattern        string
-	// ForeignPersistentDisk is an addition of this agent: what to do with a persistent disk that
-	// carries something that is not ours, foreignRefuse or foreignFormat.
+	// ForeignPersistentDisk is an addition of this agent: whether to refuse or to format a persistent disk with content
+	// that BOSH did not write. Its value is foreignRefuse or foreignFormat.
 	ForeignPersistentDisk string
-	// BlankDisks is an addition of this agent: what a new persistent disk reads as, blankZeros or blankNoise.
+	// BlankDisks is an addition of this agent: the content of a new persistent disk when read, blankZeros or
+	// blankNoise.
 	BlankDisks string
-	// MissingEphemeralDisk is an addition of this agent: what to do when the settings name an
-	// ephemeral disk that does not appear, missingFail or missingRoot.
+	// MissingEphemeralDisk is an addition of this agent: whether to fail or to use the root disk if the ephemeral disk
+	// in the settings does not appear, missingFail or missingRoot.
 	MissingEphemeralDisk string
-	// TaskAnswerHold is an addition of this agent, in seconds in the file: how long the answer about a
-	// running task is held back; 0 answers at once.
+	// TaskAnswerHold is an addition of this agent: the time for which a reply about a running task is delayed, in whole
+	// seconds in the file. 0 replies at once.
 	TaskAnswerHold time.Duration
-	// EarlyPings is an addition of this agent, true by default: pings are answered before the agent is ready.
+	// EarlyPings is an addition of this agent, true by default: it answers pings before it is ready.
 	EarlyPings bool
-	// Firewall is an addition of this agent, true by default: nftables keep jobs away from monit and the bus.
+	// Firewall is an addition of this agent, true by default: nftables rules keep jobs away from monit and the bus.
 	Firewall bool
-	// VerdictPort is an addition of this agent: a virtio or serial port below /dev that gets the verdict of each boot,
-	// none by default.
+	// VerdictPort is an addition of this agent, empty by default: the path below /dev of a virtio or serial port to
+	// which the verdict of each boot is written.
 	VerdictPort string
-	// ScriptsOnBoot is an addition of this agent: after a boot of the machine, jobs are started as by a deploy, with
-	// pre-start and post-start scripts.
+	// ScriptsOnBoot is an addition of this agent: after a reboot, it runs pre-start and post-start scripts when it
+	// starts the jobs, as a deploy does.
 	ScriptsOnBoot bool
-	// MetadataAccess is an addition of this agent: who reaches metadata services, metadataAll or MetadataRoot.
+	// MetadataAccess is an addition of this agent: who may connect to metadata services, metadataAll or MetadataRoot.
 	MetadataAccess string
-	// MetadataUsers, names or numbers, reach them besides root. An addition of this agent.
+	// MetadataUsers is an addition of this agent: users, by name or uid, who may connect besides root.
 	MetadataUsers []string
-	// Shipped stemcells still carry these although nothing has read them for years.
+	// Some stemcells still set these options, which have no effect.
 	VirtioDevicePrefix, ScrubEphemeralDisk, StripVolumeRegex, DNSResolverType any
 }
 
-// DefaultTaskAnswerHold is also the longest hold there is.
+// DefaultTaskAnswerHold is both the default and the maximum of TaskAnswerHold.
 const DefaultTaskAnswerHold = 2 * time.Second
 
-// MetadataRoot is the value of MetadataAccess that closes metadata services to jobs.
+// MetadataRoot is the value of MetadataAccess that denies jobs access to metadata services.
 const MetadataRoot = "root"
 
 // Values of ForeignPersistentDisk, BlankDisks, MissingEphemeralDisk and MetadataAccess.
@@ -84,24 +83,24 @@ const (
 	metadataAll   = "all"
 )
 
-// Windows is "Platform.Windows"; it is accepted and has no effect here.
+// Windows is "Platform.Windows". It is accepted and has no effect.
 type Windows struct {
 	EnableEphemeralDiskMounting bool
 }
 
-// Infrastructure says where settings come from.
+// Infrastructure configures where the settings come from.
 type Infrastructure struct {
 	Settings Settings
-	// Two options of early 2015 that some old files still carry; they have had no effect since.
+	// Some files still set these two options of early 2015, which have no effect.
 	NetworkingType, StaticEphemeralDiskPath string
 }
 
 // Settings is "Infrastructure.Settings".
 type Settings struct {
-	// Sources are asked in this order; there is at least one.
+	// Sources lists the sources in the order in which they are tried; a valid file has at least one.
 	Sources []Source
-	// UseRegistry and UseServerName come from the time of the CPI v1 registry. A pointer to a
-	// registry is followed whether or not UseRegistry is set; UseServerName chooses the key.
+	// UseRegistry and UseServerName were made for the registry of CPI API v1. A pointer to a registry is followed
+	// whether or not UseRegistry is set. UseServerName selects the key in the registry.
 	UseRegistry   bool
 	UseServerName bool
 }
@@ -116,11 +115,10 @@ const (
 	VsphereGuestInfo = "VsphereGuestInfo"
 )
 
-// Source is one member of Sources: its type, and the options of all types. Those that do not
-// belong to the type are empty.
+// Source is one member of Sources: its type, and the options of all types. Options of other types are empty.
 type Source struct {
-	Type string `spelling:"exact"` // as upstream does, which matches all other keys without regard to case
-	// URI and Headers can carry credentials.
+	Type string `spelling:"exact"` // upstream ignores the case of all other keys
+	// URI and Headers may contain credentials.
 	URI            secret.URL
 	Headers        map[string]secret.String
 	UserDataPath   string
@@ -135,17 +133,17 @@ type Source struct {
 	VmToolsdPath   string
 }
 
-// Types lists the source types in the order of the documentation.
+// Types returns the source types in the order of the documentation.
 func Types() []string {
 	return []string{HTTP, InstanceMetadata, ConfigDrive, File, CDROM, VsphereGuestInfo}
 }
 
-// option is one option of a source: whether it is set, and which types read it.
+// option describes one option of a source.
 type option struct {
 	key      string
 	set      bool
-	types    []string // that use it
-	required []string // that cannot work without it
+	types    []string // that read it
+	required []string // that need it
 }
 
 func (s *Source) options() []option {

@@ -16,8 +16,8 @@ import (
 	"cambium/internal/report"
 )
 
-// Load reads and parses a file. The error is about reading; what is wrong inside is in the
-// report.
+// Load reads and parses a file. It returns an error only if the file cannot be read; the report lists what is wrong
+// with its content.
 func Load(path string) (Config, report.Report, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -32,8 +32,7 @@ func Load(path string) (Config, report.Report, error) {
 	return config, rep, nil
 }
 
-// Parse decodes a document and reports all that is wrong with it. The Config is usable when
-// the report has no errors.
+// Parse decodes a document and reports all its mistakes. The Config is usable if the report has no errors.
 func Parse(name string, data []byte) (Config, report.Report) {
 	var c Config
 	c.Platform.Linux = Linux{ForeignPersistentDisk: foreignRefuse, BlankDisks: blankZeros,
@@ -52,7 +51,7 @@ func Parse(name string, data []byte) (Config, report.Report) {
 	return c, d.Done()
 }
 
-// nanoseconds makes a whole number of seconds, of at most the default, a time.Duration.
+// nanoseconds converts a whole number of seconds, at most the default, to a time.Duration.
 func nanoseconds(raw string, say func(report.Severity, string)) string {
 	if jsondoc.KindOf(raw) == jsondoc.Null {
 		return raw

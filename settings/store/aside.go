@@ -10,8 +10,9 @@ import (
 	"cambium/internal/vcap"
 )
 
-// setAside moves the files of another agent id to directories of its own. All companions of files go before the files,
-// and the settings last: while they are there, the next start continues an interrupted move. Directories stay.
+// setAside moves the files of another agent id, its owner, to separate directories. Previous generations and damaged
+// files go first, and the settings last: while the settings are in place, the next start continues an interrupted move.
+// Directories stay.
 func (c *Current) setAside(owner string) error {
 	paths := c.dirs.OfAgentID()
 	for _, path := range paths {
@@ -36,7 +37,7 @@ func (c *Current) setAside(owner string) error {
 	return nil
 }
 
-// moveCompanions moves what is named like path with a dot and more: its previous generation, and damaged ones.
+// moveCompanions moves the files named PATH.SUFFIX: the previous generation, and damaged ones.
 func (c *Current) moveCompanions(path, owner string) error {
 	entries, err := os.ReadDir(filepath.Dir(path))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -52,7 +53,7 @@ func (c *Current) moveCompanions(path, owner string) error {
 	return nil
 }
 
-// moveAside moves one file that belongs to path.
+// moveAside moves a file that belongs to path.
 func (c *Current) moveAside(path, file, owner string) error {
 	rel, err := filepath.Rel(filepath.Dir(path), file)
 	if err != nil {

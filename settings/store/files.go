@@ -13,11 +13,11 @@ import (
 	"cambium/internal/vcap"
 )
 
-// corruptSuffix marks a file that could not be read and was set aside.
+// corruptSuffix is added to the name of a damaged file that was set aside.
 const corruptSuffix = ".corrupt"
 
-// Aside returns the settings files that were damaged and set aside, under their new names.
-func Aside(dirs vcap.Dirs) (paths []string) {
+// CorruptFiles lists the damaged settings files that were set aside, under their new names.
+func CorruptFiles(dirs vcap.Dirs) (paths []string) {
 	for _, place := range dirs.Places() {
 		for _, file := range moving {
 			path := file(place) + corruptSuffix
@@ -29,8 +29,8 @@ func Aside(dirs vcap.Dirs) (paths []string) {
 	return paths
 }
 
-// disk makes the changes below the base directory. Every change passes step first, so that a
-// test can end the process between any two of them.
+// disk changes files below the base directory. It calls step before each change, so that a test can end the process
+// between any two.
 type disk struct {
 	readOnly bool
 	step     func(what string)
@@ -48,7 +48,7 @@ func (d disk) begin(what, path string) error {
 	return nil
 }
 
-// write replaces a file unless it already has this content, and keeps the generation before.
+// write replaces a file and keeps the previous generation. It does nothing if the content is the same.
 func (d disk) write(path string, data []byte) error {
 	if err := d.begin("write", path); err != nil {
 		return err
@@ -57,7 +57,7 @@ func (d disk) write(path string, data []byte) error {
 	return err
 }
 
-// restore replaces a damaged file by an older generation, which stays where it is.
+// restore replaces a damaged file with the content of an older generation.
 func (d disk) restore(path string, data []byte) error {
 	if err := d.begin("restore", path); err != nil {
 		return err
@@ -65,8 +65,7 @@ func (d disk) restore(path string, data []byte) error {
 	return atomicfile.Write(path, data, 0o600)
 }
 
-// remove deletes both generations, the older first: a crash in between leaves the file as it
-// was, not an older one alone.
+// remove deletes both generations, the older one first, so that a crash never leaves only the older one.
 func (d disk) remove(path string) error {
 	for _, p := range []string{path + atomicfile.PreviousSuffix, path} {
 		if _, err := os.Lstat(p); errors.Is(err, fs.ErrNotExist) {
@@ -109,8 +108,7 @@ func (d disk) mkdir(path string) error {
 	return atomicfile.SyncDir(filepath.Dir(path))
 }
 
-// tighten restricts the mode of a file that cloudfoundry/bosh-agent wrote, which is readable by
-// others, to 0600.
+// tighten restricts a file to mode 0600. Files that cloudfoundry/bosh-agent wrote are readable by others.
 func (d disk) tighten(path string) error {
 	for _, p := range []string{path, path + atomicfile.PreviousSuffix} {
 		info, err := os.Lstat(p)
@@ -130,13 +128,13 @@ func (d disk) tighten(path string) error {
 // finding is the result of reading a file.
 type finding struct {
 	data []byte
-	// damaged is the error that makes the current generation unusable; data is then the previous one, or nil if
-	// that is unusable, too.
+	// damaged is the error of reading the current generation. data is then the previous one, or nil if that is
+	// unusable, too.
 	damaged error
 }
 
-// read returns the newest generation that accept takes. A missing file has no data and no
-// error: a previous generation alone does not count, since removal takes it first.
+// read returns the newest generation that accept approves. A missing file yields neither data nor an error, even if
+// there is a previous generation: a removal in progress deletes that one first.
 func read(path string, accept func([]byte) error) finding {
 	data, err := readLimited(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -171,8 +169,8 @@ func readLimited(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(file, jsondoc.MaxSize+1))
 }
 
-// repair sets a damaged file aside and restores the previous generation, so that the next write
-// does not make the damaged content the previous generation.
+// repair sets a damaged file aside and restores the previous generation. Otherwise the next write would make the
+// damaged content the previous generation.
 func (d disk) repair(path string, f finding) error {
 	if f.data != nil {
 		evidence, err := readLimited(path)

@@ -11,21 +11,21 @@ import (
 	"cambium/settings"
 )
 
-// ErrNoSettings means that the sources failed and there is no cached copy either. The caller
-// asks again; the cause is wrapped beside it.
+// ErrNoSettings is returned if the sources failed and there is no cached copy. It wraps the cause. The caller tries
+// again.
 var ErrNoSettings = errors.New("no settings")
 
-// Spent marks an expected failure of the sources: they were cleared once their settings had been
-// cached, so that only the first start can read them.
-func Spent(err error) error { return spent{err} }
+// MarkSpent marks a failure of the sources as expected: the source was cleared after its settings were cached, so that only
+// the first start can read it.
+func MarkSpent(err error) error { return spent{err} }
 
 type spent struct{ error }
 
 func (s spent) Unwrap() error { return s.error }
 
-// Load asks the sources and puts their answer in force. When they fail, or their document cannot be
-// used, the cached one stays in force and Loaded says so. It is an error if there is neither. A
-// document that cannot be cached is in force nevertheless, but then its source is not cleared.
+// Load fetches settings from the sources and puts them in force. If that fails, or the document is invalid, the cached
+// settings stay in force; without them, Load fails. Settings that cannot be cached are in force, but their source is
+// not cleared.
 func (c *Current) Load(ctx context.Context) (Loaded, error) {
 	select {
 	case c.loading <- struct{}{}:
@@ -56,7 +56,7 @@ func (c *Current) Load(ctx context.Context) (Loaded, error) {
 	return loaded, nil
 }
 
-// Refresh is Load for callers that use the settings in force, whatever they came from.
+// Refresh loads the settings like Load, for callers that do not need to know where they came from.
 func (c *Current) Refresh(ctx context.Context) error {
 	_, err := c.Load(ctx)
 	return err
@@ -90,7 +90,7 @@ func (c *Current) fallBack(why error) (Loaded, error) {
 	return c.Last(), nil
 }
 
-// accept writes the document and puts it in force.
+// accept caches the document and puts it in force.
 func (c *Current) accept(ctx context.Context, next settings.Settings, loaded Loaded) (Loaded, error) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
@@ -134,7 +134,7 @@ func (c *Current) accept(ctx context.Context, next settings.Settings, loaded Loa
 		}
 		s.last = loaded
 	})
-	// A refresh before each disk action must not repeat the warnings of the boot.
+	// A refresh precedes each disk action and must not repeat the warnings of the boot.
 	if text := loaded.Report.String(); text != now.last.Report.String() {
 		for _, e := range loaded.Report.Entries {
 			c.options.Log.WithField("warning", e.String()).Warn("settings: warning")
@@ -143,7 +143,7 @@ func (c *Current) accept(ctx context.Context, next settings.Settings, loaded Loa
 	return loaded, nil
 }
 
-// outdated returns the path of the cached copy if it is not this document.
+// outdated returns the path if the cached copy there differs from the document, otherwise "".
 func (c *Current) outdated(path string, s settings.Settings) string {
 	if have, err := readLimited(path); err == nil && bytes.Equal(have, s.Encode().Reveal()) {
 		return ""
@@ -151,8 +151,8 @@ func (c *Current) outdated(path string, s settings.Settings) string {
 	return path
 }
 
-// keepOff returns why records with secrets may not be written to the state's place: the settings
-// ask for a tmpfs, and there is none.
+// keepOff returns an error if files with secrets may not be written: the settings ask for a tmpfs, but it is not
+// mounted.
 func (c *Current) keepOff(s *state) error {
 	if !c.disk.readOnly && s.settings.Env.Bosh.Agent.Settings.Tmpfs && s.place != vcap.Place(c.dirs.SettingsTmpfs()) {
 		return errors.New("settings ask for a tmpfs, which could not be mounted")
@@ -160,8 +160,8 @@ func (c *Current) keepOff(s *state) error {
 	return nil
 }
 
-// cache writes settings.json, and the other files too when they move to another place. In the
-// new place settings.json comes last, because its presence says that the place counts.
+// cache writes settings.json. If the directory changes, it writes the other files, too, and settings.json last: the
+// directory that contains it is the one in use.
 func (c *Current) cache(ctx context.Context, s state, place vcap.Place) error {
 	if tmpfs := c.dirs.SettingsTmpfs(); place == vcap.Place(tmpfs) {
 		if err := c.disk.mkdir(tmpfs); err != nil {

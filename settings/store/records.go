@@ -18,11 +18,11 @@ import (
 	"cambium/settings"
 )
 
-// errSuperseded means that another update was committed after a Preview; preview again.
+// errSuperseded is returned if another update was committed after the Preview; the caller calls Preview again.
 var errSuperseded = errors.New("another update was committed in the meantime")
 
-// Pending is an update that has not been committed: what would be in force and what would
-// change. A bus can connect with it before anything is persisted.
+// Pending is an update that is not committed yet, with the settings that would be in force and the changes. The caller
+// can try a new bus before anything is persisted.
 type Pending struct {
 	Effective settings.Effective
 	Changes   settings.Changes
@@ -32,14 +32,14 @@ type Pending struct {
 	version int
 }
 
-// Preview shows what an update would do and changes nothing.
+// Preview computes the result of an update and changes nothing.
 func (c *Current) Preview(u settings.Update) *Pending {
 	s := c.state.Load()
 	next, changes := s.update.Apply(u)
 	return &Pending{Effective: settings.Merge(s.settings, next), Changes: changes, current: c, update: next, version: s.version}
 }
 
-// Commit persists the update and puts it in force. Settings that were loaded since Preview stay.
+// Commit persists the update and puts it in force. It keeps settings loaded since the Preview.
 func (p *Pending) Commit(ctx context.Context) error {
 	c := p.current
 	c.writing.Lock()
@@ -65,7 +65,7 @@ func (p *Pending) Commit(ctx context.Context) error {
 	return nil
 }
 
-// Update is Preview and Commit in one.
+// Update previews and commits an update.
 func (c *Current) Update(ctx context.Context, u settings.Update) (settings.Changes, error) {
 	for {
 		p := c.Preview(u)
@@ -77,7 +77,7 @@ func (c *Current) Update(ctx context.Context, u settings.Update) (settings.Chang
 	}
 }
 
-// writeUpdate leaves no file where there never was an update.
+// writeUpdate writes update_settings.json. It creates no file for an empty update.
 func (c *Current) writeUpdate(place vcap.Place, u settings.Update) error {
 	path := place.UpdateSettings()
 	if u.Blank() && !atomicfile.Exists(path) {
@@ -86,14 +86,13 @@ func (c *Current) writeUpdate(place vcap.Place, u settings.Update) error {
 	return c.disk.write(path, u.Encode().Reveal())
 }
 
-// Disks returns every known persistent disk by CID: those of the settings, overlaid by those of
-// add_persistent_disk.
+// Disks returns all known persistent disks by CID. Those of add_persistent_disk replace those of the settings.
 func (c *Current) Disks() map[string]settings.PersistentDisk {
 	s := c.state.Load()
 	return s.settings.PersistentDisks(s.hints)
 }
 
-// PutHint records a disk of add_persistent_disk, with the current env values.
+// PutHint records a disk from add_persistent_disk, with the current env values.
 func (c *Current) PutHint(cid string, h settings.DiskHint) error {
 	if cid == "" {
 		return errors.New("record disk: its CID is empty")
@@ -103,7 +102,7 @@ func (c *Current) PutHint(cid string, h settings.DiskHint) error {
 	})
 }
 
-// RemoveHint removes the record of a disk; an unknown one is not an error.
+// RemoveHint removes the record of a disk, if any.
 func (c *Current) RemoveHint(cid string) error {
 	return c.changeHints(func(_ *state, hints map[string]settings.PersistentDisk) { delete(hints, cid) })
 }
@@ -134,14 +133,15 @@ func (c *Current) writeHints(place vcap.Place, hints map[string]settings.Persist
 	return c.disk.write(path, settings.EncodeHints(hints).Reveal())
 }
 
-// ManagedCID is the disk that was last mounted on the store directory; empty when there is none. A record that is damaged
-// is an error: the generation before it names another disk.
+// ManagedCID returns the CID of the disk last mounted on the store directory, or "". A damaged record is an error: its
+// previous generation names another disk.
 func (c *Current) ManagedCID() (string, error) {
 	s := c.state.Load()
 	return s.mounted, s.mountedDamaged
 }
 
-// readManagedCID reads what cloudfoundry/bosh-agent writes, too: the bare CID, and after a power cut an empty file or zeros.
+// readManagedCID reads the bare CID, as cloudfoundry/bosh-agent writes it, too. After a power cut that agent's file may
+// be empty or contain zeros.
 func (c *Current) readManagedCID() (string, error) {
 	path := c.dirs.ManagedDiskSettings()
 	data, err := readLimited(path)
@@ -161,7 +161,7 @@ func (c *Current) readManagedCID() (string, error) {
 	return cid, nil
 }
 
-// SetManagedCID records the disk that is mounted on the store directory.
+// SetManagedCID records the CID of the disk mounted on the store directory.
 func (c *Current) SetManagedCID(cid string) error {
 	if cid == "" {
 		return c.ClearManagedCID()
@@ -186,16 +186,17 @@ func (c *Current) ClearManagedCID() error {
 	return nil
 }
 
-// HostsConfigured reports whether host name and hosts file were written for this agent id.
+// HostsConfigured reports whether the host name and the hosts file were written for this agent id.
 func (c *Current) HostsConfigured() bool { return c.state.Load().hosts }
 
-// SetHostsConfigured records that in agent_state.json, where upstream looks for it.
+// SetHostsConfigured records in agent_state.json, which upstream reads, that the host name and the hosts file were
+// written.
 func (c *Current) SetHostsConfigured() error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	members := map[string]json.RawMessage{}
 	if data, err := readLimited(c.dirs.AgentState()); err == nil {
-		// What else the file holds is kept; if it cannot be read there is nothing to keep.
+		// Other members are kept, unless the file is unreadable.
 		_ = json.Unmarshal(data, &members)
 	}
 	linux := map[string]json.RawMessage{}

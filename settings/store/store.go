@@ -1,12 +1,10 @@
-// Package store keeps what must survive a restart, in the files and shapes of
-// cloudfoundry/bosh-agent so that either agent can take over from the other, and holds the
-// settings in force: it asks the sources, caches what they say, serves the cache when they
-// fail, and merges updates.
+// Package store holds the settings in force and persists them. It fetches them from the sources, caches the result,
+// falls back to the cache if the sources fail, and merges updates. The files have the paths and formats of
+// cloudfoundry/bosh-agent, so that either agent can replace the other.
 //
-// All files are 0600, replaced atomically and durably, with the previous generation beside them. A
-// damaged file is replaced by its previous generation, with a warning; it never keeps the agent
-// from starting. Where the settings ask for it, the files with secrets live on a tmpfs and nowhere
-// else.
+// All files have mode 0600 and are replaced atomically and durably; the previous generation is kept. A damaged file is
+// replaced by its previous generation, with a warning, and never prevents a start. If the settings ask for it, files
+// with secrets are kept on a tmpfs only.
 package store
 
 import (
@@ -26,58 +24,56 @@ import (
 	"cambium/settings"
 )
 
-// Fetched is the result of asking the sources.
+// Fetched is a document fetched from the sources.
 type Fetched struct {
 	Raw  secret.JSON
 	From string // the source, such as "HTTP http://169.254.169.254/latest/user-data"
-	// Clear, if not nil, is called once the document is durably cached: it ejects or erases a
-	// source that can be read only once.
+	// Clear, if not nil, is called once the document is durably cached. It ejects or erases a source that must be read
+	// only once.
 	Clear func(context.Context) error
 }
 
-// Options of a store. Fetch may be nil where only the cache is wanted or FetchFrom is called,
-// MountTmpfs where no tmpfs is.
+// Options configures a Current. Fetch may be nil if only the cache is used or SetFetch is called, and MountTmpfs if
+// there is no tmpfs.
 type Options struct {
-	// Fetch asks the sources.
+	// Fetch fetches the settings from the sources.
 	Fetch func(context.Context) (Fetched, error)
-	// MountTmpfs makes the directory at path a tmpfs unless it is one.
+	// MountTmpfs mounts a tmpfs at path unless one is mounted.
 	MountTmpfs func(ctx context.Context, path string) error
-	// ReadOnly writes no file; settings are then in force in memory only.
+	// ReadOnly prevents all writes. Loaded settings are then in force only in memory.
 	ReadOnly bool
 	Log      *logrus.Entry
 }
 
-// Loaded says how the settings in force came about.
+// Loaded describes where the settings in force came from.
 type Loaded struct {
-	// From names the document: its source, or the file of the cached copy.
+	// From is the source, or the file of the cached copy.
 	From string
-	// Cached is true when the sources failed and the cached copy serves; Why is their failure.
+	// Cached is set if the sources failed and the cached copy is used. Why is their error.
 	Cached bool
 	Why    error
-	// Spent is true when that was to be expected: the sources were cleared when the copy was made.
+	// Spent is set if that failure was expected: the source was cleared when its settings were cached.
 	Spent bool
-	// NotCached is the error of writing the document, which is in force all the same.
+	// NotCached is the error of caching the document, which is in force nevertheless.
 	NotCached error
-	// Wrote is the file of the cached copy if the document was written to it, or would be by a store
-	// that is not read-only; empty if the copy was the same before.
+	// Wrote is the path of the cached copy if it was out of date and was written, or would have been without ReadOnly.
 	Wrote string
-	// Foreign is the agent id whose state was found and set aside.
+	// Foreign is the other agent id whose state was set aside, or "".
 	Foreign string
 	// Report holds the warnings about the document.
 	Report report.Report
 }
 
-// state is one consistent view; it is replaced as a whole and never changed.
+// state is an immutable snapshot. A change replaces it as a whole.
 type state struct {
-	present   bool // there are settings
+	present   bool // settings were loaded or cached
 	place     vcap.Place
 	settings  settings.Settings
 	update    settings.Update
 	effective settings.Effective
 	hints     map[string]settings.PersistentDisk
 	mounted   string
-	// mountedDamaged is the error of reading the record of the mounted disk; nil if it is known which disk was
-	// mounted.
+	// mountedDamaged is the error of reading the record of the mounted disk, or nil.
 	mountedDamaged error
 	hosts          bool
 	last           Loaded
@@ -85,20 +81,20 @@ type state struct {
 	version int
 }
 
-// Current is the settings in force. All methods may be called at any time from any goroutine;
-// readers never wait for a writer or a source.
+// Current holds the settings in force. All methods are safe for concurrent use; readers never wait for a writer or a
+// source.
 type Current struct {
 	dirs    vcap.Dirs
 	options Options
 	disk    disk
-	loading chan struct{} // held while a source is asked
+	loading chan struct{} // held during Fetch
 	writing sync.Mutex    // held while files change; guards the replacement of state
 	state   atomic.Pointer[state]
 	fetched bool // a source has answered in this process; guarded by writing
 }
 
-// Open reads the existing files. It fails only when the directory cannot be made; damaged files are
-// set aside with a warning.
+// Open reads the existing files. It sets damaged files aside with a warning, and fails only if the directory cannot be
+// created.
 func Open(dirs vcap.Dirs, o Options) (*Current, error) { return open(dirs, o, nil) }
 
 func open(dirs vcap.Dirs, o Options, step func(string)) (*Current, error) {
@@ -124,11 +120,11 @@ func open(dirs vcap.Dirs, o Options, step func(string)) (*Current, error) {
 	return c, nil
 }
 
-// FetchFrom sets how Load asks the sources. It is called before the first Load, where the sources
-// ask the store in turn: what it accepts, and whether it has a copy.
-func (c *Current) FetchFrom(fetch func(context.Context) (Fetched, error)) { c.options.Fetch = fetch }
+// SetFetch sets Options.Fetch before the first Load, for sources that need the Current themselves: they check documents
+// with it, and whether there is a cached copy.
+func (c *Current) SetFetch(fetch func(context.Context) (Fetched, error)) { c.options.Fetch = fetch }
 
-// moving are the files that move from one place to the other with the settings.
+// moving lists the files that move together if the settings move to or from the tmpfs.
 var moving = []func(vcap.Place) string{vcap.Place.UpdateSettings, vcap.Place.DiskHints, vcap.Place.Settings}
 
 // restore reads all files into s.
@@ -140,9 +136,9 @@ func (c *Current) restore(s *state) {
 		s.present, s.place = true, place
 		s.last = Loaded{From: from, Cached: true, Report: rep}
 	}
-	// Without settings.json, which prepare_configure_networks removes, the others still count, and
-	// those on the tmpfs are never older. Where settings.json is on the tmpfs, they were put there
-	// before it, so what the disk has is left over.
+	// prepare_configure_networks removes settings.json, but the other files still count, and those on the tmpfs are
+	// never older. If settings.json is on the tmpfs, the others were moved there before it, so files on the disk are
+	// left over.
 	order := c.dirs.Places()
 	if s.present && s.place == order[0] {
 		order = order[:1]
@@ -171,7 +167,7 @@ func (c *Current) restore(s *state) {
 	}
 }
 
-// first returns the file from the first place that has a good one.
+// first returns the file from the first directory with a valid one.
 func (c *Current) first(in []vcap.Place, path func(vcap.Place) string, accept func([]byte) error) ([]byte, vcap.Place) {
 	for _, place := range in {
 		if data := c.salvage(path(place), accept); data != nil {
@@ -191,8 +187,7 @@ func acceptHints(data []byte) error {
 	return rep.Err()
 }
 
-// salvage reads a file and repairs it when it is damaged. Repair is best effort: what could be
-// read is used either way.
+// salvage reads a file and, if it is damaged, repairs it as far as possible. It returns what could be read in any case.
 func (c *Current) salvage(path string, accept func([]byte) error) []byte {
 	f := read(path, accept)
 	if f.damaged == nil {
@@ -216,7 +211,7 @@ func (c *Current) salvage(path string, accept func([]byte) error) []byte {
 	return f.data
 }
 
-// clean removes what a crash in the middle of a move left in the places that are not in use.
+// clean removes the files that an interrupted move left in the directories not in use.
 func (c *Current) clean(place vcap.Place) {
 	for _, other := range c.dirs.Places() {
 		if other == place {
@@ -228,8 +223,7 @@ func (c *Current) clean(place vcap.Place) {
 	}
 }
 
-// empty removes the settings files from a place, settings.json first: without it the place
-// does not count any more.
+// empty removes the settings files from a directory, settings.json first: without it the directory is not in use.
 func (c *Current) empty(place vcap.Place) error {
 	for i := len(moving) - 1; i >= 0; i-- {
 		path := moving[i](place)
@@ -245,25 +239,25 @@ func (c *Current) empty(place vcap.Place) error {
 	return nil
 }
 
-// Check reports whether a source's document can be accepted: it parses and has an agent id.
+// Check returns an error if a source's document is invalid or has no agent id.
 func (c *Current) Check(raw []byte) error {
 	_, rep := settings.Decode("settings", secret.NewJSON(raw))
 	return rep.Err()
 }
 
-// Present reports whether there are settings, loaded or cached.
+// Present reports whether any settings were loaded or cached.
 func (c *Current) Present() bool { return c.state.Load().present }
 
-// Effective returns the settings in force. The copy is the caller's own.
+// Effective returns a copy of the settings in force.
 func (c *Current) Effective() settings.Effective { return c.state.Load().effective.Clone() }
 
-// Last says how the settings in force came about.
+// Last describes where the settings in force came from.
 func (c *Current) Last() Loaded { return c.state.Load().last }
 
-// Place is the directory that holds the settings files: on the disk or on the tmpfs.
+// Place returns the directory of the settings files, on the disk or on the tmpfs.
 func (c *Current) Place() vcap.Place { return c.state.Load().place }
 
-// replace makes a changed copy of the state current. The caller holds writing.
+// replace puts a changed copy of the state in force. The caller holds writing.
 func (c *Current) replace(change func(*state)) {
 	next := *c.state.Load()
 	change(&next)

@@ -180,7 +180,7 @@ func TestSourceIsCachedAndCacheServesWhenItFails(t *testing.T) {
 	}
 
 	away := m.failure
-	m.failure = Spent(away)
+	m.failure = MarkSpent(away)
 	before := len(m.warnings())
 	l = m.load(t, m.open(t))
 	if said := m.warnings()[before:]; !l.Cached || !l.Spent || !errors.Is(l.Why, away) || !slices.Equal(said, []string{"using the cached settings"}) {
@@ -373,7 +373,7 @@ func TestDamageWithoutPreviousIsSetAside(t *testing.T) {
 	if got := m.read(t, vcap.Place(m.dirs.Bosh()).UpdateSettings()+corruptSuffix); got != "{" {
 		t.Errorf("the damaged file was not kept, got %q", got)
 	}
-	if got := Aside(m.dirs); !slices.Contains(got, vcap.Place(m.dirs.Bosh()).Settings()+corruptSuffix) {
+	if got := CorruptFiles(m.dirs); !slices.Contains(got, vcap.Place(m.dirs.Bosh()).Settings()+corruptSuffix) {
 		t.Errorf("set aside were %q, want settings.json", got)
 	}
 	if c.HostsConfigured() {

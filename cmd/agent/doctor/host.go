@@ -136,7 +136,7 @@ func timeServers(m observe.Facts) *Finding {
 		return nil
 	}
 	servers := strings.Join(t.Servers, ", ")
-	reach := "allow UDP port 123 from this machine to them, or correct " + settings.WrittenBy("ntp")
+	reach := "allow UDP port 123 from this machine to them, or correct " + settings.DescribeKey("ntp")
 	var f Finding
 	switch {
 	case t.Unit == "":
@@ -215,7 +215,7 @@ func settingsFound(m observe.Facts) (found []Finding) {
 		found = append(found, good("from %s%s, agent id %s", s.From, age(m), s.AgentID))
 	}
 	if s.PlainPassword {
-		found = append(found, warning("put a hash there ('mkpasswd -m sha-512'): correct "+settings.WrittenBy("env.bosh.password"),
+		found = append(found, warning("put a hash there ('mkpasswd -m sha-512'): correct "+settings.DescribeKey("env.bosh.password"),
 			"env.bosh.password is not a hash of crypt(3): nobody can log in with it"))
 	}
 	return found

@@ -35,7 +35,7 @@ func addresses(m observe.Facts) (found []Finding) {
 	for _, want := range m.Settings.Addresses {
 		ip, err := netip.ParseAddr(want.IP)
 		if err == nil && !slices.Contains(have, ip.String()) {
-			found = append(found, problem("if the address is right, "+restartAgent+"; else correct "+settings.WrittenBy("networks.*.ip", want.Network),
+			found = append(found, problem("if the address is right, "+restartAgent+"; else correct "+settings.DescribeKey("networks.*.ip", want.Network),
 				"no link has the address %s from the settings; addresses found: %s", want.IP, orNone(have)))
 		}
 	}
@@ -106,7 +106,7 @@ func gateway(m observe.Facts) (found []Finding) {
 			"there is no default route, although the settings name the gateway %s",
 			join(m.Settings.Gateways))}
 	case len(m.Network.Gateways) == 0 && !reachable(m):
-		return []Finding{problem("give one network the default gateway: correct "+settings.WrittenBy("networks.*.default", "NAME"), "there is no default route")}
+		return []Finding{problem("give one network the default gateway: correct "+settings.DescribeKey("networks.*.default", "NAME"), "there is no default route")}
 	case len(m.Network.Gateways) == 0:
 		return []Finding{note("", "there is no default route; the bus can be reached without one")}
 	}
@@ -158,7 +158,7 @@ func certificate(m observe.Facts) (found []Finding) {
 	case !id.Needed:
 		return []Finding{good("the bus does not need one")}
 	case id.KeyErr != "":
-		return []Finding{problem("recreate the VM; if that does not help, correct "+settings.WrittenBy("env.bosh.mbus.cert"), "certificate and private key of the bus cannot be used: %s", id.KeyErr)}
+		return []Finding{problem("recreate the VM; if that does not help, correct "+settings.DescribeKey("env.bosh.mbus.cert"), "certificate and private key of the bus cannot be used: %s", id.KeyErr)}
 	}
 	const renew = "rotate the Director's NATS certificates and recreate the VM; if the certificate should still be valid, correct this machine's clock"
 	names := 0
@@ -178,7 +178,7 @@ func certificate(m observe.Facts) (found []Finding) {
 		names++
 	}
 	if id.ChainErr != "" {
-		found = append(found, warning("recreate the VM; if that does not help, correct "+settings.WrittenBy("env.bosh.mbus.cert"), "the agent's certificate does not chain to the CA in the settings: %s", id.ChainErr))
+		found = append(found, warning("recreate the VM; if that does not help, correct "+settings.DescribeKey("env.bosh.mbus.cert"), "the agent's certificate does not chain to the CA in the settings: %s", id.ChainErr))
 	}
 	if len(found) == 0 {
 		return []Finding{good("%d certificates are valid", names)}
@@ -217,7 +217,7 @@ func bus(m observe.Facts) (found []Finding) {
 	case len(b.URLs) == 0:
 		return []Finding{problem("set "+busURLs, "the settings name no message bus")}
 	case b.IdentityErr != "":
-		return []Finding{problem("correct "+busURLs+", and "+settings.WrittenBy("env.bosh.mbus.cert"), "%s", b.IdentityErr)}
+		return []Finding{problem("correct "+busURLs+", and "+settings.DescribeKey("env.bosh.mbus.cert"), "%s", b.IdentityErr)}
 	case b.ListenErr != "":
 		return []Finding{problem("check 'agent status': the agent listens once it is ready", "the bus does not listen at %s: %s", b.Listens, b.ListenErr)}
 	case b.Listens != "":
@@ -314,7 +314,7 @@ func nameServers(m observe.Facts) (found []Finding) {
 	}
 	for _, s := range silent {
 		found = append(found, severity("check that it is up, and allow UDP port 53 to it; if it has another address, correct "+
-			settings.WrittenBy("networks.*.dns", s.Network), "the DNS server %s does not answer", s.IP))
+			settings.DescribeKey("networks.*.dns", s.Network), "the DNS server %s does not answer", s.IP))
 	}
 	if len(found) == 0 {
 		return []Finding{good("%d servers answer", len(m.NameServers))}
@@ -324,7 +324,7 @@ func nameServers(m observe.Facts) (found []Finding) {
 
 func blobs(m observe.Facts) []Finding {
 	b := m.Blobstore
-	keys := settings.WrittenBy("env.bosh.blobstores") + ", or " + settings.WrittenBy("blobstore")
+	keys := settings.DescribeKey("env.bosh.blobstores") + ", or " + settings.DescribeKey("blobstore")
 	switch {
 	case b.Refused:
 		return []Finding{problem("the Director has changed the password of the blobstore: recreate the VM; if that does not help, correct "+keys,
@@ -349,8 +349,8 @@ func firewallRules(m observe.Facts) []Finding {
 	return []Finding{severity("'nft list ruleset' shows them; allow root to reach the bus", "%s", strings.Join(m.Drops, ", "))}
 }
 
-// busURLs names the settings keys with the URLs of the bus.
-var busURLs = settings.WrittenBy("env.bosh.mbus.urls") + ", or " + settings.WrittenBy("mbus")
+// busURLs names the keys that have the URLs of the bus.
+var busURLs = settings.DescribeKey("env.bosh.mbus.urls") + ", or " + settings.DescribeKey("mbus")
 
 // networkOf returns the name of the network that has an address in the settings.
 func networkOf(list []observe.OfNetwork, ip string) (name string, named bool) {
@@ -369,11 +369,11 @@ func silentGateway(m observe.Facts, g observe.Gateway) (what, do string) {
 	if !named {
 		return what, "check that the router of that network is up, and that the link is in the right VLAN or port group"
 	}
-	correct := "correct " + settings.WrittenBy("networks.*.gateway", name)
+	correct := "correct " + settings.DescribeKey("networks.*.gateway", name)
 	if l, known := m.Network.State.Link(g.Link); known {
 		ip, err := netip.ParseAddr(g.IP)
 		if _, inside := l.Subnet(ip); err == nil && !inside && len(l.Addresses) > 0 {
-			return what + "; it is outside the subnets of that link", correct + ", and " + settings.WrittenBy("networks.*.netmask", name)
+			return what + "; it is outside the subnets of that link", correct + ", and " + settings.DescribeKey("networks.*.netmask", name)
 		}
 	}
 	return what, "check that the router is up, and that the link is in the right VLAN or port group; if the gateway has another address, " + correct
@@ -390,7 +390,7 @@ func sameSubnet(m observe.Facts, s observe.Server) (what, do string) {
 	for _, own := range m.Settings.Addresses {
 		ip, err := netip.ParseAddr(own.IP)
 		if prefix, bad := netip.ParsePrefix(s.Silent); err == nil && bad == nil && prefix.Contains(ip) {
-			return what, "check that the host is up; if it is in another subnet, correct " + settings.WrittenBy("networks.*.netmask", own.Network)
+			return what, "check that the host is up; if it is in another subnet, correct " + settings.DescribeKey("networks.*.netmask", own.Network)
 		}
 	}
 	return what, "check that the host is up, and that the DHCP server gives the right netmask"

@@ -62,7 +62,7 @@ func checkSettings(name string, data []byte) report.Report {
 	}
 	s, _ := settings.Decode(name, secret.NewJSON(data))
 	e := settings.Merge(s, settings.Update{})
-	if settings.PlainPassword(s.Env.Bosh.Password) {
+	if settings.IsPlaintextPassword(s.Env.Bosh.Password) {
 		rep.Add(report.Entry{Severity: report.Error, File: name, Path: passwordPath, Message: "not a hash of crypt(3), " +
 			"such as 'mkpasswd -m sha-512' prints: a boot goes on, but nobody can log in with it"})
 	}

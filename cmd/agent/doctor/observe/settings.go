@@ -106,7 +106,7 @@ func loadSettings(ctx context.Context, o Options, config agentjson.Config, confi
 		found.Err = "agent.json names no usable source, and there is no cached copy"
 	}
 	found.AgentID, found.Blobstore = effective.Settings.AgentID, effective.Blobstore.Provider
-	found.PlainPassword = settings.PlainPassword(effective.Settings.Env.Bosh.Password)
+	found.PlainPassword = settings.IsPlaintextPassword(effective.Settings.Env.Bosh.Password)
 	for _, name := range slices.Sorted(maps.Keys(effective.Settings.Networks)) {
 		n := effective.Settings.Networks[name]
 		if !n.DHCP() && !n.VIP() && n.IP != "" {
@@ -162,7 +162,7 @@ func settingsFiles(dirs vcap.Dirs) (files []SettingsFile) {
 			files = append(files, f)
 		}
 	}
-	for _, path := range store.Aside(dirs) {
+	for _, path := range store.CorruptFiles(dirs) {
 		f := SettingsFile{Path: path, Aside: true}
 		if info, err := os.Stat(path); err == nil {
 			f.Modified = info.ModTime()
