@@ -17,32 +17,31 @@ import (
 	"cambium/internal/retry"
 )
 
-// Pauses before a source is asked again.
+// Pauses between attempts at a source.
 var (
 	notYetPause    = retry.Backoff{Min: 1100 * time.Millisecond, Jitter: 0.2}
 	transportPause = retry.Backoff{Min: 250 * time.Millisecond, Max: 5 * time.Second, Jitter: 0.5}
 )
 
-// netAsked records, for each question, that the caller was asked to bring up a network. If there
-// still is none at the next attempt, sources that need no network come first.
+// netAsked records for which questions the caller was asked to bring up a network. If there is no network at the next
+// attempt either, sources that need none come first.
 type netAsked struct{ settings, key atomic.Bool }
 
 type policy struct {
 	what     string
 	began    time.Time
-	asked    func(Results) // called when a result changes
-	hold     time.Duration // how long an earlier source without an answer delays the answers of later ones
-	passOver bool          // after hold a later answer wins; otherwise the earlier source is waited for
-	budget   time.Duration // for everything; 0 means no limit
+	asked    func(Results) // called if a result changes
+	hold     time.Duration // time for which answers of later sources wait for an earlier source
+	passOver bool          // use a later answer after hold, instead of waiting on
+	budget   time.Duration // for all sources; 0 means no limit
 	netTried func() bool
 	status   func(context.Context, string)
 	log      *logrus.Entry
-	// logged holds the last logged reason of each source, so that a source that fails for hours
-	// does not fill the log.
+	// logged holds the last logged error of each source, so that a source that fails for hours does not fill the log.
 	logged map[string]string
 }
 
-// state tracks one source while the question is open.
+// state tracks a source until the question is answered.
 type state struct {
 	answered bool
 	err      error // of the last attempt
@@ -64,19 +63,15 @@ const (
 	giveUp
 )
 
-// decide is the whole order of precedence, as a function of what is known. The rules:
+// decide returns the next step, and the source that it concerns:
 //
-//  1. The first source that has an answer wins, once every source before it has definitely
-//     failed.
-//  2. A source that neither answers nor fails is waited for. With passOver that lasts until
-//     heldUntil; then it no longer stands in the way of later ones, but is still asked.
-//  3. A source that needs a network gets it as soon as it would be its turn, even if a later
-//     one has an answer. If the network was asked for before and is still missing, the source
-//     counts as one that does not answer (rule 2), and the network is asked for again when
-//     the wait is over and nothing else has answered.
-//  4. When all have definitely failed there is no answer.
-//
-// The second result is the source that is meant.
+//  1. The first source with an answer wins, once all sources before it have definitely failed.
+//  2. A source that neither answers nor fails holds back the answers of later sources. With passOver it does so only
+//     until expired is set; it is still tried after that.
+//  3. A source that needs a network gets it when its turn comes, even if a later source has an answer. If the caller
+//     was already asked for a network (netTried), the source holds back later ones as in rule 2, and asks for the
+//     network again once expired is set and no other source has answered.
+//  4. If all sources have definitely failed, there is no answer.
 func decide(states []state, expired, passOver, netTried bool) (step, int) {
 	held, open, network := false, false, -1
 	for i, s := range states {
@@ -111,7 +106,7 @@ func decide(states []state, expired, passOver, netTried bool) (step, int) {
 	return wait, 0
 }
 
-// event is the end of one attempt at one source.
+// event is the result of one attempt at a source.
 type event[T any] struct {
 	i      int
 	answer T // valid if err is nil
@@ -119,8 +114,7 @@ type event[T any] struct {
 	at     time.Time
 }
 
-// ask asks all sources concurrently and returns the answer of the one that wins. All goroutines it
-// starts have ended when it returns.
+// ask tries all sources concurrently and returns the winning answer. Its goroutines have ended when it returns.
 func ask[T any](ctx context.Context, p policy, names []string,
 	get func(context.Context, int) (T, error)) (T, Results, error) {
 	var none T
@@ -181,13 +175,13 @@ func ask[T any](ctx context.Context, p policy, names []string,
 	}
 }
 
-// repeat asks one source until it answers or fails for good.
+// repeat tries a source until it answers or fails for good.
 func repeat[T any](ctx context.Context, i int, get func(context.Context, int) (T, error), events chan<- event[T]) {
 	transport := 0
 	for {
 		answer, err := get(ctx, i)
 		if ctx.Err() != nil {
-			return // it failed because ctx has ended
+			return // err is due to the end of ctx
 		}
 		select {
 		case events <- event[T]{i: i, answer: answer, err: err, at: time.Now()}:
@@ -211,7 +205,7 @@ func repeat[T any](ctx context.Context, i int, get func(context.Context, int) (T
 	}
 }
 
-// waitingFor names the sources that are still asked, and why they have no answer.
+// waitingFor lists the sources that are still tried, with their last errors.
 func waitingFor(names []string, states []state) string {
 	text := ""
 	for i, s := range states {
@@ -229,7 +223,7 @@ func waitingFor(names []string, states []state) string {
 	return text
 }
 
-// why is the text of an error without the place, which the name of the source has already.
+// why formats an error without its location, which the name of the source already contains.
 func why(name string, err error) string {
 	_, place, _ := strings.Cut(name, " ")
 	return strings.TrimPrefix(err.Error(), place+": ")

@@ -1,9 +1,8 @@
-// Package infrastructure asks the settings sources of agent.json: side by side, with the first
-// in order winning, and with a result for each. It yields a raw settings document and an SSH
-// key; it changes nothing on the machine, configures no network and keeps nothing.
+// Package infrastructure fetches the raw settings document and an SSH key from the sources in agent.json. It tries the
+// sources concurrently, prefers earlier ones, and returns a result for each. It does not change the machine, configure
+// networks or store anything.
 //
-// Sources live in packages of their own and have one shape; the table in table.go is the only
-// place that knows them all.
+// Each type of source has a package of its own. Only the table in table.go knows all of them.
 package infrastructure
 
 import (
@@ -25,69 +24,66 @@ import (
 	"cambium/settings/agentjson"
 )
 
-// Source answers two questions. A source that needs a network, and has none, returns an error
-// that is neednet.Err; sources never configure networks.
+// Source provides settings and an SSH key. A source without the network it needs returns an error that matches
+// neednet.Err; it never configures networks.
 type Source interface {
-	// Name is the type and the place that is asked, without credentials.
+	// Name returns the type and the location, without credentials.
 	Name() string
 	// Settings returns a JSON object: a settings document, or a pointer to a registry.
 	Settings(ctx context.Context) (Answer, error)
-	// PublicKey returns the SSH key for the vcap user. An empty key without an error means
-	// that there is none, and ends the search.
+	// PublicKey returns the SSH key for the vcap user. An empty key without an error means that there is none, and ends
+	// the search.
 	PublicKey(ctx context.Context) (string, error)
 }
 
-// Answer is a settings document, where it came from, and what to do once it is cached.
+// Answer is a settings document, its origin, and a function to call once it is cached.
 type Answer = source.Answer
 
-// NeedNetwork is the error of a source that waits for a network; find it with errors.As. Its
-// Networks, if any, is the network to bring up: the "networks" of the user data that points to
-// a registry. Otherwise a minimal DHCP network is wanted.
+// NeedNetwork is the error of a source without the network it needs; find it with errors.As. Networks, if set,
+// describes the network to bring up: the "networks" of the user data with the pointer to a registry. Otherwise a
+// minimal DHCP network is needed.
 type NeedNetwork = source.NeedNetwork
 
-// Times of the asking. cloudfoundry/bosh-agent tries each source ten times, a second apart,
-// before it goes on to the next; these are of that order, and bounded.
+// Time limits. cloudfoundry/bosh-agent tries each source ten times, a second apart, before the next one. These limits
+// are similar, and bounded.
 const (
-	// holdFor bounds the time for which the answer of a later source is held back while an earlier one neither
-	// answers nor definitely fails.
+	// holdFor bounds the time for which an earlier source that neither answers nor definitely fails holds back the
+	// answers of later ones.
 	holdFor = 15 * time.Second
-	// DefaultCacheBudget bounds the time for all sources together when a cached copy can serve.
+	// DefaultCacheBudget bounds the time for all sources together if there is a cached copy.
 	DefaultCacheBudget = 10 * time.Second
 	// keyBudget bounds the search for the SSH key, which is optional.
 	keyBudget = 30 * time.Second
 )
 
-// Options connect the sources to the rest of the agent. The zero value asks as a boot without
-// a cache does.
+// Options connects the sources to the rest of the agent. The zero value behaves like a boot without a cache.
 type Options struct {
-	// NetworkUp reports whether there is a usable network; nil means that there is.
+	// NetworkUp reports whether a usable network is up. If it is nil, there always is one.
 	NetworkUp func(context.Context) bool
 	// Connecting, if not nil, is called before each connection to a metadata service or a registry, from any goroutine.
 	Connecting func(ctx context.Context, server netip.AddrPort)
-	// Accept says whether a document can be used; nil only asks for an agent_id. Its errors
-	// must not show the document.
+	// Accept returns an error if a document cannot be used; by default, if it has no agent_id. Errors must not quote
+	// the document.
 	Accept func(raw []byte) error
-	// Status is called with what is being waited for, and with "" when the wait is over, from any
-	// goroutine.
+	// Status is called, from any goroutine, with a description of the current wait, and with "" at its end.
 	Status func(ctx context.Context, text string)
-	// Asked is called with the result of each source: when the asking for settings begins, whenever a result
-	// changes, and at the end.
+	// Asked is called with the results of all sources: when Settings begins, whenever a result changes, and at the end.
 	Asked func(ctx context.Context, began time.Time, v Results, over bool)
-	// HasCache reports whether a good cached copy can serve; nil means that there is none. With
-	// one, CacheBudget bounds the asking; without, Settings waits on.
+	// HasCache reports whether there is a usable cached copy; nil means that there is none. With a copy, Settings
+	// returns after CacheBudget at the latest; without one, it waits on.
 	HasCache    func() bool
 	CacheBudget time.Duration
-	// Once makes Settings return when every source has definitely failed, also without a
-	// cached copy: for the command line. A boot waits for sources to come up.
+	// Once makes Settings return if all sources have definitely failed, even without a cached copy. Command-line
+	// commands set it; a boot waits for sources to come up.
 	Once bool
-	// SideEffects allows Answer.Clear to eject media and erase originals.
+	// SideEffects permits Answer.Clear to eject media and erase originals.
 	SideEffects bool
 	Log         *logrus.Entry
 	// Root is the directory that contains dev, sys and run; "/" if empty.
 	Root string
 }
 
-// Sources are the sources of one agent.json, in order.
+// Sources holds the sources of an agent.json, in order.
 type Sources struct {
 	sources  []Source
 	registry registry.Client
@@ -95,7 +91,7 @@ type Sources struct {
 	asked    netAsked
 }
 
-// New makes the sources; it touches nothing.
+// New creates the sources without contacting them.
 func New(cfg agentjson.Config, o Options) (*Sources, error) {
 	o = o.withDefaults()
 	var list []Source
@@ -162,8 +158,8 @@ func hasAgentID(raw []byte) error {
 	return nil
 }
 
-// Settings asks all sources for the settings document. The error is a *Failure when no source
-// had one, or the NeedNetwork of the source whose turn it is; both come with the results.
+// Settings fetches the settings document. The error is a *Failure if no source has a document, or the NeedNetwork of
+// the source whose turn it is. Results are returned in all cases.
 func (s *Sources) Settings(ctx context.Context) (Answer, Results, error) {
 	began := time.Now()
 	answer, results, err := s.askForSettings(ctx, began)
@@ -202,8 +198,8 @@ func (s *Sources) askForSettings(ctx context.Context, began time.Time) (Answer, 
 	}
 }
 
-// PublicKey asks all sources for the SSH key of the vcap user. It takes keyBudget at most;
-// its failure is not a reason to stop a boot that has settings.
+// PublicKey fetches the SSH key of the vcap user, for at most keyBudget. A failure does not prevent a boot with
+// settings.
 func (s *Sources) PublicKey(ctx context.Context) (string, Results, error) {
 	p := policy{what: "ssh key", began: time.Now(), asked: func(Results) {}, hold: holdFor, passOver: true,
 		budget: keyBudget, status: s.o.Status, log: s.o.Log, logged: map[string]string{}, netTried: s.asked.key.Load}
@@ -225,7 +221,7 @@ func (s *Sources) names() []string {
 	return names
 }
 
-// settings asks one source. Who only looks does not wait for a better answer than the first.
+// settings tries one source. With Once, a temporary error is final.
 func (s *Sources) settings(ctx context.Context, i int) (Answer, error) {
 	answer, err := s.answer(ctx, i)
 	if err != nil && s.o.Once && source.KindOf(err) == source.NotYetThere {
@@ -234,14 +230,14 @@ func (s *Sources) settings(ctx context.Context, i int) (Answer, error) {
 	return answer, err
 }
 
-// answer asks one source once, follows its pointer to a registry, and checks the document.
+// answer tries one source once, follows its pointer to a registry, and checks the document.
 func (s *Sources) answer(ctx context.Context, i int) (Answer, error) {
 	src := s.sources[i]
 	answer, err := src.Settings(ctx)
 	if err != nil {
 		return Answer{}, err
 	}
-	pointer, err := registry.Read(answer.Raw.Reveal())
+	pointer, err := registry.ParsePointer(answer.Raw.Reveal())
 	if err != nil {
 		return Answer{}, source.NotYet(err)
 	}
@@ -255,7 +251,7 @@ func (s *Sources) answer(ctx context.Context, i int) (Answer, error) {
 		document, from, err := s.registry.Settings(ctx, *pointer, instanceID)
 		if err != nil {
 			if source.KindOf(err) == source.Definite {
-				// The pointer is there, so this is the source; what it points to may come.
+				// A source with a pointer is the right one; the registry may not have the settings yet.
 				err = source.NotYet(err)
 			}
 			return Answer{}, err
@@ -272,16 +268,16 @@ func (s *Sources) answer(ctx context.Context, i int) (Answer, error) {
 	return answer, nil
 }
 
-// Outcomes of a result.
+// Values of Result.Outcome.
 const (
 	Used         = "used"
-	NotNeeded    = "not needed"    // an earlier source was used, or waited for
-	Failed       = "failed"        // definitely has nothing
-	NoAnswer     = "no answer"     // asked until the end, or passed over
-	NeedsNetwork = "needs network" // not asked
+	NotNeeded    = "not needed"    // an earlier source was used or takes precedence
+	Failed       = "failed"        // definitely has no answer
+	NoAnswer     = "no answer"     // did not answer in time
+	NeedsNetwork = "needs network" // was not tried
 )
 
-// Result is the outcome of asking one source.
+// Result describes what came of one source.
 type Result struct {
 	Source   string        `json:"source"`
 	Outcome  string        `json:"outcome"`
@@ -301,7 +297,7 @@ func (v Result) String() string {
 	return text
 }
 
-// Results has one result per source, in order.
+// Results holds one Result for each source, in order.
 type Results []Result
 
 func (v Results) String() string {
@@ -312,7 +308,7 @@ func (v Results) String() string {
 	return strings.Join(lines, "; ")
 }
 
-// Failure means that no source answered.
+// Failure is the error if no source has an answer.
 type Failure struct {
 	What    string // "settings" or "ssh key"
 	Results Results
@@ -321,8 +317,8 @@ type Failure struct {
 
 func (f *Failure) Error() string { return "no source has " + f.What + ": " + f.Results.String() }
 
-// Spent reports whether no source is to be expected to answer again: one of them was cleared
-// once its settings had been cached, and all others definitely have nothing.
+// Spent reports whether no source is expected to answer again: one was cleared after its settings were cached, and all
+// others definitely have no answer.
 func (f *Failure) Spent() bool {
 	spent := false
 	for _, cause := range f.causes {
@@ -334,5 +330,5 @@ func (f *Failure) Spent() bool {
 	return spent && len(f.causes) == len(f.Results)
 }
 
-// Unwrap gives the last failure of each source.
+// Unwrap returns the last error of each source.
 func (f *Failure) Unwrap() []error { return f.causes }

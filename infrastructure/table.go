@@ -10,7 +10,7 @@ import (
 	"cambium/settings/agentjson"
 )
 
-// table says how each type of agent.json is made into a source.
+// table has a constructor for each source type of agent.json.
 var table = map[string]func(agentjson.Source, agentjson.Settings, Options) Source{
 	agentjson.HTTP: func(c agentjson.Source, _ agentjson.Settings, o Options) Source {
 		return metadata.NewHTTP(metadata.Options{URI: c.URI, Headers: c.Headers, SettingsPath: c.UserDataPath, InstanceIDPath: c.InstanceIDPath,

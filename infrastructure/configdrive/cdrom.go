@@ -13,7 +13,7 @@ import (
 	"cambium/internal/secret"
 )
 
-// defaultCD is the drive of every stemcell that has one.
+// defaultCD is the CD drive of VMs that have one.
 const defaultCD = "/dev/sr0"
 
 // Requests of linux/cdrom.h.
@@ -30,8 +30,8 @@ const (
 	driveNotReady = 3
 )
 
-// ready asks a CD drive whether there is a disc to read; other devices do not support the ioctl. It
-// comes before the real open, which would close the tray again.
+// ready returns an error if a CD drive has no readable disc. Other devices do not support the ioctl. It is called
+// before the device is opened for reading, which would close the tray.
 func (d *device) ready() error {
 	status, err := unix.IoctlRetInt(int(d.Fd()), cdromDriveStatus)
 	if err != nil {
@@ -46,7 +46,7 @@ func (d *device) ready() error {
 	return nil
 }
 
-// CDOptions are those of agent.json, and where the machine's own files are.
+// CDOptions holds the options of agent.json, and settings for tests.
 type CDOptions struct {
 	FileName string
 	Device   string // defaultCD if empty
@@ -55,13 +55,13 @@ type CDOptions struct {
 	Log  *logrus.Entry
 }
 
-// CD reads a file from a CD and ejects it once its content is cached.
+// CD reads the settings from a file on a CD, and ejects the CD once they are cached.
 type CD struct {
 	o      CDOptions
 	finder finder
 }
 
-// NewCD returns the source; it touches nothing.
+// NewCD returns a CDROM source without opening the drive.
 func NewCD(o CDOptions) *CD {
 	if o.Device == "" {
 		o.Device = defaultCD
@@ -69,11 +69,11 @@ func NewCD(o CDOptions) *CD {
 	return &CD{o: o, finder: newFinder(o.Root, o.Log)}
 }
 
-// Name says what is asked.
+// Name returns the type, the drive and the file.
 func (c *CD) Name() string { return "CDROM " + c.o.Device + ":" + c.o.FileName }
 
-// Settings reads the file. An empty drive is final once devices have been enumerated: after
-// the first boot it is the normal state.
+// Settings reads the file. An empty drive is a final error once devices have been enumerated: it is normal after the
+// first boot.
 func (c *CD) Settings(ctx context.Context) (source.Answer, error) {
 	if c.o.FileName == "" {
 		return source.Answer{}, source.Final(errors.New("FileName is empty"))
@@ -96,18 +96,17 @@ func (c *CD) Settings(ctx context.Context) (source.Answer, error) {
 	return source.Answer{Raw: secret.NewJSON(document), From: c.Name(), Clear: c.eject}, nil
 }
 
-// PublicKey is always empty: a CD carries settings only.
+// PublicKey returns "": a CD contains settings only.
 func (c *CD) PublicKey(context.Context) (string, error) { return "", nil }
 
-// eject opens the tray, so that the next start finds the drive empty at once and the CPI may
-// take the medium away.
+// eject opens the tray, so that the next start finds the drive empty at once and the CPI can remove the medium.
 func (c *CD) eject(context.Context) error {
 	drive, err := os.OpenFile(c.finder.system(c.o.Device), os.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return fmt.Errorf("eject: %w", err)
 	}
 	defer drive.Close()
-	// A failure to unlock the door is ignored; the eject itself then fails.
+	// If the door cannot be unlocked, the eject fails.
 	_ = unix.IoctlSetInt(int(drive.Fd()), cdromLockDoor, 0)
 	if err := unix.IoctlSetInt(int(drive.Fd()), cdromEject, 0); err != nil {
 		return fmt.Errorf("eject %s: %w", c.o.Device, err)

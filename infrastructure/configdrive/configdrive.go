@@ -1,6 +1,5 @@
-// Package configdrive is the ConfigDrive and the CDROM source: settings on a medium that the
-// hypervisor attaches. Media are opened for reading only and read without mounting them where
-// their file system allows it.
+// Package configdrive implements the sources ConfigDrive and CDROM: settings on a medium that the hypervisor attaches.
+// It opens media read-only and parses their file systems itself, without mounting them.
 package configdrive
 
 import (
@@ -17,37 +16,36 @@ import (
 	"cambium/internal/secret"
 )
 
-// Options are those of agent.json, and where the machine's own files are.
+// Options holds the options of agent.json, and settings for tests.
 type Options struct {
-	// DiskPaths are devices, links of /dev/disk/by-label or image files, in order of preference.
+	// DiskPaths lists devices, links in /dev/disk/by-label, or image files, in order of preference.
 	DiskPaths    []string
 	MetaDataPath string
 	UserDataPath string
-	// SettingsPath is read where there is no UserDataPath, or no such file on the medium.
+	// SettingsPath is read if UserDataPath is empty or the medium has no such file.
 	SettingsPath string
 
-	Root string // where /dev, /sys and /run are; "/" if empty
+	Root string // directory that contains dev, sys and run; "/" if empty
 	Log  *logrus.Entry
 }
 
-// Source reads a config drive.
+// Source reads the settings from a config drive.
 type Source struct {
 	o      Options
 	finder finder
 }
 
-// New returns the source; it touches nothing.
+// New returns a ConfigDrive source without opening a device.
 func New(o Options) *Source {
 	return &Source{o: o, finder: newFinder(o.Root, o.Log)}
 }
 
-// Name says what is asked.
+// Name returns the type and the paths.
 func (s *Source) Name() string {
 	return "ConfigDrive " + strings.Join(s.o.DiskPaths, ", ")
 }
 
-// Settings reads the user data. That no medium is there is final once the kernel and udev have
-// finished looking for devices.
+// Settings reads the user data. A missing medium is a final error once the kernel and udev have enumerated all devices.
 func (s *Source) Settings(ctx context.Context) (source.Answer, error) {
 	var names []string
 	for _, name := range []string{s.o.UserDataPath, s.o.SettingsPath} {
@@ -69,13 +67,13 @@ func (s *Source) Settings(ctx context.Context) (source.Answer, error) {
 	return source.Answer{Raw: secret.NewJSON(document), From: "ConfigDrive " + from}, nil
 }
 
-// PublicKey reads the first key of the metadata file, which must be there.
+// PublicKey returns the first key in the metadata file, which must exist.
 func (s *Source) PublicKey(ctx context.Context) (string, error) {
 	metadata, err := s.metadata(ctx)
 	return metadata.PublicKey, err
 }
 
-// InstanceID reads the key of this machine in a registry.
+// InstanceID returns the machine's key in a registry, from the metadata file.
 func (s *Source) InstanceID(ctx context.Context) (string, error) {
 	if s.o.MetaDataPath == "" {
 		return "", nil
@@ -99,7 +97,7 @@ func (s *Source) metadata(ctx context.Context) (source.Metadata, error) {
 	return metadata, nil
 }
 
-// read returns the first of the named files that the first usable medium has.
+// read returns the first of the named files on the first usable medium.
 func (s *Source) read(ctx context.Context, names ...string) (body []byte, from string, err error) {
 	if len(s.o.DiskPaths) == 0 {
 		return nil, "", source.Final(errors.New("DiskPaths is empty"))
@@ -119,9 +117,8 @@ func (s *Source) read(ctx context.Context, names ...string) (body []byte, from s
 	return body, from, err
 }
 
-// combine joins the failures of several media. The least definite one decides the kind: as long as
-// one of them may be temporary, so may that of the source. If one is only absent, devices that are
-// still to appear are worth waiting for.
+// combine joins the errors of several media. If one of them may be temporary, so may the result. If a medium is absent,
+// the result is errAbsent, too, so that the caller waits for devices to appear.
 func combine(failures []error) error {
 	if len(failures) == 1 {
 		return failures[0]
@@ -145,13 +142,13 @@ func combine(failures []error) error {
 	return err
 }
 
-// quietly is an error with an empty text, for errors.Is only: the text around it says it already.
+// quietly hides the text of an error, which the surrounding text already contains, and keeps it for errors.Is.
 type quietly struct{ error }
 
 func (quietly) Error() string   { return "" }
 func (q quietly) Unwrap() error { return q.error }
 
-// readVolumes returns the first of the named files that any of the volumes has.
+// readVolumes returns the first of the named files found on any volume.
 func readVolumes(all []*medium.Volume, names []string) (body []byte, name string, err error) {
 	var missing error
 	for _, v := range all {

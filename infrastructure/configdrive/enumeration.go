@@ -13,19 +13,19 @@ import (
 	eventwatch "cambium/internal/watch"
 )
 
-// How long devices may take to appear.
+// Limits of the wait for devices to appear.
 const (
 	// settleBound bounds the wait for a missing device.
 	settleBound = 10 * time.Second
 	// settleQuiet is the time without a new block device, with udev's queue empty, after which enumeration counts
 	// as finished. The kernel does not report that: it probes buses in the background.
 	settleQuiet = time.Second
-	// bootPhase is the uptime by which the first enumeration is long over.
+	// bootPhase is an uptime after which the enumeration at boot has finished.
 	bootPhase = 2 * time.Minute
 )
 
-// enumeration knows whether the kernel and udev have finished finding devices. Once they have, this
-// process no longer waits: what is attached later is found by the next attempt.
+// enumeration tracks whether the kernel and udev have finished finding devices. After that, this process no longer
+// waits; the next attempt finds devices that are attached later.
 type enumeration struct {
 	root    string
 	settled atomic.Bool
@@ -40,7 +40,7 @@ type watch struct {
 	deadline time.Time
 }
 
-// watch begins to listen, before the first look at devices, so that none is missed in between.
+// watch starts to listen for devices. The caller looks for its device afterwards, so that none is missed.
 func (e *enumeration) watch() *watch {
 	listen := e.events
 	if listen == nil {
@@ -55,8 +55,8 @@ func (e *enumeration) watch() *watch {
 
 func (w *watch) close() { w.stop() }
 
-// next waits until there may be something new to see, and returns false when there will be
-// nothing: enumeration is finished, has taken too long, or ctx has ended.
+// next waits for a device event and returns true. It returns false if enumeration has finished or taken too long, or
+// ctx has ended.
 func (w *watch) next(ctx context.Context) bool {
 	for !w.e.settled.Load() {
 		pause := time.Until(w.deadline)
@@ -88,14 +88,14 @@ func (w *watch) next(ctx context.Context) bool {
 	return false
 }
 
-// udevBusy reports whether udev has events in its queue; it keeps this file as long as it has.
+// udevBusy reports whether udev has queued events, which is as long as this file exists.
 func (e *enumeration) udevBusy() bool {
 	_, err := os.Stat(filepath.Join(e.root, "run/udev/queue"))
 	return err == nil
 }
 
-// longUp reports whether the machine has been up for so long that its buses have been probed:
-// an agent that is restarted waits for nothing.
+// longUp reports whether the machine has been up so long that all buses have been probed. A restarted agent then need
+// not wait.
 func (e *enumeration) longUp() bool {
 	text, err := os.ReadFile(filepath.Join(e.root, "proc/uptime"))
 	if err != nil {
@@ -106,8 +106,8 @@ func (e *enumeration) longUp() bool {
 	return err == nil && seconds > bootPhase.Seconds()
 }
 
-// listen reports block devices that the kernel found or udev has finished with, and that udev's
-// queue may have become empty. Where these events are not available, settleQuiet replaces them.
+// listen sends an event for each new block device, for each one that udev has processed, and if udev's queue may be
+// empty. Without these events, settleQuiet applies.
 func (e *enumeration) listen() (<-chan struct{}, func()) {
 	l, err := eventwatch.Listen(eventwatch.Kernel|eventwatch.Udev, func(message []byte) bool {
 		return bytes.Contains(message, []byte("SUBSYSTEM=block\x00")) || bytes.Contains(message, []byte("queue\x00"))

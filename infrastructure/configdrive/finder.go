@@ -20,14 +20,14 @@ import (
 	"cambium/internal/medium"
 )
 
-// deviceTimeout bounds the reading of one device. A read that hangs in the kernel cannot be
-// canceled; its goroutine goes on.
+// deviceTimeout bounds reads from a device. A read that hangs in the kernel cannot be canceled, and its goroutine
+// remains.
 const deviceTimeout = 10 * time.Second
 
-// errAbsent means that there is no such device (yet), or no medium in it.
+// errAbsent is returned for a missing device, which may still appear, and for a drive without a medium.
 var errAbsent = errors.New("no such medium")
 
-// finder opens media by path or label.
+// finder reads files from media, found by path or label.
 type finder struct {
 	root  string
 	log   *logrus.Entry
@@ -45,7 +45,7 @@ func newFinder(root string, log *logrus.Entry) finder {
 	return finder{root: root, log: log, enum: &enumeration{root: root}, reads: &reads{}}
 }
 
-// system moves /dev, /sys and /run below the root; image files stay where they are.
+// system returns the path of a device below the root. Paths of image files are unchanged.
 func (f finder) system(path string) string {
 	if strings.HasPrefix(path, "/dev/") {
 		return filepath.Join(f.root, path)
@@ -53,7 +53,7 @@ func (f finder) system(path string) string {
 	return path
 }
 
-// untilSettled repeats try while it finds no medium and devices may still appear.
+// untilSettled calls try again while it returns errAbsent and devices may still appear.
 func (f finder) untilSettled(ctx context.Context, try func(context.Context) error) error {
 	w := f.enum.watch()
 	defer w.close()
@@ -65,13 +65,13 @@ func (f finder) untilSettled(ctx context.Context, try func(context.Context) erro
 	}
 }
 
-// found is a file of a medium.
+// found is a file read from a medium.
 type found struct {
 	body []byte
 	from string
 }
 
-// readFrom reads one of the named files from the medium at path.
+// readFrom reads the first of the named files from the medium at path.
 func (f finder) readFrom(ctx context.Context, path string, names []string) (found, error) {
 	key := path + "\x00" + strings.Join(names, "\x00")
 	return f.reads.do(ctx, key, path, func(ctx context.Context) (found, error) {
@@ -80,21 +80,20 @@ func (f finder) readFrom(ctx context.Context, path string, names []string) (foun
 	})
 }
 
-// reads are the reads in progress. A device that hangs in the kernel blocks a thread, and is
-// retried for as long as the agent waits for settings: it gets one read at a time.
+// reads holds the reads in progress, so that each device has at most one. A device that hangs in the kernel blocks a
+// thread, and the agent retries while it waits for settings.
 type reads struct {
 	mu    sync.Mutex
 	under map[string]*read // by key
 }
 
 type read struct {
-	done  chan struct{} // closed when the result is there
+	done  chan struct{} // closed once found and err are set
 	found found
 	err   error
 }
 
-// do runs a read, or joins the one that has not come back yet, and waits for it no longer than
-// deviceTimeout.
+// do runs a read, or joins the one in progress, and waits for it for at most deviceTimeout.
 func (r *reads) do(ctx context.Context, key, path string, run func(context.Context) (found, error)) (found, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, deviceTimeout, fmt.Errorf("%s: no answer from the device in %v", path, deviceTimeout))
 	defer cancel()
@@ -150,8 +149,7 @@ func (f finder) readNow(ctx context.Context, path string, names []string) (body 
 
 func describePath(path, name string) string { return path + ":" + strings.TrimPrefix(name, "/") }
 
-// damaged marks errors of the medium itself as final; what a device cannot read now it may
-// read the next time.
+// damaged marks errors of the medium's content as final. A read error of the device may be temporary.
 func damaged(err error) error {
 	if errors.Is(err, medium.ErrDamaged) || errors.Is(err, medium.ErrUnknown) {
 		return source.Final(err)
@@ -159,7 +157,7 @@ func damaged(err error) error {
 	return err
 }
 
-// preferred puts volumes with the wanted label first.
+// preferred sorts volumes with the label first.
 func preferred(all []*medium.Volume, label string) []*medium.Volume {
 	if label == "" {
 		return all
@@ -169,7 +167,7 @@ func preferred(all []*medium.Volume, label string) []*medium.Volume {
 	return sorted
 }
 
-// unescape undoes udev's \x20 in link names.
+// unescape decodes udev's \x20 in link names.
 func unescape(name string) string {
 	var b strings.Builder
 	for i := 0; i < len(name); i++ {
@@ -224,7 +222,7 @@ func (d *device) prepare(path string) error {
 	if err := d.ready(); err != nil {
 		return err
 	}
-	// A CD that was opened with O_NONBLOCK was not looked at; open it again to read.
+	// O_NONBLOCK opens a CD drive without reading the disc: open it again.
 	blocking, err := os.OpenFile(path, os.O_RDONLY|unix.O_CLOEXEC, 0)
 	switch {
 	case errors.Is(err, unix.ENOMEDIUM), errors.Is(err, unix.ENXIO):
@@ -240,7 +238,7 @@ func (d *device) prepare(path string) error {
 	return nil
 }
 
-// scan looks at all block devices for a volume with the label.
+// scan searches all block devices for a volume with the label.
 func (f finder) scan(ctx context.Context, label string) (*device, error) {
 	entries, err := os.ReadDir(filepath.Join(f.root, "sys/class/block"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -273,7 +271,7 @@ func (f finder) scan(ctx context.Context, label string) (*device, error) {
 	return nil, source.Final(errAbsent)
 }
 
-// skipped names devices that hold no config drive and are slow or pointless to open.
+// skipped reports devices that contain no config drive and are slow or pointless to open.
 func skipped(name string) bool {
 	for _, prefix := range []string{"ram", "zram", "fd", "nbd", "mtdblock"} {
 		if strings.HasPrefix(name, prefix) {
@@ -283,7 +281,7 @@ func skipped(name string) bool {
 	return false
 }
 
-// empty reports a device without a medium, such as an unused loop device.
+// empty reports whether a device has no medium, such as an unused loop device.
 func (f finder) empty(name string) bool {
 	size, err := os.ReadFile(filepath.Join(f.root, "sys/class/block", name, "size"))
 	return err == nil && strings.TrimSpace(string(size)) == "0"

@@ -1,5 +1,5 @@
-// Package filesource is the File source: settings that a CPI, cloud-init or a hypervisor's
-// guest agent leaves in a file of the machine, and may rewrite at any time.
+// Package filesource implements the source File: settings that a CPI, cloud-init or a hypervisor's guest agent writes
+// to a file on the machine, and may rewrite at any time.
 package filesource
 
 import (
@@ -12,30 +12,28 @@ import (
 	"cambium/internal/secret"
 )
 
-// Options are the paths of agent.json.
+// Options holds the paths of agent.json.
 type Options struct {
 	SettingsPath string
-	// MetaDataPath holds {"instance-id": …}, the key of a registry.
+	// MetaDataPath names a file with {"instance-id": …}, the machine's key in a registry.
 	MetaDataPath string
-	// UserDataPath holds what metadata services call user data: a settings document, or a
-	// pointer to a registry.
+	// UserDataPath names a file with user data: a settings document, or a pointer to a registry.
 	UserDataPath string
-	// UseRegistry makes UserDataPath, if it can be read, win over SettingsPath, as it did in
-	// the agents that knew this option.
+	// UseRegistry prefers UserDataPath, if readable, over SettingsPath, as agents that knew this option did.
 	UseRegistry bool
 }
 
-// Source reads files.
+// Source reads the settings from files.
 type Source struct{ o Options }
 
-// New returns the source; it touches nothing.
+// New returns a File source without opening a file.
 func New(o Options) *Source { return &Source{o: o} }
 
-// Name says what is asked.
+// Name returns the type and the path.
 func (s *Source) Name() string { return "File " + s.o.SettingsPath }
 
-// Settings reads the settings file. A missing file is final: nothing is waited for, and the
-// next source is asked. A document that does not parse may be one that is just being written.
+// Settings reads the settings file. If it is missing, the error is final, so that the next source is used at once. An
+// invalid document may still be in the process of being written.
 func (s *Source) Settings(context.Context) (source.Answer, error) {
 	if s.o.SettingsPath == "" {
 		return source.Answer{}, source.Final(errors.New("SettingsPath is empty"))
@@ -57,9 +55,8 @@ func (s *Source) Settings(context.Context) (source.Answer, error) {
 	return source.Answer{Raw: secret.NewJSON(document), From: "File " + path}, nil
 }
 
-// PublicKey returns the document's "public_key", which registry-era CPIs wrote. That the file
-// must exist is part of the contract: the search for a key ends at the first source without
-// an error, and a machine whose file is missing gets its key from the next one.
+// PublicKey returns the document's "public_key", which registry-era CPIs wrote. A missing file must be an error: the
+// search for a key ends at the first source without one, and the key may come from the next source.
 func (s *Source) PublicKey(context.Context) (string, error) {
 	if s.o.SettingsPath == "" {
 		return "", source.Final(errors.New("SettingsPath is empty"))
@@ -77,7 +74,7 @@ func (s *Source) PublicKey(context.Context) (string, error) {
 	return document.PublicKey, nil
 }
 
-// InstanceID reads the key of this machine in a registry.
+// InstanceID returns the machine's key in a registry.
 func (s *Source) InstanceID(context.Context) (string, error) {
 	if s.o.MetaDataPath == "" {
 		return "", nil

@@ -1,5 +1,5 @@
-// Package guestinfo is the VsphereGuestInfo source: settings that the guest tools read from the
-// hypervisor, and that are erased there once they are cached.
+// Package guestinfo implements the source VsphereGuestInfo: settings that the guest tools read from the hypervisor.
+// They are erased there once they are cached.
 package guestinfo
 
 import (
@@ -19,7 +19,7 @@ import (
 const (
 	key         = "guestinfo.userdata"
 	encodingKey = "guestinfo.userdata.encoding"
-	// erased is the value by which this agent and cloud-init mark user data as erased; the key cannot be removed.
+	// erased replaces user data, whose key cannot be removed. cloud-init uses the same value.
 	erased = "---"
 
 	toolTimeout = 10 * time.Second
@@ -28,16 +28,16 @@ const (
 	maxValue = source.MaxDocument * 3 / 2
 )
 
-// Options are the two programs, one of which must be there.
+// Options holds the paths of the two programs. One of them must be installed.
 type Options struct {
 	RPCToolPath  string // "vmware-rpctool" if empty
 	VMToolsdPath string // "vmtoolsd" if empty
 }
 
-// Source asks the guest tools.
+// Source reads the settings through the guest tools.
 type Source struct{ o Options }
 
-// New returns the source; it starts nothing.
+// New returns a VsphereGuestInfo source without starting a program.
 func New(o Options) *Source {
 	if o.RPCToolPath == "" {
 		o.RPCToolPath = "vmware-rpctool"
@@ -48,11 +48,11 @@ func New(o Options) *Source {
 	return &Source{o: o}
 }
 
-// Name says what is asked.
+// Name returns the type and the key.
 func (s *Source) Name() string { return "VsphereGuestInfo " + key }
 
-// Settings asks for the value. Every failure is final, since the hypervisor has the value before
-// the machine starts; only a document that does not parse is read again.
+// Settings reads the value. All errors are final, since the hypervisor sets the value before the machine starts; only
+// an invalid document is read again.
 func (s *Source) Settings(ctx context.Context) (source.Answer, error) {
 	value, err := s.rpc(ctx, "info-get "+key)
 	if err != nil {
@@ -81,10 +81,10 @@ func (s *Source) Settings(ctx context.Context) (source.Answer, error) {
 	return source.Answer{Raw: secret.NewJSON(document), From: s.Name(), Clear: s.erase}, nil
 }
 
-// PublicKey is always empty: guestinfo carries settings only.
+// PublicKey returns "": guestinfo contains settings only.
 func (s *Source) PublicKey(context.Context) (string, error) { return "", nil }
 
-// erase overwrites the value, which any process of the machine could read.
+// erase overwrites the value, since any process on the machine could read it.
 func (s *Source) erase(ctx context.Context) error {
 	_, err := s.rpc(ctx, "info-set "+key+" "+erased)
 	if err != nil {
@@ -96,7 +96,7 @@ func (s *Source) erase(ctx context.Context) error {
 	return err
 }
 
-// inflate undoes gzip, if it is gzip, and holds the document to its limit.
+// inflate decompresses body if it is in gzip format, and enforces the size limit.
 func inflate(body []byte) ([]byte, error) {
 	if !bytes.HasPrefix(body, []byte{0x1f, 0x8b}) {
 		if len(body) > source.MaxDocument {
@@ -116,7 +116,7 @@ func inflate(body []byte) ([]byte, error) {
 	return unpacked, err
 }
 
-// rpc sends one request to the hypervisor through the first tool that succeeds.
+// rpc sends a request to the hypervisor through the first tool that succeeds.
 func (s *Source) rpc(ctx context.Context, request string) ([]byte, error) {
 	var failures []error
 	for _, tool := range []command.Cmd{
@@ -153,7 +153,7 @@ func run(ctx context.Context, tool command.Cmd) ([]byte, error) {
 	return out.kept.Bytes(), nil
 }
 
-// capped keeps the first maxValue bytes and drops the rest, so that the tool can finish.
+// capped keeps the first maxValue bytes and discards the rest, so that the tool can finish.
 type capped struct {
 	kept bytes.Buffer
 	over bool

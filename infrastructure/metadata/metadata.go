@@ -1,5 +1,4 @@
-// Package metadata is the HTTP and the InstanceMetadata source: settings from the metadata
-// service that an IaaS offers at a well-known address.
+// Package metadata implements the sources HTTP and InstanceMetadata: settings from the metadata service of an IaaS.
 package metadata
 
 import (
@@ -28,53 +27,53 @@ const (
 	tokenTTL       = "300"
 	tokenTimeout   = 5 * time.Second
 
-	// keyTries is the number of attempts to get a key while the service reports errors of its own.
+	// keyTries is the number of attempts to get a key if the service returns temporary errors.
 	keyTries = 3
 )
 
-// Options are those of agent.json, and what the source needs to know of the machine.
+// Options holds the options of agent.json, and functions that connect the source to the agent.
 type Options struct {
 	URI     secret.URL
 	Headers map[string]secret.String
-	// SettingsPath is the user-data path of HTTP, the settings path of InstanceMetadata.
+	// SettingsPath is UserDataPath for HTTP, and SettingsPath for InstanceMetadata.
 	SettingsPath   string
 	InstanceIDPath string
 	SSHKeysPath    string
 	TokenPath      string
 
-	// NetworkUp reports whether there is a usable network; nil means that there is.
+	// NetworkUp reports whether a usable network is up. If it is nil, there always is one.
 	NetworkUp func(context.Context) bool
 	// Connecting, if not nil, is called before each connection to the service.
 	Connecting func(ctx context.Context, server netip.AddrPort)
 	Log        *logrus.Entry
 }
 
-// Source asks one metadata service.
+// Source fetches settings from a metadata service.
 type Source struct {
 	o      Options
 	kind   string
 	client fetch.Client
-	// warned keeps a service without tokens from filling the log once a second.
+	// warned prevents a warning every second about a service without tokens.
 	warned atomic.Bool
 }
 
-// NewHTTP returns the HTTP source. URLs are URI and path joined as they are.
+// NewHTTP returns an HTTP source. It concatenates URI and path to a URL.
 func NewHTTP(o Options) *Source {
 	return &Source{o: o, kind: "HTTP", client: fetch.Client{Connecting: o.Connecting}}
 }
 
-// NewInstanceMetadata returns the InstanceMetadata source, which knows settings only.
+// NewInstanceMetadata returns an InstanceMetadata source, which provides settings only.
 func NewInstanceMetadata(o Options) *Source {
 	return &Source{o: Options{URI: o.URI, Headers: o.Headers, SettingsPath: o.SettingsPath, NetworkUp: o.NetworkUp, Log: o.Log},
 		kind: "InstanceMetadata", client: fetch.Client{Connecting: o.Connecting}}
 }
 
-// Name says what is asked.
+// Name returns the type and the URL, without credentials.
 func (s *Source) Name() string {
 	return s.kind + " " + s.printablePath(s.o.SettingsPath)
 }
 
-// Settings asks for the document, which may not exist yet on a new machine.
+// Settings fetches the document, which may not exist yet on a new machine.
 func (s *Source) Settings(ctx context.Context) (source.Answer, error) {
 	switch {
 	case s.o.URI.Empty():
@@ -87,7 +86,7 @@ func (s *Source) Settings(ctx context.Context) (source.Answer, error) {
 		return source.Answer{}, err
 	}
 	at := s.printablePath(s.o.SettingsPath)
-	if err := response.Usable(); err != nil {
+	if err := response.Err(); err != nil {
 		return source.Answer{}, fmt.Errorf("%s: %w", at, err)
 	}
 	document, err := source.Decode(response.Body)
@@ -97,8 +96,8 @@ func (s *Source) Settings(ctx context.Context) (source.Answer, error) {
 	return source.Answer{Raw: secret.NewJSON(document), From: s.Name()}, nil
 }
 
-// PublicKey asks for the SSH key. Any other answer than success means that there is none; only
-// transport errors and errors of the service itself are retried.
+// PublicKey fetches the SSH key. Only transport errors and temporary errors of the service are retried. Any other
+// status but success means that there is no key.
 func (s *Source) PublicKey(ctx context.Context) (string, error) {
 	if s.o.SSHKeysPath == "" {
 		return "", nil
@@ -130,12 +129,12 @@ func (s *Source) PublicKey(ctx context.Context) (string, error) {
 	return key, nil
 }
 
-// temporary reports a status that is worth a retry.
+// temporary reports whether a status justifies a retry.
 func temporary(status int) bool {
 	return status >= 500 || status == http.StatusTooManyRequests || status == http.StatusRequestTimeout
 }
 
-// InstanceID asks for the key of this machine in a registry; no path means no key.
+// InstanceID fetches the machine's key in a registry. It returns "" if no path is configured.
 func (s *Source) InstanceID(ctx context.Context) (string, error) {
 	if s.o.InstanceIDPath == "" {
 		return "", nil
@@ -145,7 +144,7 @@ func (s *Source) InstanceID(ctx context.Context) (string, error) {
 		return "", err
 	}
 	at := s.printablePath(s.o.InstanceIDPath)
-	if err := response.Usable(); err != nil {
+	if err := response.Err(); err != nil {
 		return "", fmt.Errorf("%s: %w", at, err)
 	}
 	id := strings.TrimSpace(string(response.Body))
@@ -173,9 +172,8 @@ func (s *Source) get(ctx context.Context, path string, limit int64) (fetch.Respo
 	return s.client.Do(ctx, fetch.Request{URL: s.o.URI.Reveal() + path, Header: header, Limit: limit})
 }
 
-// token asks for an IMDSv2 token, a new one for each request since they expire. Without one
-// the request is made all the same, as an IMDSv1 service wants it; if the service insists on
-// tokens, its answer will say so.
+// token fetches an IMDSv2 token, a new one for each request since tokens expire. It returns none if that fails: IMDSv1
+// services accept a request without one, and the response of an IMDSv2 service reports the error.
 func (s *Source) token(ctx context.Context) (secret.String, error) {
 	if s.o.TokenPath == "" {
 		return secret.String{}, nil
@@ -207,7 +205,7 @@ func (s *Source) token(ctx context.Context) (secret.String, error) {
 	return secret.String{}, nil
 }
 
-// printablePath returns the address of path without credentials.
+// printablePath returns the URL of path without credentials.
 func (s *Source) printablePath(path string) string { return secret.RedactURL(s.o.URI.Reveal() + path) }
 
 func (s *Source) log() *logrus.Entry {

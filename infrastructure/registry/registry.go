@@ -1,6 +1,5 @@
-// Package registry is the settings registry of the CPI API v1: user data holds only a pointer
-// to it, and the settings come from there. A pointer is followed whatever agent.json says about
-// registries, but never when the document that holds it is a settings document already.
+// Package registry fetches settings from the registry of CPI API v1, to which the user data contains a pointer. A
+// pointer is followed whatever agent.json configures, unless its document contains settings.
 package registry
 
 import (
@@ -17,22 +16,20 @@ import (
 	"cambium/internal/secret"
 )
 
-// Pointer refers to the registry, as given in user data.
+// Pointer is a reference to a registry in user data.
 type Pointer struct {
 	Endpoint secret.URL
-	// User and Password come from keys of their own; those inside the endpoint win.
+	// User and Password have keys of their own. Those in the endpoint take precedence.
 	User        string
 	Password    secret.String
 	ServerName  string
 	NameServers []string
-	// Networks is the network to bring up before the registry is asked, in the form of the
-	// settings document.
+	// Networks is the network to bring up before a request to the registry, in the format of the settings.
 	Networks json.RawMessage
 }
 
-// Read looks for a pointer in a document. It returns nil if there is none, or if the document
-// has an agent_id and needs no registry.
-func Read(document []byte) (*Pointer, error) {
+// ParsePointer returns the pointer in a document, or nil if there is none or the document has an agent_id.
+func ParsePointer(document []byte) (*Pointer, error) {
 	var wire struct {
 		AgentID  json.RawMessage `json:"agent_id"`
 		Registry json.RawMessage `json:"registry"`
@@ -88,18 +85,18 @@ func Read(document []byte) (*Pointer, error) {
 	}, nil
 }
 
-// Client follows pointers.
+// Client fetches the settings to which pointers refer.
 type Client struct {
-	// UseServerName asks for the machine by the name in the user data, not by its instance id.
+	// UseServerName makes the name in the user data the machine's key in the registry, instead of the instance id.
 	UseServerName bool
-	// NetworkUp reports whether there is a usable network; nil means that there is.
+	// NetworkUp reports whether a usable network is up. If it is nil, there always is one.
 	NetworkUp func(context.Context) bool
 	// Connecting, if not nil, is called before each connection to a registry.
 	Connecting func(ctx context.Context, server netip.AddrPort)
 }
 
-// Settings fetches the document the pointer leads to. instanceID may return "" where the
-// source knows none. The second result says where the document came from.
+// Settings fetches the document to which the pointer refers, and returns it with its origin. instanceID may be nil, or
+// return "" if the source has no instance id.
 func (c Client) Settings(ctx context.Context, p Pointer, instanceID func(context.Context) (string, error)) ([]byte, string, error) {
 	endpoint := p.Endpoint.Reveal()
 	if !strings.HasPrefix(endpoint, "http") {
@@ -128,7 +125,7 @@ func (c Client) Settings(ctx context.Context, p Pointer, instanceID func(context
 		}
 		return nil, "", fmt.Errorf("registry %w", err)
 	}
-	if err := response.Usable(); err != nil {
+	if err := response.Err(); err != nil {
 		return nil, "", fmt.Errorf("%s: %w", from, err)
 	}
 	document, err := envelope(response.Body)
@@ -151,8 +148,8 @@ func file(path string) ([]byte, string, error) {
 	return document, "registry file " + path, nil
 }
 
-// key is the name under which the CPI files this machine. A source that has no instance id to
-// offer leaves the server name, also where UseServerName is not set: there is no other.
+// key returns the machine's key in the registry. If the source has no instance id, it is the server name, even without
+// UseServerName.
 func (c Client) key(ctx context.Context, p Pointer, instanceID func(context.Context) (string, error)) (string, error) {
 	if c.UseServerName {
 		if p.ServerName == "" {
@@ -183,8 +180,8 @@ func address(endpoint, key string) (string, error) {
 	return strings.TrimSuffix(u.String(), "/") + "/instances/" + url.PathEscape(key) + "/settings", nil
 }
 
-// envelope takes the settings out of a registry's answer, where they are JSON inside a JSON
-// string. The status member is not looked at: the HTTP status says it all.
+// envelope extracts the settings, a JSON string, from a registry's response. It ignores the member status, since the
+// HTTP status tells the same.
 func envelope(body []byte) ([]byte, error) {
 	outer, err := source.Decode(body)
 	if err != nil {

@@ -24,7 +24,7 @@ import (
 
 func TestRead(t *testing.T) {
 	full := `{"server":{"name":"vm-7c1f"},"registry":{"endpoint":"http://reg:canary@10.0.0.6:25777","user":"u","password":"canary"},"dns":{"nameserver":["10.0.0.2"]},"networks":{"private":{"type":"manual"}}}`
-	p, err := Read([]byte(full))
+	p, err := ParsePointer([]byte(full))
 	if err != nil || p == nil {
 		t.Fatalf("pointer %v, error %v", p, err)
 	}
@@ -36,7 +36,7 @@ func TestRead(t *testing.T) {
 		t.Errorf("the pointer prints its credentials: %s", text)
 	}
 	for _, none := range []string{"null", "{}"} {
-		if p, err := Read([]byte(`{"registry":{"endpoint":"/f"},"networks":` + none + `}`)); err != nil || p == nil || p.Networks != nil {
+		if p, err := ParsePointer([]byte(`{"registry":{"endpoint":"/f"},"networks":` + none + `}`)); err != nil || p == nil || p.Networks != nil {
 			t.Errorf("networks %s: %+v, %v; want none", none, p, err)
 		}
 	}
@@ -58,7 +58,7 @@ func TestRead(t *testing.T) {
 		`{"registry":{"endpoint":"/f"},"server":{"name":7}}`:                     "error",
 		`[]`: "error",
 	} {
-		p, err := Read([]byte(document))
+		p, err := ParsePointer([]byte(document))
 		got := "none"
 		if err != nil {
 			got = "error"
@@ -401,7 +401,7 @@ func FuzzRead(f *testing.F) {
 	f.Add([]byte(`{"server":{"name":"vm"},"registry":{"endpoint":"http://a:b@c","user":"u"},"dns":{"nameserver":["10.0.0.2"]},"networks":{}}`))
 	f.Add([]byte(`{"agent_id":"a"}`))
 	f.Fuzz(func(t *testing.T, document []byte) {
-		p, err := Read(document)
+		p, err := ParsePointer(document)
 		if err == nil && p != nil && p.Endpoint.Empty() {
 			t.Error("a pointer without an endpoint")
 		}

@@ -11,12 +11,12 @@ import (
 )
 
 const (
-	lookupTimeout = 2 * time.Second // of one question to one server
-	lookupTries   = 2               // since a UDP packet may be lost
+	lookupTimeout = 2 * time.Second // for one query to one server
+	lookupTries   = 2               // UDP packets may be lost
 )
 
-// resolver asks the name servers of the user data, in order. The machine's own resolver is of
-// no use here: it is configured by the settings that are still to be fetched.
+// resolver queries the name servers of the user data, in order. The system's resolver is configured by the settings
+// that are yet to be fetched.
 type resolver struct {
 	servers []string
 	timeout time.Duration // lookupTimeout if zero
@@ -55,7 +55,7 @@ func (r resolver) ask(ctx context.Context, server, host string) ([]netip.Addr, e
 	for range lookupTries {
 		limited, cancel := context.WithTimeout(ctx, timeout)
 		var found []netip.Addr
-		// The final dot keeps the search list of this machine out of it.
+		// The final dot disables the search list of this machine.
 		found, err = resolver.LookupNetIP(limited, "ip", strings.TrimSuffix(host, ".")+".")
 		cancel()
 		if err == nil && len(found) > 0 {
@@ -68,7 +68,7 @@ func (r resolver) ask(ctx context.Context, server, host string) ([]netip.Addr, e
 	}
 	var dns *net.DNSError
 	if errors.As(err, &dns) {
-		// The standard text names the servers of resolv.conf, which were not asked.
+		// The standard text names the servers in resolv.conf, which were not queried.
 		why := dns.Err
 		if dns.IsTimeout {
 			why = "no answer in time"
@@ -78,7 +78,7 @@ func (r resolver) ask(ctx context.Context, server, host string) ([]netip.Addr, e
 	return nil, fmt.Errorf("look up %s at %s: %w", host, server, err)
 }
 
-// serverAddress accepts an IP address, with a port if it is not 53.
+// serverAddress adds port 53 to an IP address without a port.
 func serverAddress(server string) (string, error) {
 	server = strings.TrimSpace(server)
 	if a, err := netip.ParseAddr(strings.Trim(server, "[]")); err == nil {

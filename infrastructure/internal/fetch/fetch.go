@@ -1,6 +1,6 @@
-// Package fetch is the HTTP client of the settings sources: one request, every phase of it with a
-// deadline, the body with a size limit, and nothing sent to a host that agent.json or the user data
-// did not name. The caller retries.
+// Package fetch is the HTTP client of the settings sources. It makes single requests without retries, with a deadline
+// for each phase and a limit on the size of the body. It sends nothing to hosts other than those in agent.json or the
+// user data.
 package fetch
 
 import (
@@ -19,12 +19,12 @@ import (
 	"cambium/internal/secret"
 )
 
-// Timeouts bound the phases of one request; one for each way to hang.
+// Timeouts bounds the phases of a request.
 type Timeouts struct {
-	Dial    time.Duration // of one address
+	Dial    time.Duration // for each address
 	TLS     time.Duration
 	Header  time.Duration // from the request to the end of the response's header
-	Request time.Duration // for everything
+	Request time.Duration // for the whole request
 }
 
 // DefaultTimeouts are generous for a metadata service, which is one hop away.
@@ -40,40 +40,39 @@ type Client struct {
 	Timeouts *Timeouts
 	// Lookup replaces the system's resolver for host names.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
-	// Connecting, if not nil, is called before each connection to the server that a URL names, but not to a proxy.
+	// Connecting, if not nil, is called before each connection to the server in the URL, but not before one to a proxy.
 	Connecting func(ctx context.Context, server netip.AddrPort)
 }
 
-// Request is one request without a body.
+// Request is a request without a body.
 type Request struct {
 	Method string // GET if empty
-	URL    string // may carry user information, which becomes basic authentication
+	URL    string // may contain a user and password, for basic authentication
 	Header map[string]secret.String
 	Limit  int64 // of the body, in bytes
-	// User and Password are used when the URL carries none.
+	// User and Password are used if the URL contains none.
 	User     string
 	Password secret.String
 	// Timeout shortens Timeouts.Request.
 	Timeout time.Duration
 }
 
-// Response is a status and a whole body.
+// Response holds a status and the complete body.
 type Response struct {
 	Status int
 	Body   []byte
 }
 
-// OK reports a status of 200 to 299.
+// OK reports whether the status is between 200 and 299.
 func (r Response) OK() bool { return r.Status >= 200 && r.Status <= 299 }
 
-// StatusText is the status as an operator knows it.
+// StatusText formats the status, such as "404 Not Found".
 func (r Response) StatusText() string {
 	return strings.TrimSpace(fmt.Sprintf("%d %s", r.Status, http.StatusText(r.Status)))
 }
 
-// Usable says what the status means for a document that the CPI may still be writing: nil, or
-// a failure of the right kind.
-func (r Response) Usable() error {
+// Err returns nil for a status of success. 404 and 410 are NotYet errors, since the CPI may still write the document.
+func (r Response) Err() error {
 	switch {
 	case r.OK():
 		return nil
@@ -84,8 +83,8 @@ func (r Response) Usable() error {
 	}
 }
 
-// Do makes the request. Any status is an answer; an error means that there was none. Errors
-// name the URL without credentials.
+// Do makes a request. It returns an error only if there is no response, whatever its status. Errors quote the URL
+// without credentials.
 func (c Client) Do(ctx context.Context, r Request) (Response, error) {
 	fail := func(err error) (Response, error) {
 		var wrapped *url.Error
@@ -148,7 +147,7 @@ func (c Client) timeouts() Timeouts {
 	return DefaultTimeouts
 }
 
-// transport connects to host, or to a proxy that connects to host.
+// transport returns a transport that connects to host, directly or through a proxy.
 func (c Client) transport(host string) *http.Transport {
 	return &http.Transport{
 		Proxy: proxy,
@@ -195,8 +194,7 @@ func (c Client) dial(ctx context.Context, named, network, address string) (net.C
 	return nil, errors.Join(failures...)
 }
 
-// sameHost follows a redirect only to where the request went in the first place: the next
-// host would receive the headers, the token and the credentials.
+// sameHost refuses redirects to other servers, which would receive the headers, the token and the credentials.
 func sameHost(next *http.Request, via []*http.Request) error {
 	first := via[0].URL
 	if len(via) > maxRedirects {
@@ -217,8 +215,8 @@ func port(u *url.URL) string {
 	return map[string]string{"http": "80", "https": "443"}[u.Scheme]
 }
 
-// proxy honors the environment, except for addresses that exist only on this machine or its
-// link: a proxy would ask its own metadata service and answer with another VM's settings.
+// proxy uses the proxy in the environment, except for addresses local to the machine or its link: a proxy would connect
+// to its own metadata service and return another VM's settings.
 func proxy(r *http.Request) (*url.URL, error) {
 	if direct(r.URL.Hostname()) {
 		return nil, nil
@@ -226,19 +224,17 @@ func proxy(r *http.Request) (*url.URL, error) {
 	return environmentProxy(r)
 }
 
-// environmentProxy is the standard library's, which reads the environment once per process and
-// costs no module of its own.
+// environmentProxy is a variable for tests: the standard library reads the environment once per process.
 var environmentProxy = http.ProxyFromEnvironment
 
-// metadataAddresses are those that are not link-local and still mean "this machine's
-// hypervisor": Alibaba, Azure, and EC2 over IPv6.
+// metadataAddresses lists addresses of metadata services that are not link-local: Alibaba, Azure, and EC2 over IPv6.
 var metadataAddresses = []netip.Prefix{
 	netip.MustParsePrefix("100.100.100.200/32"),
 	netip.MustParsePrefix("168.63.129.16/32"),
 	netip.MustParsePrefix("fd00:ec2::/32"),
 }
 
-// direct reports whether host is never reached through a proxy.
+// direct reports whether host must not be reached through a proxy.
 func direct(host string) bool {
 	if strings.EqualFold(strings.TrimSuffix(host, "."), "metadata.google.internal") || loopback(host) {
 		return true
@@ -259,7 +255,7 @@ func direct(host string) bool {
 	return false
 }
 
-// loopback reports whether host is this machine, which can be reached without a network.
+// loopback reports whether host is this machine, which needs no network.
 func loopback(host string) bool {
 	if strings.EqualFold(host, "localhost") {
 		return true

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ReadFile reads a regular file of at most MaxDocument. A missing one is final.
+// ReadFile reads a regular file of at most MaxDocument bytes. If it is missing, the error is final.
 func ReadFile(path string) ([]byte, error) {
 	// Without O_NONBLOCK, opening a FIFO would wait for a writer.
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
@@ -34,7 +34,7 @@ func ReadFile(path string) ([]byte, error) {
 	return body, nil
 }
 
-// cause drops operation and path, which the callers put in front.
+// cause removes the operation and path from an error, since callers add the path.
 func cause(err error) error {
 	var path *fs.PathError
 	if errors.As(err, &path) {

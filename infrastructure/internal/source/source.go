@@ -1,6 +1,5 @@
-// Package source holds what all settings sources share: the shape of an answer, the
-// kinds of failure that decide when a source is asked again, the size limits, and the decoding
-// of user data. It is a leaf of infrastructure, which exports what others need of it.
+// Package source holds what all settings sources share: the answer, the kinds of errors, which decide on retries, the
+// size limits, and the decoding of user data.
 package source
 
 import (
@@ -14,38 +13,38 @@ import (
 	"cambium/internal/secret"
 )
 
-// Size limits of everything that comes from outside. The largest user data an IaaS accepts is
-// 256 KiB; a document of more than a few MiB is a wrong address, not settings.
+// Size limits of all input. The largest user data that an IaaS accepts is 256 KiB; a document of several MiB is not
+// settings but a wrong address.
 const (
 	MaxDocument = 4 << 20  // settings, user data, registry answers, metadata files
 	MaxShort    = 64 << 10 // SSH keys, instance ids, tokens
 )
 
-// Answer is a settings document as a source gave it.
+// Answer is a settings document from a source.
 type Answer struct {
-	// Raw is the JSON document; base64 and envelopes are gone.
+	// Raw is the JSON document, extracted from base64 and envelopes.
 	Raw secret.JSON
-	// From names the source and where it looked, without credentials.
+	// From names the source and the location, without credentials.
 	From string
-	// Clear is to be called once the settings are durably cached: it ejects the medium or erases
-	// the original. It is nil if there is nothing to do. Its failure is only a warning.
+	// Clear ejects the medium or erases the original. The caller calls it, unless it is nil, once the settings are
+	// durably cached; an error is only logged.
 	Clear func(context.Context) error
 }
 
-// A failure is one of three kinds, and the kind decides what happens next:
+// The kind of an error decides what happens next:
 //
-//   - Final: the source definitely has nothing (no such file, no such medium). It is not asked
+//   - Final: the source definitely has nothing, such as a missing file or medium. It is not tried
 //     again in this round, and the next source takes over.
-//   - NotYet: the source is there, the answer is not, or is unusable: asked again about every
-//     second, since CPIs write settings after the machine exists.
-//   - anything else: transport. Asked again with growing, jittered pauses.
+//   - NotYet: the source responds, but the document is missing or invalid. It is tried again about
+//     every second, since CPIs write settings after the machine exists.
+//   - Any other error is one of transport. The source is tried again after growing, jittered pauses.
 //
-// NeedNetwork stands beside them: the source was not asked at all.
+// NeedNetwork is separate: the source was not tried at all.
 
-// Kind classifies a failure by its consequence for the next attempt.
+// Kind classifies an error by what to do next.
 type Kind int
 
-// The kinds of failure.
+// Kinds of errors.
 const (
 	Transport Kind = iota
 	NotYetThere
@@ -60,14 +59,14 @@ type marked struct {
 
 func (m marked) Unwrap() error { return m.error }
 
-// Final marks err as permanent: the source is not asked again.
+// Final marks err as permanent: the source is not tried again.
 func Final(err error) error { return marked{error: err, kind: Definite} }
 
-// Spent is Final for a source that can be read once and is then cleared by the agent itself: an ejected disc, an
-// erased value. Every start after the first finds the source in this state.
+// Spent marks err as permanent, and as expected from a source that the agent itself has cleared: an ejected disc, or an
+// erased value. Each start after the first finds the source like this.
 func Spent(err error) error { return marked{error: err, kind: Definite, spent: true} }
 
-// IsSpent reports whether the failure is one that Spent marked.
+// IsSpent reports whether err was marked by Spent.
 func IsSpent(err error) bool {
 	var m marked
 	return errors.As(err, &m) && m.spent
@@ -76,8 +75,7 @@ func IsSpent(err error) bool {
 // NotYet marks err as temporary: the CPI may still provide the settings.
 func NotYet(err error) error { return marked{error: err, kind: NotYetThere} }
 
-// KindOf returns the kind of a failure. Where marks are nested the outermost counts: the outer
-// caller knows more.
+// KindOf returns the kind of an error. If it was marked more than once, the outermost mark counts.
 func KindOf(err error) Kind {
 	var m marked
 	if errors.As(err, &m) {
@@ -86,10 +84,9 @@ func KindOf(err error) Kind {
 	return Transport
 }
 
-// NeedNetwork says that the source cannot be asked before there is a network. It matches
-// neednet.Err. Networks is the "networks" member of the user data that points to a registry,
-// in the form of the settings document: the network to bring up. Without it a minimal DHCP
-// network is wanted.
+// NeedNetwork is the error of a source that cannot be tried without a network. It matches neednet.Err. Networks is the
+// "networks" member of the user data with the pointer to a registry: the network to bring up. If it is empty, a minimal
+// DHCP network is needed.
 type NeedNetwork struct{ Networks json.RawMessage }
 
 func (n *NeedNetwork) Error() string { return neednet.Err.Error() }
@@ -97,10 +94,10 @@ func (n *NeedNetwork) Error() string { return neednet.Err.Error() }
 // Is makes errors.Is(err, neednet.Err) true.
 func (n *NeedNetwork) Is(target error) bool { return target == neednet.Err }
 
-// ErrTooLarge means that something exceeded its size limit.
+// ErrTooLarge is returned for input above its size limit.
 var ErrTooLarge = errors.New("too large")
 
-// ReadAll reads r to its end, and no further than limit.
+// ReadAll reads r to its end. It returns ErrTooLarge if that is beyond limit bytes.
 func ReadAll(r io.Reader, limit int64) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(r, limit+1))
 	if err != nil {
@@ -112,14 +109,13 @@ func ReadAll(r io.Reader, limit int64) ([]byte, error) {
 	return data, nil
 }
 
-// Metadata is the EC2-style metadata file of a config drive.
+// Metadata is the EC2-style metadata of a config drive.
 type Metadata struct {
 	InstanceID string
 	PublicKey  string
 }
 
-// DecodeMetadata reads {"instance-id": …, "public-keys": {"0": {"openssh-key": …}}}; either
-// member may be missing.
+// DecodeMetadata parses {"instance-id": …, "public-keys": {"0": {"openssh-key": …}}}. Either member may be missing.
 func DecodeMetadata(body []byte) (Metadata, error) {
 	document, err := Decode(body)
 	if err != nil {

@@ -10,12 +10,12 @@ import (
 	"unicode/utf8"
 )
 
-// ErrEmpty means that there is an answer and nothing in it.
+// ErrEmpty is returned for an answer without content.
 var ErrEmpty = errors.New("empty answer")
 
-// Decode turns what a CPI put somewhere into the JSON object it means: the object itself, a
-// JSON string that holds it, or base64 of it (standard or URL-safe alphabet, padded or not,
-// with line breaks, quoted or not). Errors name a position and never show content.
+// Decode extracts the JSON object from what a CPI wrote: the object itself, a JSON string that contains it, or its
+// base64 encoding (standard or URL-safe alphabet, with or without padding, line breaks and quotes). Errors name a
+// position and never quote content.
 func Decode(body []byte) ([]byte, error) {
 	body = bytes.TrimSpace(bytes.TrimPrefix(body, []byte("\xef\xbb\xbf")))
 	if len(body) == 0 {
@@ -27,7 +27,7 @@ func Decode(body []byte) ([]byte, error) {
 	text := string(body)
 	if body[0] == '"' {
 		if err := json.Unmarshal(body, &text); err != nil {
-			// Quotes in odd places: what is left without them may still be base64.
+			// Without its misplaced quotes, the text may still be base64.
 			text = strings.ReplaceAll(string(body), `"`, "")
 		}
 		if text = strings.TrimSpace(text); text == "" {
@@ -53,7 +53,7 @@ func Decode(body []byte) ([]byte, error) {
 	return object(decoded)
 }
 
-// DecodeBase64 accepts both alphabets, with or without padding, quotes and white space.
+// DecodeBase64 decodes text in the standard or URL-safe alphabet, with or without padding, quotes and white space.
 func DecodeBase64(text string) ([]byte, error) {
 	clean := make([]byte, 0, len(text))
 	for i := range len(text) {
@@ -92,8 +92,8 @@ func object(body []byte) ([]byte, error) {
 	return body, nil
 }
 
-// position turns the count of bytes read, as in json.SyntaxError, into line and column, both
-// counted from 1; the column counts characters.
+// position converts the offset of a json.SyntaxError to a line and column, both counted from 1. The column counts
+// characters.
 func position(body []byte, offset int64) (line, column int) {
 	before := body[:max(0, min(int(offset)-1, len(body)))]
 	line = 1 + bytes.Count(before, []byte("\n"))
