@@ -78,7 +78,7 @@ func (m *Machine) persistentDisk(_ context.Context, r engine.Report) ([]engine.G
 
 // associate leaves the names of a machine whose store is still being checked or mounted to storeMounted.
 func (m *Machine) associate(ctx context.Context, associations []settings.DiskAssociation) ([]storage.Change, error) {
-	if cid, _, _ := m.Persistent.Working(); cid != "" {
+	if cid, _, _ := m.Persistent.CurrentWork(); cid != "" {
 		return nil, nil
 	}
 	return m.Persistent.Associate(ctx, associations)

@@ -48,8 +48,8 @@ type EphemeralDisks interface {
 type PersistentDisks interface {
 	PlanMountLast(ctx context.Context) (changes []storage.Change, warning string, err error)
 	MountLast(ctx context.Context) (changes []storage.Change, warning string, err error)
-	// Working is the disk whose file system is being checked or mounted, what is done in a sentence, and since when; empty if there is none.
-	Working() (cid, what string, since time.Time)
+	// CurrentWork is the disk whose file system is being checked or mounted, what is done in a sentence, and since when; empty if there is none.
+	CurrentWork() (cid, what string, since time.Time)
 	// PlanMount says what mount_disk would do with the disks that MountLast does not mount.
 	PlanMount(ctx context.Context) ([]storage.Change, error)
 	// CheckKnown refuses associations of unknown disks, and disks that nothing accounts for.

@@ -104,7 +104,7 @@ func (d *drives) MountLast(context.Context) (changes []storage.Change, warning s
 	return changes, d.warning, d.store
 }
 
-func (d *drives) Working() (cid, what string, since time.Time) {
+func (d *drives) CurrentWork() (cid, what string, since time.Time) {
 	if d.working == "" {
 		return "", "", time.Time{}
 	}
@@ -282,7 +282,7 @@ func (d slowDrives) MountLast(ctx context.Context) ([]storage.Change, string, er
 	return nil, "", err
 }
 
-func (d slowDrives) Working() (cid, what string, since time.Time) {
+func (d slowDrives) CurrentWork() (cid, what string, since time.Time) {
 	select {
 	case since = <-d.begun:
 		d.begun <- since

@@ -54,7 +54,7 @@ type mountOutcome struct {
 // mountStore mounts the disk of the store. A long check or mount of its file system goes on without the boot; then working says what
 // is done, and jobs are withheld until it has ended.
 func (m *Machine) mountStore(ctx context.Context) (o mountOutcome, working string) {
-	if cid, what, _ := m.Persistent.Working(); cid != "" {
+	if cid, what, _ := m.Persistent.CurrentWork(); cid != "" {
 		m.withhold(what)
 		return o, what // since an earlier attempt
 	}
@@ -81,7 +81,7 @@ func (m *Machine) mountStore(ctx context.Context) (o mountOutcome, working strin
 		case o = <-outcome:
 			return o, ""
 		case <-tick.C:
-			if cid, what, since := m.Persistent.Working(); cid != "" && time.Since(since) > storeHold {
+			if cid, what, since := m.Persistent.CurrentWork(); cid != "" && time.Since(since) > storeHold {
 				close(left)
 				m.withhold(what) // before its end can release them
 				m.Deferred.Go(func(agent context.Context) {
@@ -152,7 +152,7 @@ func (m *Machine) AwaitStore(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		if cid, _, _ := m.Persistent.Working(); cid != "" {
+		if cid, _, _ := m.Persistent.CurrentWork(); cid != "" {
 			continue
 		}
 		// Planned first: waiting for a disk would block the disk actions.

@@ -450,13 +450,13 @@ func TestRootHistoryWithoutAttributes(t *testing.T) {
 	b.kept(b.Dirs.Store(), "one")
 	b.ok(b.Mount(ctx, "new"))
 	mark := identity.Store{CID: "new", Incomplete: true, Origin: identity.Origin{CID: "old"}}
-	b.ok(b.Persistent.Mark(mark))
+	b.ok(b.Persistent.MarkIncomplete(mark))
 	b.unmountAll()
 	b.fails(b.Mount(ctx, "new"), "incomplete copy of old")
 	b.ok(boot(b.disks()))
 	b.ok(b.Mount(ctx, "new"))
-	b.ok(b.Persistent.Mark(mark))
-	b.ok(b.Persistent.Complete(mark)) // after the copying process has removed the file
+	b.ok(b.Persistent.MarkIncomplete(mark))
+	b.ok(b.Persistent.MarkComplete(mark)) // after the copying process has removed the file
 	b.ok(os.Chmod(dirs["new"], 0o751))
 	if _, err := os.Lstat(filepath.Join(dirs["new"], persistent.MarkName)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the mark is left: %v", err)
@@ -516,7 +516,7 @@ func TestRootHistoryFullDisk(t *testing.T) {
 	b.put("one")
 	full(b, "target")
 	b.ok(b.Mount(ctx, "target"))
-	err := b.Persistent.Mark(identity.Store{CID: "target", Incomplete: true, Origin: identity.Origin{CID: "source"}})
+	err := b.Persistent.MarkIncomplete(identity.Store{CID: "target", Incomplete: true, Origin: identity.Origin{CID: "source"}})
 	if !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("Mark = %v, want no space left", err)
 	}

@@ -1,6 +1,7 @@
-// Package storage manages disks, from a CPI's hint to a mounted directory: ephemeral disks (ephemeral), persistent disks (persistent)
-// and the migration from one to another (migration). What to do is decided by pure functions (decide); the other packages observe and
-// act, and keep the records that let every sequence resume after a crash. Here they are put together.
+// Package storage manages disks, from a CPI's hint to a mounted directory: ephemeral disks (package ephemeral),
+// persistent disks (persistent) and the migration between them (migration). Pure functions make the decisions (decide).
+// The other packages observe, make the changes, and keep records with which each sequence resumes after a crash.
+// Package storage connects them.
 package storage
 
 import (
@@ -17,25 +18,25 @@ import (
 	"cambium/storage/persistent"
 )
 
-// Options are the stemcell's; see agent.json.
+// Options holds the stemcell's options in agent.json.
 type Options struct {
 	UsePreformattedPersistentDisk    bool
 	BindMountPersistentDisk          bool
 	CreatePartitionIfNoEphemeralDisk bool
 	SkipDiskSetup                    bool
 	PartitionerType                  string
-	// MissingEphemeralDisk is "fail" (or empty) or "root": what to do about an ephemeral disk
-	// that the CPI named and that never appears.
+	// MissingEphemeralDisk tells what to do if the ephemeral disk that the CPI named never appears: "fail" (or "") or
+	// use the "root" disk.
 	MissingEphemeralDisk string
-	// ForeignPersistentDisk says what to do with a persistent disk that carries something which is not ours: "refuse"
-	// (or empty) or "format". BlankDisks says what a blank one reads as: "zeros" (or empty), or also "noise". The
-	// deployment's env wins over both.
+	// ForeignPersistentDisk is the policy for a persistent disk with content that is not ours: "refuse" (or "") or
+	// "format". BlankDisks is the content of a blank disk when read: "zeros" (or ""), or "noise" to accept random
+	// bytes, too. The deployment's env takes precedence over both.
 	ForeignPersistentDisk, BlankDisks string
-	// ManagedVolumes is set when raw ephemeral NVMe disks are found by exclusion.
+	// ManagedVolumes is set if raw ephemeral NVMe disks are found by excluding other disks.
 	ManagedVolumes bool
 }
 
-// Names that callers use.
+// Aliases for callers of this package.
 type (
 	Change            = decide.Change
 	Ephemeral         = ephemeral.Disks
@@ -43,12 +44,12 @@ type (
 	Migration         = migration.Migration
 	MigrationProgress = migration.Progress
 	KnownDisks        = persistent.KnownDisks
-	Resolver          = ephemeral.Resolver // *device.Resolver is one
+	Resolver          = ephemeral.Resolver // implemented by *device.Resolver
 )
 
-// Settings gives access to the settings in force; *store.Current implements it.
+// Settings gives access to the settings in force. *store.Current implements it.
 type Settings interface {
-	// Refresh reads the settings from their source again; hints of some CPIs come that way.
+	// Refresh fetches the settings again, since some CPIs send hints that way.
 	Refresh(ctx context.Context) error
 	Effective() settings.Effective
 }
@@ -64,35 +65,33 @@ type Config struct {
 	Options  Options
 	Resolver Resolver
 	Known    KnownDisks
-	// Settings, if set, are those in force.
+	// Settings, if not nil, provides the settings in force.
 	Settings Settings
-	// Progress, if set, is called with the progress of a migration, and with the zero value at its
-	// end.
+	// Progress, if not nil, is called with the progress of a migration, and with the zero value at its end.
 	Progress func(MigrationProgress)
 	// Change, if set, is called with each change of a disk before it is made; what it returns, after that.
 	Change func(ctx context.Context, what string) (made func())
-	// WorkProgress, if set, is called with the progress of a long check or mount of a file system, and with ""
-	// at its end.
+	// WorkProgress, if not nil, is called with the progress of a long check or mount of a file system, and with "" at
+	// its end.
 	WorkProgress func(text string)
-	// Shortfall, if set, is called with the reason why the file system on a directory is smaller than its disk, and with
-	// "" when it is not any more.
+	// Shortfall, if not nil, is called with the reason why the file system on a directory is smaller than its disk, and
+	// with "" once that no longer applies.
 	Shortfall func(dir, text string)
-	// Program is the agent's own, which copies trees when package worker calls it.
+	// Program is the path of the agent, which is started as the worker of package copytree/worker.
 	Program string
-	// AfterBoot, if set, defers work that no caller waits for.
+	// AfterBoot, if not nil, defers work for which no caller waits.
 	AfterBoot func(func())
 	Log       *logrus.Entry
 }
 
-// Disks are the disks of one agent. Their methods may be called concurrently; a mutex serializes
-// them.
+// Disks holds the disks of one agent. Their methods may be called concurrently: a lock serializes them.
 type Disks struct {
 	Ephemeral  *Ephemeral
 	Persistent *Persistent
 	Migration  *Migration
 }
 
-// New returns the disks of a machine.
+// New returns the disks of the machine.
 func New(c Config) Disks {
 	if c.Settings == nil {
 		c.Settings = noSettings{}

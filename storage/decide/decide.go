@@ -1,6 +1,6 @@
-// Package decide is the pure core of storage: from what was observed about disks, mounts and records it decides what to
-// do, as values that can be printed before they are done. It reads no device, no file and no clock. Packages
-// ephemeral, persistent and migration observe, ask here, and act.
+// Package decide makes all decisions about disks: it compares the observed disks, mounts and records with the desired
+// state and returns changes, which can be printed before they are made. It is pure: it reads no device, file or clock.
+// Packages ephemeral, persistent and migration observe, call it, and make the changes.
 package decide
 
 import (
@@ -14,7 +14,7 @@ import (
 // Op is the kind of a change.
 type Op string
 
-// The changes, in the order in which they are made to one disk.
+// The kinds of changes, in the order in which they are made to one disk.
 const (
 	CreateTable      Op = "create-table"
 	AppendPartitions Op = "append-partitions"
@@ -29,22 +29,22 @@ const (
 	GrowFileSystem   Op = "grow-file-system"
 	BindMount        Op = "bind-mount"
 	Link             Op = "link"
-	// Await is only planned: the disk is not there yet, and what follows depends on what it holds.
+	// Await appears only in plans: the disk has not appeared yet, and further changes depend on its content.
 	Await Op = "await"
-	// Reject is only planned: the disk is refused, or stays as it is.
+	// Reject appears only in plans: the disk is refused, or left as it is.
 	Reject Op = "reject"
 )
 
-// Change is one change to a disk: what `agent plan` prints, what is done, and what is reported as done.
+// Change is a change to a disk. `agent plan` prints it, a boot or action makes it, and reports it afterwards.
 type Change struct {
 	Op     Op     `json:"op"`
 	Device string `json:"device"`
-	// Proof says why the change may or must be made.
+	// Proof is the reason why the change is safe or necessary.
 	Proof       string `json:"proof"`
 	What        string `json:"what"`
 	Destructive bool   `json:"destructive,omitempty"`
 
-	// What doing it takes, according to Op.
+	// Parameters of the change. Op determines which are used.
 	Label        layout.Label       `json:"-"`
 	Partitions   []layout.Partition `json:"-"`
 	Partition    int                `json:"-"`
@@ -56,69 +56,70 @@ type Change struct {
 	RepairAll    bool               `json:"-"`
 }
 
-// Runs is false: no program or service is started.
+// Runs returns false: a change to a disk starts no program or service.
 func (Change) Runs() bool { return false }
 
 func (c Change) String() string { return fmt.Sprintf("%s: %s: %s", c.Device, c.Proof, c.What) }
 
-// Plan describes all work on one disk.
+// Plan lists the changes to one disk.
 type Plan struct {
 	Changes []Change
-	// Begin, unless empty, is put on record as unfinished before the first change. A new table gets an identifier of
-	// its own, which is put on record as well.
+	// Begin, unless empty, is recorded as unfinished before the first change. A new partition table is recorded under
+	// its own identifier, too.
 	Begin string
-	// Finish ends that record when everything is made, before the disk is used. Without it nothing is put on record.
+	// Finish removes that record after all changes, before the disk is used. If it is not set, nothing is recorded.
 	Finish bool
-	// Fills names the partition that should fill its disk afterwards.
-	Fills Fills
-	// RepairAll also repairs the errors about which e2fsck would ask an operator: a VM does not start without its
-	// ephemeral disk, and a Director would replace both.
+	// SizeCheck names the partition that should fill its disk afterwards.
+	SizeCheck SizeCheck
+	// RepairAll lets e2fsck repair errors that need an operator's consent: a VM does not start without its ephemeral
+	// disk, and a Director would replace both.
 	RepairAll bool
-	// Asked is set when an operator has asked for it: the request is answered when everything is made.
+	// Asked is set if an operator requested the changes. The request ends once they are made.
 	Asked bool
-	// NotGrown says why a partition stays smaller than its disk.
+	// NotGrown tells why a partition remains smaller than its disk.
 	NotGrown string
 
-	// The fields below are for persistent disks. The disk is first unmounted from Leave, unless empty, and then mounted
-	// on Directory.
+	// The fields below are for persistent disks. The disk is unmounted from Leave, unless that is empty, and then
+	// mounted on Directory.
 	Leave, Directory string
-	// MakeWritable ends the read-only phase of an interrupted migration.
+	// MakeWritable is set if an interrupted migration has left the store read-only.
 	MakeWritable bool
 	Placed       Placed
-	// Stale are the other disks whose hint leads to the device, which is not theirs.
+	// Stale lists the other disks whose hints wrongly lead to this device.
 	Stale []string
 }
 
-// Placed says what to put on record once a persistent disk is mounted at its destination.
+// Placed tells what to record once a persistent disk is mounted at its destination.
 type Placed struct {
 	CID string
-	// Store is set when the disk is the store now. One that is only the target of a migration must never come back as
-	// the store after a reboot.
+	// Store is set if the disk becomes the store. The target of a migration must never be mounted as the store after a
+	// reboot.
 	Store bool
 }
 
 func (p *Plan) add(c Change) { p.Changes = append(p.Changes, c) }
 
-// Volume is a partition, or a whole device that carries a file system, as it was found.
+// Volume is a partition, or a whole device with a file system, as observed.
 type Volume struct {
-	// Content has only a kind, which the kernel reports, while the volume is mounted: the device is not read then.
+	// Content was read from the device. For a mounted volume it has only the kind of file system that the kernel
+	// reports.
 	Content probe.Content
 	// Residue describes data found on a volume that shows no signature, where the volume was surveyed.
 	Residue probe.Residue
-	// MountedOn is the mount point of the file system as a whole; empty if there is none.
+	// MountedOn is the mount point of the whole file system, or "".
 	MountedOn string
-	// InUse is set when at least a part of it is mounted.
+	// InUse is set if any part of the volume is mounted.
 	InUse bool
-	// ActiveSwap is set when it is in use as swap.
+	// ActiveSwap is set if the volume is in use as swap.
 	ActiveSwap bool
-	// Growable is set when the mounted file system is smaller than its device.
+	// Growable is set if the mounted file system is smaller than its device.
 	Growable bool
-	// HalfGrown is set when the power was cut while the file system was grown, which a mount completes.
+	// HalfGrown is set if growing the file system was interrupted by a power cut. A mount completes it.
 	HalfGrown bool
 }
 
-// use mounts a file system that is ours: checked first when it has recorded errors, grown afterwards when its
-// device is larger than itself. One that is mounted is in use: it is not checked.
+// use mounts a file system of ours. If it has recorded errors and is not mounted, it is checked first; if it is smaller
+// than its device, it is grown afterwards.
 func (p *Plan) use(device string, v Volume, size int64, target string, options []string) {
 	if v.Content.Errors && v.MountedOn == "" {
 		p.add(Change{Op: CheckFileSystem, Device: device, Proof: "errors are on record",
@@ -133,7 +134,8 @@ func (p *Plan) use(device string, v Volume, size int64, target string, options [
 	}
 }
 
-// growFileSystem extends a file system of the managed kinds. The mount options are for where it has to be taken off for that.
+// growFileSystem grows a managed file system. The options are for kinds that must be unmounted for that and mounted
+// again.
 func (p *Plan) growFileSystem(device string, kind probe.Kind, target string, options []string) {
 	if kind.Managed() {
 		p.add(Change{Op: GrowFileSystem, Device: device, Proof: "smaller than its device", What: fmt.Sprintf("grow %s", kind),
@@ -148,7 +150,7 @@ func (p *Plan) repair(s layout.State) {
 	}
 }
 
-// found describes for a proof what a disk carries.
+// found describes a disk's content for a proof.
 func found(s layout.State, serial string) string {
 	text := s.Content.String()
 	if s.Table.Label != layout.None {
@@ -161,7 +163,7 @@ func found(s layout.State, serial string) string {
 	return text
 }
 
-// beneath names older signatures of a whole disk, which do not count.
+// beneath describes older signatures on a whole disk, which are ignored.
 func beneath(s layout.State) string {
 	if len(s.Beneath) == 0 {
 		return ""
@@ -173,7 +175,7 @@ func beneath(s layout.State) string {
 	return fmt.Sprintf(" (an older %s under the table is ignored)", strings.Join(kinds, " and "))
 }
 
-// size writes a number of bytes for people.
+// size formats a number of bytes for people.
 func size(bytes int64) string {
 	if bytes >= 1<<30 {
 		return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30))

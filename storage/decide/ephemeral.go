@@ -11,37 +11,38 @@ import (
 	"cambium/storage/record"
 )
 
-// FormatEphemeral names the ephemeral disk to 'agent disk format'; a raw disk is named by its path.
+// FormatEphemeral is the name of the ephemeral disk for 'agent disk format'. Raw disks are named by their paths.
 const FormatEphemeral = "ephemeral"
 
-// NoEphemeral begins the message that operators and test suites look for.
+// NoEphemeral begins an error message for which operators and test suites search.
 const NoEphemeral = "No ephemeral disk found"
 
-// EphemeralConfig combines what settings and agent.json say about the ephemeral disk.
+// EphemeralConfig combines the configuration of the ephemeral disk in settings and agent.json.
 type EphemeralConfig struct {
-	Named bool // by the CPI
-	// Missing says that the named disk did not appear.
+	Named bool // the CPI named a disk
+	// Missing is set if that disk did not appear.
 	Missing bool
-	// CreateOnRoot is CreatePartitionIfNoEphemeralDisk.
+	// CreateOnRoot is the option CreatePartitionIfNoEphemeralDisk.
 	CreateOnRoot bool
-	// FallBack is MissingEphemeralDisk: root.
+	// FallBack is set if MissingEphemeralDisk is "root".
 	FallBack bool
 }
 
 const giveDisk = "give the VM an ephemeral disk (vm_types[].cloud_properties of the cloud config)"
 
-// errNoneNamed is the end of a boot without an ephemeral disk.
+// errNoneNamed is the error of a boot without an ephemeral disk.
 var errNoneNamed = advice.With(giveDisk+", or set CreatePartitionIfNoEphemeralDisk in agent.json",
 	//lint:ignore ST1005 log searches look for these words
 	errors.New(NoEphemeral+": the CPI named none, and CreatePartitionIfNoEphemeralDisk is off"))
 
-// NoRootDisk is the error of a VM whose data would go to a root disk that it does not have, as in a container.
+// NoRootDisk returns the error for a machine that needs its root disk for ephemeral data and has none, such as a
+// container.
 func NoRootDisk(cause error) error {
 	return advice.With(giveDisk, fmt.Errorf("%s: none named, and the root disk cannot be used: %w", NoEphemeral, cause))
 }
 
-// UseRootDisk reports whether the ephemeral data goes to the root disk. The absence of a named disk is not a reason for
-// that, unless the stemcell says so.
+// UseRootDisk reports whether the ephemeral data goes to the root disk. If a named disk is missing, that needs the
+// stemcell's consent (FallBack).
 func UseRootDisk(w EphemeralConfig) (bool, error) {
 	switch {
 	case !w.Named && !w.CreateOnRoot:
@@ -52,14 +53,14 @@ func UseRootDisk(w EphemeralConfig) (bool, error) {
 	return w.Missing && w.CreateOnRoot && w.FallBack, nil
 }
 
-// Ephemeral describes the disk for the ephemeral data as observed, and the layout wanted on it.
+// Ephemeral describes the disk for the ephemeral data as observed, and the desired layout.
 type Ephemeral struct {
 	Disk layout.State
-	// Replaced describes any other content of the disk. It is filled in where the layout is not Proven.
+	// Replaced describes the rest of the disk's content. It is set unless the layout is Proven.
 	Replaced Replaced
-	// Pending says that an unfinished preparation of exactly these partitions is on record.
+	// Pending is set if an unfinished preparation of exactly these partitions is on record.
 	Pending bool
-	// Volumes are the partitions of the layout that is Kept, by number.
+	// Volumes holds the partitions of the ExistingLayout, by number.
 	Volumes map[int]Volume
 
 	Label   layout.Label // of a new table
@@ -67,11 +68,11 @@ type Ephemeral struct {
 	RAM     int64
 	SwapMiB *uint64
 	Target  string // where the data is mounted
-	// Root is the number of the root partition when the data goes after it, or 0.
+	// Root is the number of the root partition if the data goes after it, otherwise 0.
 	Root int
 }
 
-// SetupEphemeral decides what is done for the ephemeral data: on a disk of its own, or after the root partition.
+// SetupEphemeral plans the changes for the ephemeral data, on its own disk or after the root partition.
 func SetupEphemeral(o Ephemeral) (Plan, error) {
 	if o.Root > 0 {
 		return appendEphemeral(o)
@@ -79,15 +80,16 @@ func SetupEphemeral(o Ephemeral) (Plan, error) {
 	return partitionEphemeral(o)
 }
 
-// Kept is the layout for the ephemeral data that the disk may have already: its Partitions have to be observed.
-func (o Ephemeral) Kept() (Layout, bool) {
+// ExistingLayout returns the layout for ephemeral data that the disk may already have. Its partitions have to be
+// observed before SetupEphemeral.
+func (o Ephemeral) ExistingLayout() (Layout, bool) {
 	if o.Root > 0 {
 		return Layout{Partitions: afterRoot(o.Disk.Table, o.Root)}, true
 	}
 	return keptEphemeral(o.Disk, o.AgentID, o.Label)
 }
 
-// Unfinished says whether a preparation of exactly the partitions that are there is on record.
+// Unfinished reports whether the record has an unfinished preparation of exactly the existing partitions.
 func (o Ephemeral) Unfinished(r record.Record) bool {
 	if o.Root > 0 {
 		return pendingOnRoot(o.Disk.Table, r.Unfinished)
@@ -95,7 +97,7 @@ func (o Ephemeral) Unfinished(r record.Record) bool {
 	return r.Pending(o.Disk.Table.GUID)
 }
 
-// partitionEphemeral decides about a disk of its own.
+// partitionEphemeral plans the changes to a disk for ephemeral data only.
 func partitionEphemeral(o Ephemeral) (Plan, error) {
 	var p Plan
 	l, kept := keptEphemeral(o.Disk, o.AgentID, o.Label)
@@ -118,13 +120,13 @@ func partitionEphemeral(o Ephemeral) (Plan, error) {
 	return p, nil
 }
 
-// Proven says that a layout needs no further proof that it is this agent's: it has its names, is on record as
-// unfinished, or is in use. What is after the root partition is judged by itself.
+// Proven reports whether the layout is known to be this agent's: its partitions have the names, are recorded as
+// unfinished, or are in use. Partitions after the root partition are examined separately.
 func (o Ephemeral) Proven(l Layout) bool {
 	return o.Root > 0 || l.Label.Named() || o.Pending || o.Volumes[l.Data].InUse
 }
 
-// appendEphemeral decides about the space after the root partition.
+// appendEphemeral plans the changes to the space after the root partition.
 func appendEphemeral(o Ephemeral) (Plan, error) {
 	var p Plan
 	l, made, err := onRoot(o)
@@ -141,8 +143,8 @@ func appendEphemeral(o Ephemeral) (Plan, error) {
 	return p, nil
 }
 
-// fill formats what is not formatted, switches swap on and mounts the data. With fresh set, whatever the partitions
-// hold is left from a preparation that was not finished.
+// fill formats unformatted partitions, enables swap and mounts the data. If fresh is set, the partitions contain
+// nothing but the remains of an unfinished preparation.
 func (p *Plan) fill(o Ephemeral, l Layout, fresh bool) {
 	p.Finish = fresh
 	proof := func(v Volume) string {
@@ -171,13 +173,12 @@ func (p *Plan) fill(o Ephemeral, l Layout, fresh bool) {
 			size = part.Size
 		}
 	}
-	p.Fills = Fills{Disk: o.Disk.Path, Partition: l.Data, Directory: o.Target}
+	p.SizeCheck = SizeCheck{Disk: o.Disk.Path, Partition: l.Data, Directory: o.Target}
 	p.RepairAll = true
 	p.use(dataPart, data, size, o.Target, nil)
 }
 
-// places names appended partitions by where they are, since the table's own identifier was there before and says
-// nothing about them.
+// places identifies appended partitions by number, start and size. The table's own identifier is older than they are.
 func places(parts []layout.Partition) string {
 	var b strings.Builder
 	for _, p := range parts {
@@ -186,7 +187,7 @@ func places(parts []layout.Partition) string {
 	return strings.TrimSpace(b.String())
 }
 
-// pendingOnRoot says whether the last partitions of a table are those on record.
+// pendingOnRoot reports whether the last partitions of a table are those recorded as unfinished.
 func pendingOnRoot(t layout.Table, recorded string) bool {
 	for i := range t.Partitions {
 		if recorded != "" && places(t.Partitions[i:]) == recorded {
@@ -204,10 +205,10 @@ type Raw struct {
 	AgentID  string
 }
 
-// PartitionRaw gives a raw ephemeral disk one named partition and no file system.
+// PartitionRaw plans a single named partition without a file system on a raw ephemeral disk.
 func PartitionRaw(o Raw) (Plan, error) {
 	var p Plan
-	if KeptRaw(o.Disk.Table) && !o.Replaced.formatted() {
+	if IsRawDisk(o.Disk.Table) && !o.Replaced.formatted() {
 		p.repair(o.Disk)
 		return p, nil
 	}

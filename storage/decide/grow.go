@@ -6,12 +6,12 @@ import (
 	"cambium/platform/disk/layout"
 )
 
-// growSlack is the least free space after a partition for which it is grown: older agents left room at the end of a
+// growSlack is the minimum free space after a partition for which it is grown. Older agents left room at the end of a
 // disk.
 const growSlack = 100 * layout.MiB
 
-// growTo returns where partition n of a disk could end, or 0 when it already reaches as far
-// as is worth the change. obstacle says what prevents it, if something does.
+// growTo returns the largest possible end of partition n, or 0 if it cannot grow by at least 1 MiB. obstacle tells what
+// prevents it from growing.
 func growTo(s layout.State, n int) (end int64, obstacle string) {
 	p, ok := s.Table.Partition(n)
 	if !ok {
@@ -36,8 +36,8 @@ func growTo(s layout.State, n int) (end int64, obstacle string) {
 	return limit, ""
 }
 
-// growPartition extends the only partition of a disk, unless it lacks less than slack. It returns what
-// prevents that.
+// growPartition grows the only partition of a disk, unless it would gain less than slack. It returns what prevents
+// that.
 func (p *Plan) growPartition(s layout.State, slack int64) (obstacle string) {
 	part := s.Table.Partitions[0]
 	end, obstacle := growTo(s, part.Number)
@@ -52,9 +52,9 @@ func growChange(path string, n int, end int64) Change {
 		What: fmt.Sprintf("grow partition %d to end at %s", n, size(end)), Partition: n, End: end}
 }
 
-// GrowMounted brings a mounted persistent disk to the size of its device.
+// GrowMounted plans to grow a mounted persistent disk to the size of its device.
 func GrowMounted(o Persistent, target string) (p Plan) {
-	p.Fills = o.fills(target)
+	p.SizeCheck = o.sizeCheck(target)
 	if !o.Preformatted {
 		if len(o.Disk.Table.Partitions) != 1 {
 			return p
@@ -68,8 +68,8 @@ func GrowMounted(o Persistent, target string) (p Plan) {
 	return p
 }
 
-// RootGrowth says whether the root partition is grown at all: not where the space after it is meant for the ephemeral
-// data.
+// RootGrowth reports whether the root partition may be grown. It must not be if the space after it is reserved for
+// ephemeral data.
 func RootGrowth(skipDiskSetup, createOnRoot, ephemeralNamed bool) bool {
 	return !skipDiskSetup && (!createOnRoot || ephemeralNamed)
 }
@@ -81,9 +81,9 @@ type Root struct {
 	Volume    Volume
 }
 
-// GrowRoot extends the root partition and its file system over the rest of the disk.
+// GrowRoot plans to grow the root partition and its file system to the end of the disk.
 func GrowRoot(o Root) Plan {
-	p := Plan{Fills: Fills{Disk: o.Disk.Path, Partition: o.Partition, Directory: o.Volume.MountedOn}}
+	p := Plan{SizeCheck: SizeCheck{Disk: o.Disk.Path, Partition: o.Partition, Directory: o.Volume.MountedOn}}
 	if end, _ := growTo(o.Disk, o.Partition); end > 0 {
 		p.add(growChange(o.Disk.Path, o.Partition, end))
 	}

@@ -8,23 +8,22 @@ import (
 	"cambium/platform/filesystem/probe"
 )
 
-// Layout is the wanted division of a disk. Swap and Data are partition numbers; Swap is 0
-// where there is none.
+// Layout is the desired partitioning of a disk. Swap and Data are partition numbers; Swap is 0 if there is no swap.
 type Layout struct {
 	Label      layout.Label
 	Partitions []layout.Partition
 	Swap, Data int
 }
 
-// The smallest things worth making.
+// Minimum sizes.
 const (
 	smallestData   = 8 * layout.MiB
 	smallestSwap   = layout.MiB
 	smallestOnRoot = 1 << 30
 )
 
-// ephemeralPrefix returns the prefix of all partition names on an ephemeral disk. It carries the agent id, so that a
-// disk used by an earlier VM is recognized as no longer ours.
+// ephemeralPrefix returns the prefix of the partition names on an ephemeral disk. It contains the agent id, so that the
+// disk of an earlier VM is recognized as such.
 func ephemeralPrefix(agentID string) string {
 	prefix := persistentPrefix + "-" + agentID
 	if len(prefix) > 33 {
@@ -35,16 +34,16 @@ func ephemeralPrefix(agentID string) string {
 
 const persistentPrefix = "bosh-partition"
 
-// PersistentName is the name of a persistent disk's one partition, and PreparingName the one that it has until its file system is
-// complete: the intent to prepare a disk travels with it, and any later VM can finish what a lost one began.
-// cloudfoundry/bosh-agent mounts a disk of either name, and prepares neither.
+// PersistentName is the name of the partition on a persistent disk. PreparingName is its name until the file system is
+// complete: the intent travels with the disk, so that any later VM can finish the preparation. cloudfoundry/bosh-agent
+// mounts disks with either name and formats neither.
 const (
 	PersistentName = persistentPrefix + "-0"
 	PreparingName  = PersistentName + "-being-prepared"
 )
 
-// swapBytes divides the available bytes: as much swap as asked for, or else as much as there
-// is RAM, but not more than half.
+// swapBytes returns the size of the swap partition: swapMiB if set, otherwise the size of RAM, but at most half of the
+// available bytes.
 func swapBytes(available, ram int64, swapMiB *uint64) (int64, error) {
 	if swapMiB == nil {
 		return min(ram, available/2), nil
@@ -55,10 +54,9 @@ func swapBytes(available, ram int64, swapMiB *uint64) (int64, error) {
 	return int64(*swapMiB) * layout.MiB, nil
 }
 
-// keptEphemeral recognizes the layout that this agent made on an ephemeral disk before. Sizes
-// do not matter: a change of RAM or swap_size is not a reason to lose the data. In a table with names, partitions
-// after swap and data do not matter either, as in cloudfoundry/bosh-agent. One without names is not proof: what it
-// holds has to be, see Replaced.
+// keptEphemeral recognizes an ephemeral layout that this agent made earlier. Sizes are not compared: a change of RAM or
+// swap_size must not destroy the data. In a table with names, further partitions after swap and data are ignored, as in
+// cloudfoundry/bosh-agent. A table without names is no proof, so the content has to be examined; see Replaced.
 func keptEphemeral(s layout.State, agentID string, label layout.Label) (Layout, bool) {
 	t := s.Table
 	if t.Label.Named() && len(t.Partitions) > 2 {
@@ -89,7 +87,7 @@ func keptEphemeral(s layout.State, agentID string, label layout.Label) (Layout, 
 	return l, true
 }
 
-// newEphemeral lays out a disk of its own: swap, then data, in whole MiB, from 1 MiB on.
+// newEphemeral lays out swap and data on a whole disk, in whole MiB, starting at 1 MiB.
 func newEphemeral(s layout.State, agentID string, ram int64, swapMiB *uint64, label layout.Label) (Layout, error) {
 	swap, err := swapBytes(s.Bytes, ram, swapMiB)
 	if err != nil {
@@ -118,8 +116,8 @@ func newEphemeral(s layout.State, agentID string, ram int64, swapMiB *uint64, la
 	return l, nil
 }
 
-// afterRoot are the partitions after the root partition that can be swap and data. Those of another type, such as the
-// BIOS boot partition, belong to the system.
+// afterRoot returns the partitions after the root partition that can be swap and data. Other types, such as the BIOS
+// boot partition, belong to the system.
 func afterRoot(t layout.Table, root int) (after []layout.Partition) {
 	rootPart, _ := t.Partition(root)
 	for _, p := range t.Partitions {
@@ -141,8 +139,8 @@ func freeFrom(t layout.Table, rootPart layout.Partition) int64 {
 	return end
 }
 
-// onRoot lays out swap and data after the root partition, or recognizes existing ones
-// already, and then made is nil.
+// onRoot lays out swap and data after the root partition. If partitions exist there, it recognizes them, and made is
+// nil.
 func onRoot(o Ephemeral) (l Layout, made []layout.Partition, err error) {
 	s := o.Disk
 	rootPart, ok := s.Table.Partition(o.Root)
@@ -194,8 +192,8 @@ func onRoot(o Ephemeral) (l Layout, made []layout.Partition, err error) {
 	return l, made, nil
 }
 
-// recognize accepts what is after the root partition by its content, not its size: a
-// table of an older agent has no names, and the machine may have got other RAM since.
+// recognize accepts the partitions after the root partition by their content, not their size: tables of older agents
+// have no names, and the machine's RAM may have changed.
 func (l Layout) recognize(after []layout.Partition, o Ephemeral) (Layout, error) {
 	if len(after) > 2 {
 		return l, fmt.Errorf("%d partitions after the root partition; expected swap and data", len(after))
@@ -220,7 +218,7 @@ func (l Layout) recognize(after []layout.Partition, o Ephemeral) (Layout, error)
 	return l, nil
 }
 
-// describe lists partitions of a layout for people.
+// describe formats partitions for people.
 func (l Layout) describe(parts []layout.Partition) string {
 	names := []string{strings.ToUpper(string(l.Label))}
 	for _, p := range parts {
@@ -233,12 +231,12 @@ func (l Layout) describe(parts []layout.Partition) string {
 	return strings.Join(names, ", ")
 }
 
-// RawName is the name by which jobs find a raw ephemeral disk.
+// RawName returns the partition name by which jobs find a raw ephemeral disk.
 func RawName(i int) string { return fmt.Sprintf("%s%d", rawPrefix, i) }
 
 const rawPrefix = "raw-ephemeral-"
 
-// carriesEphemeral reports the names of this agent's ephemeral disk in a table.
+// carriesEphemeral reports whether a table contains the partition names of this agent's ephemeral disk.
 func carriesEphemeral(t layout.Table, agentID string) bool {
 	for _, p := range t.Partitions {
 		if t.Label.Named() && agentID != "" && strings.HasPrefix(p.Name, ephemeralPrefix(agentID)+"-") {
@@ -248,8 +246,8 @@ func carriesEphemeral(t layout.Table, agentID string) bool {
 	return false
 }
 
-// DataPartition is the partition that may hold ephemeral data though its name does not say so: the only one, or the one
-// after swap in a table without names; 0 if there is none.
+// DataPartition returns the number of the partition that may hold ephemeral data under another name: the only
+// partition, or the one after swap in a table without names. It returns 0 if there is none.
 func DataPartition(t layout.Table) int {
 	parts := t.Partitions
 	switch {
@@ -261,8 +259,8 @@ func DataPartition(t layout.Table) int {
 	return 0
 }
 
-// KeptRaw reports a disk that already is a raw ephemeral disk.
-func KeptRaw(t layout.Table) bool {
+// IsRawDisk reports whether a table is that of a raw ephemeral disk.
+func IsRawDisk(t layout.Table) bool {
 	for _, p := range t.Partitions {
 		if t.Label.Named() && strings.Contains(p.Name, rawPrefix) {
 			return true
@@ -271,25 +269,25 @@ func KeptRaw(t layout.Table) bool {
 	return false
 }
 
-// newRaw is one partition over the whole disk.
+// newRaw returns one partition over the whole disk.
 func newRaw(s layout.State, i int) []layout.Partition {
 	return []layout.Partition{{Number: 1, Start: layout.MiB, Size: onePartition(s, layout.GPT), Name: RawName(i),
 		Type: layout.GPT.DataType()}}
 }
 
-// newPersistent is one partition over the whole disk, whose file system is still to be made.
+// newPersistent returns one partition over the whole disk, named as being prepared.
 func newPersistent(s layout.State, label layout.Label) []layout.Partition {
 	return []layout.Partition{{Number: 1, Start: layout.MiB, Size: onePartition(s, label), Type: label.DataType(),
 		Name: PreparingName}}
 }
 
-// onePartition is the size of a partition over the whole disk.
+// onePartition returns the size of a partition over the whole disk.
 func onePartition(s layout.State, label layout.Label) int64 {
 	return down(min(s.Bytes-1, layout.Usable(label, s.Bytes, s.Sector))) - layout.MiB
 }
 
-// carriesPersistent reports the name of a persistent disk's partition, alone in a table. Beside others it is one that
-// older agents gave the partitions of ephemeral disks.
+// carriesPersistent reports whether a table has a single partition with the name of a persistent disk's. Older agents
+// also used that name for one of several partitions on ephemeral disks.
 func carriesPersistent(t layout.Table) bool {
 	return len(t.Partitions) == 1 && (t.Partitions[0].Name == PersistentName || t.Partitions[0].Name == PreparingName)
 }

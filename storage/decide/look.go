@@ -8,7 +8,7 @@ import (
 	"cambium/platform/filesystem/probe"
 )
 
-// describe says where a superblock is on a disk that was surveyed from a byte on.
+// describe formats a superblock and its offset on the disk. from is the byte at which the survey began.
 func describe(s probe.Superblock, from int64) string {
 	switch {
 	case s.Kind == probe.Unknown:
@@ -19,8 +19,8 @@ func describe(s probe.Superblock, from int64) string {
 	return fmt.Sprintf("%s begins at byte %d", s.Kind, from+s.Start)
 }
 
-// lookAt returns a sentence with the command that shows a file system and writes nothing; empty if there is none. Where
-// the first superblock is lost, the command checks the file system by its backup.
+// lookAt returns a sentence with a command that shows a file system without writing to it, or "". If the first
+// superblock is lost, the command checks the file system with its backup.
 func lookAt(disk string, s probe.Superblock, from int64) string {
 	f, managed := managedfs.Find(string(s.Kind))
 	at := from + s.Start
@@ -39,8 +39,7 @@ func lookAt(disk string, s probe.Superblock, from int64) string {
 	return fmt.Sprintf("To look at it without writing, run '%s'. ", command)
 }
 
-// repair returns the commands with which an operator may look at and repair a file system that begins where its
-// partition does.
+// repair returns commands to inspect and repair a file system that begins at the start of its partition.
 func repair(part string, s probe.Superblock) string {
 	return managedfs.Repairing(s.Repair(part, true), s.Repair(part, false)) + ". "
 }

@@ -9,30 +9,30 @@ import (
 	"cambium/storage/identity"
 )
 
-// Migration describes the disks as observed before the store is migrated.
+// Migration describes the disks as observed before a migration.
 type Migration struct {
-	Store, Target string // directories
-	// From and To are the disks mounted there, with what they say; without a CID if none is.
+	Store, Target string // mount points
+	// From and To are the disks mounted there. A CID is empty if no disk is.
 	From, To Disk
-	// WantFrom and WantTo name the disks of the call; empty stands for any.
+	// WantFrom and WantTo are the arguments of the call. "" accepts any disk.
 	WantFrom, WantTo string
-	Recorded         string // the disk that is on record as the store
-	// Known are the disks that settings and hints name.
+	Recorded         string // CID of the disk on record as the store
+	// Known lists the CIDs in settings and hints.
 	Known []string
 }
 
 // MigrationAction is the decision about a call of migrate_disk.
 type MigrationAction int
 
-// The actions.
+// Decisions about migrate_disk.
 const (
 	RefuseMigration MigrationAction = iota
-	CopyStore                       // from the first byte
-	AlreadyMigrated                 // a repeated call after success
+	CopyStore                       // copy all of it
+	AlreadyMigrated                 // the call repeats a successful one
 )
 
-// Migrate decides about a call of migrate_disk. Whatever does not fit the disks that are mounted is refused, with the
-// call that has to come first.
+// Migrate decides about a call of migrate_disk. If the call does not match the mounted disks, the error names the call
+// to make first.
 func Migrate(o Migration) (MigrationAction, error) {
 	from, to := o.From.CID, o.To.CID
 	switch {
@@ -61,11 +61,11 @@ func Migrate(o Migration) (MigrationAction, error) {
 	return CopyStore, nil
 }
 
-// repeatedMigration answers a repeated call after success as the first one: the disk on the store says what it was
-// copied from. Another disk shows that a caller without names means the next migration.
+// repeatedMigration accepts a call that repeats a successful one: the store names the disk from which it was copied. If
+// the call names no disks and another disk is known, the caller wants the next migration.
 func repeatedMigration(o Migration) (MigrationAction, error) {
 	from := o.From.CID
-	origin := o.From.Said.Origin.CID
+	origin := o.From.Statement.Origin.CID
 	next := o.WantTo == "" && o.WantFrom == "" &&
 		slices.ContainsFunc(o.Known, func(cid string) bool { return cid != from && cid != origin })
 	if o.From.used() && from == o.Recorded && origin != "" && (o.WantTo == "" || o.WantTo == from) &&
@@ -76,23 +76,24 @@ func repeatedMigration(o Migration) (MigrationAction, error) {
 		cmp.Or(o.WantTo, "for the new disk"))
 }
 
-// Begin decides what a migration target says while it is an incomplete copy. empty says that it has no content. What an
-// earlier attempt at the same copy has left is its own beginning, as long as the disk has not been the store.
-func Begin(from, to Disk, empty bool) (identity.Store, error) {
+// BeginCopy returns the statement of a migration target during the copy. empty tells that the disk has no content. If
+// an earlier attempt at the same copy has left files, and the disk has not been the store since, its statement decides
+// that instead.
+func BeginCopy(from, to Disk, empty bool) (identity.Store, error) {
 	s := identity.Store{CID: to.CID, FileSystem: to.FileSystem, Incomplete: true, Empty: empty,
 		Origin: identity.Origin{CID: from.CID, FileSystem: from.FileSystem}}
-	if from.Said.CID == from.CID {
-		s.Origin.Generation = from.Said.Generation
+	if from.Statement.CID == from.CID {
+		s.Origin.Generation = from.Statement.Generation
 	}
-	same := to.Said.CID == to.CID && to.Said.Of(from.CID, from.FileSystem)
+	same := to.Statement.CID == to.CID && to.Statement.Of(from.CID, from.FileSystem)
 	switch {
-	case to.Said.Strange != nil:
-		return s, fmt.Errorf("what %s says about itself is not understood (%w): %s", to.CID, to.Said.Strange, keepIt(to.CID))
-	case to.Said.Incomplete && !same:
+	case to.Statement.Err != nil:
+		return s, fmt.Errorf("what %s says about itself is not understood (%w): %s", to.CID, to.Statement.Err, keepIt(to.CID))
+	case to.Statement.Incomplete && !same:
 		return s, fmt.Errorf("%s holds an incomplete copy of %s, not of this %s: %s", to.CID,
-			cmp.Or(to.Said.Origin.CID, "another disk"), from.CID, keepIt(to.CID))
-	case same && (to.Said.Incomplete || to.unused()):
-		s.Empty = to.Said.Empty
+			cmp.Or(to.Statement.Origin.CID, "another disk"), from.CID, keepIt(to.CID))
+	case same && (to.Statement.Incomplete || to.unused()):
+		s.Empty = to.Statement.Empty
 	}
 	return s, nil
 }
@@ -102,11 +103,11 @@ func keepIt(cid string) string {
 		cid, cid)
 }
 
-// Usage counts the bytes and files that a store holds, or for which a disk has room.
+// Usage counts bytes and files: those in a store, or those for which a disk has room.
 type Usage struct{ Bytes, Files int64 }
 
-// CheckRoom refuses a target that is too small before the first byte is copied. reusable counts what an earlier attempt
-// has left there, which is removed; countsFiles is false for file systems without a fixed number of inodes.
+// CheckRoom returns an error if the target is too small for the copy. reusable counts the files of an earlier attempt,
+// which will be removed. countsFiles is false for file systems without a fixed number of inodes.
 func CheckRoom(need, free, reusable Usage, countsFiles bool) error {
 	free.Bytes += reusable.Bytes
 	free.Files += reusable.Files

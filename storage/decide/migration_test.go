@@ -44,7 +44,7 @@ func TestPlace(t *testing.T) {
 func TestMigrate(t *testing.T) {
 	old, fresh := store("old", 5), Disk{CID: "new"}
 	copied := store("new", 1)
-	copied.Said.Origin = identity.Origin{CID: "old", FileSystem: "u-old", Generation: 5}
+	copied.Statement.Origin = identity.Origin{CID: "old", FileSystem: "u-old", Generation: 5}
 	clone := fresh
 	clone.FileSystem = "U-OLD"
 	both := []string{"new", "old"}
@@ -92,9 +92,9 @@ func TestMigrate(t *testing.T) {
 
 // What is on a disk is the beginning of a copy only if the disk says so itself.
 func TestBegin(t *testing.T) {
-	begun := Disk{CID: "new", FileSystem: "u-new", Said: Said{Store: identity.Store{Version: 1, CID: "new",
+	begun := Disk{CID: "new", FileSystem: "u-new", Statement: Statement{Store: identity.Store{Version: 1, CID: "new",
 		FileSystem: "u-new", Incomplete: true, Empty: true, Origin: identity.Origin{CID: "old", FileSystem: "u-old", Generation: 4}}}}
-	with := func(change func(*Said)) Disk { d := begun; change(&d.Said); return d }
+	with := func(change func(*Statement)) Disk { d := begun; change(&d.Statement); return d }
 	for _, c := range []struct {
 		name  string
 		to    Disk
@@ -104,27 +104,27 @@ func TestBegin(t *testing.T) {
 	}{
 		{"an empty disk", Disk{CID: "new", FileSystem: "u-new"}, true, true, ""},
 		{"a disk with files of others", Disk{CID: "new", FileSystem: "u-new"}, false, false, ""},
-		{"its own end, never the store", with(func(s *Said) { s.Incomplete = false }), false, true, ""},
-		{"its own end, which was the store", with(func(s *Said) { s.Incomplete, s.Generation = false, 1 }), false, false, ""},
+		{"its own end, never the store", with(func(s *Statement) { s.Incomplete = false }), false, true, ""},
+		{"its own end, which was the store", with(func(s *Statement) { s.Incomplete, s.Generation = false, 1 }), false, false, ""},
 		{"its own beginning", begun, false, true, ""},
-		{"its own beginning, among files of others", with(func(s *Said) { s.Empty = false }), false, false, ""},
-		{"the copy of another disk", with(func(s *Said) { s.Origin.CID = "third" }), false, false,
+		{"its own beginning, among files of others", with(func(s *Statement) { s.Empty = false }), false, false, ""},
+		{"the copy of another disk", with(func(s *Statement) { s.Origin.CID = "third" }), false, false,
 			"new holds an incomplete copy of third, not of this old: run 'agent disk accept new --yes'"},
-		{"the copy of another disk with this CID", with(func(s *Said) { s.Origin.FileSystem = "u-2" }), false, false,
+		{"the copy of another disk with this CID", with(func(s *Statement) { s.Origin.FileSystem = "u-2" }), false, false,
 			"an incomplete copy of old, not of this old"},
-		{"the end of another copy", with(func(s *Said) { s.Incomplete, s.Origin.CID = false, "third" }), false, false, ""},
-		{"what is not understood", Disk{CID: "new", Said: Said{Strange: errors.New("version 2, want 1")}}, true, false,
+		{"the end of another copy", with(func(s *Statement) { s.Incomplete, s.Origin.CID = false, "third" }), false, false, ""},
+		{"what is not understood", Disk{CID: "new", Statement: Statement{Err: errors.New("version 2, want 1")}}, true, false,
 			"is not understood (version 2, want 1)"},
 	} {
-		got, err := Begin(store("old", 5), c.to, c.empty)
+		got, err := BeginCopy(store("old", 5), c.to, c.empty)
 		wantError(t, err, c.fails)
 		want := identity.Origin{CID: "old", FileSystem: "u-old", Generation: 5}
 		if err == nil && (got.Empty != c.exact || got.Origin != want || !got.Incomplete || got.Generation != 0) {
 			t.Errorf("%s: %+v, want empty %v", c.name, got, c.exact)
 		}
 	}
-	wantError(t, CheckCopy("new", "/dev/vdb", Said{}), "")
-	wantError(t, CheckCopy("new", "/dev/vdb", begun.Said), "incomplete copy of old. Run mount_disk old, mount_disk new and "+
+	wantError(t, CheckCopy("new", "/dev/vdb", Statement{}), "")
+	wantError(t, CheckCopy("new", "/dev/vdb", begun.Statement), "incomplete copy of old. Run mount_disk old, mount_disk new and "+
 		"migrate_disk, or, to use it as it is if that disk is gone, run 'agent disk accept new --yes'")
 }
 

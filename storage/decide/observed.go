@@ -8,63 +8,62 @@ import (
 	"cambium/storage/record"
 )
 
-// Surroundings describes the surroundings of a single persistent disk as observed: records, directories, and the disks
-// that exist.
+// Surroundings describes what was observed around a persistent disk: records, mount points and other disks.
 type Surroundings struct {
 	Record record.Record
-	// ManagedCID is the disk named in managed_disk_settings.json; other agents write that file, too. Unreadable says why
-	// it names none.
+	// ManagedCID is the CID in managed_disk_settings.json, which other agents write, too. Unreadable is the error if
+	// the file contains none.
 	ManagedCID string
 	Unreadable error
-	// Known are the disks that settings and hints name, in order.
+	// Known lists the CIDs in settings and hints, in order.
 	Known []string
-	// Store and MigrationTarget are directories.
+	// Store and MigrationTarget are mount points.
 	Store, MigrationTarget string
-	// StoreTaken and TargetTaken are set when something is mounted there. OnStore and OnTarget name the known disks
-	// that are visible there, and Foreign describes anything else visible on the store.
+	// StoreTaken and TargetTaken are set if anything is mounted there. OnStore and OnTarget are the CIDs of the known
+	// disks that are visible there. Foreign describes anything else visible on the store.
 	StoreTaken, TargetTaken    bool
 	OnStore, OnTarget, Foreign string
-	// OnStoreIs is the disk that is visible on the store, with what it says.
+	// OnStoreIs describes the disk that is visible on the store.
 	OnStoreIs Disk
-	// Directories says that disks are directories, which have no identity.
+	// Directories is set if persistent disks are bind-mounted directories, which have no identity.
 	Directories bool
 }
 
-// Observed is everything that was seen of one persistent disk and around it, before a decision about it. One function
-// takes it, under the lock, and only reads.
+// Observed holds all facts on which the decision about a persistent disk depends. They are collected under the lock,
+// without writing.
 type Observed struct {
 	Surroundings
 	Persistent
-	// Absent says why the disk's device was not found. Nothing else is known of the disk then.
+	// Absent is the error if the device was not found. The fields about the device are then empty.
 	Absent error
-	// Directory is set when the hint leads to a directory.
+	// Directory is set if the hint leads to a directory.
 	Directory bool
-	// MountedOn is the disk's mount point; empty if there is none.
+	// MountedOn is the disk's mount point, or "".
 	MountedOn string
 	// Found is the disk's identity as observed.
 	Found record.Disk
-	// MountedFor is the disk that is mounted on the store or the migration target, if that is this device.
+	// MountedFor is the CID of the disk mounted on the store or the migration target, if it is on this device.
 	MountedFor string
-	// Elsewhere lists the other disks that settings or hints name and whose hint does not lead to this device. Leftover
-	// lists those whose hint does.
+	// Elsewhere lists the CIDs of other disks in settings and hints whose hints lead to other devices. Leftover lists
+	// those whose hints lead to this device.
 	Elsewhere, Leftover []string
-	// Said is the disk's statement about itself, as far as it has been read.
-	Said Said
-	// Unknown is set if that statement cannot be read until the disk's journal is replayed.
+	// Statement is the disk's statement about itself, as far as it was read.
+	Statement Statement
+	// Unknown is set if the statement cannot be read before the disk's journal is replayed.
 	Unknown bool
-	// Boot is set when the disk is mounted because it was the store: then it is not formatted.
+	// Boot is set if the disk is mounted at boot because it was the store. It must not be formatted then.
 	Boot bool
 }
 
-// Request returns the operator's request about the disk; empty if there is none.
+// Request returns the operator's request about the disk, or "".
 func (o Observed) Request() record.Action { return o.Surroundings.Record.Asked[o.CID] }
 
-// Pick is the CID by which StoreDisk asks for the disks themselves to be looked at.
-const Pick = "."
+// InspectDisks is returned by StoreDisk instead of a CID if the disks themselves must be inspected.
+const InspectDisks = "."
 
-// StoreDisk decides which disk is mounted at boot; none if it is empty. A record of one that is not among those known
-// is an error. Where none is known at all and its identity is not on record, cloudfoundry/bosh-agent may have left the
-// record of a disk that was removed: that is a warning.
+// StoreDisk returns the CID of the disk to mount at boot, or "" for none. A recorded disk that is not among the known
+// ones is an error. If no disks are known and the recorded one has no identity on record, it is a warning:
+// cloudfoundry/bosh-agent may have left the record of a removed disk.
 func StoreDisk(a Surroundings) (cid, warning string, err error) {
 	recorded, _ := a.Record.StoreDisk(a.ManagedCID)
 	accepted := a.Record.Accepted()
@@ -74,13 +73,13 @@ func StoreDisk(a Surroundings) (cid, warning string, err error) {
 	_, identified := a.Record.Disks[recorded]
 	switch {
 	case accepted != "":
-		return accepted, "", nil // an operator has named the disk
+		return accepted, "", nil // an operator accepted the disk
 	case a.Unreadable != nil:
 		return "", "", a.Unreadable
 	case a.OnStore != "":
 		return a.OnStore, "", nil
-	case recorded == "" && len(a.Record.Disks) == 0 && len(a.Known) > 0: // lost, or of a new machine: the disks tell
-		return Pick, "", nil
+	case recorded == "" && len(a.Record.Disks) == 0 && len(a.Known) > 0: // the record is lost, or the machine is new
+		return InspectDisks, "", nil
 	case recorded == "" || slices.Contains(a.Known, recorded):
 		return recorded, "", nil
 	case len(a.Known) == 0 && !identified:
@@ -91,18 +90,18 @@ func StoreDisk(a Surroundings) (cid, warning string, err error) {
 		"run mount_disk, or 'agent disk release %s' if it is gone", recorded, recorded)
 }
 
-// placement is the mount point chosen for a persistent disk.
+// placement is the mount point for a persistent disk.
 type placement struct {
 	Directory string
-	// Mounted is set when the disk is there already.
+	// Mounted is set if the disk is already there.
 	Mounted bool
-	// Leaves is the directory from which it is unmounted first; empty if there is none.
+	// Leaves is the mount point from which to unmount the disk first, or "".
 	Leaves string
 }
 
-// place decides where a disk is mounted: on the store, or, where another known disk is there, on the migration target.
-// Jobs use what is visible on the store: that something else is there is an error, also where the disk is mounted
-// beneath it.
+// place decides where to mount a disk: on the store or, if another known disk is there, on the migration target.
+// Anything else visible on the store is an error even if the disk is mounted beneath it, since jobs use what is
+// visible.
 func place(o Observed) (placement, error) {
 	at := placement{Directory: o.Store}
 	switch stale := map[string]string{o.OnStore: o.Store, o.OnTarget: o.MigrationTarget}[o.CID]; {
@@ -132,8 +131,8 @@ func place(o Observed) (placement, error) {
 	return at, nil
 }
 
-// MountDisk decides about mounting a persistent disk, for mount_disk and for a boot: it is prepared if it is blank,
-// completed if it is ours and unfinished, grown if it became larger, mounted, and put on record, or refused.
+// MountDisk plans how to mount a persistent disk, for mount_disk and at boot. A blank disk is prepared, an unfinished
+// one of ours completed, and one that became larger grown; then it is mounted and recorded. Any other disk is refused.
 func MountDisk(o Observed) (Plan, error) {
 	switch {
 	case o.Absent != nil:
@@ -158,10 +157,10 @@ func MountDisk(o Observed) (Plan, error) {
 	return p, nil
 }
 
-// CheckTarget refuses a disk as the target of a migration that says that it is another one. A clone of the store may be
-// mounted there.
+// CheckTarget refuses a migration target that identifies itself as another known disk. A clone of the store is
+// accepted.
 func CheckTarget(d Disk, a Surroundings, elsewhere []string) error {
-	if x := d.Said.CID; x != "" && x != d.CID && x != a.OnStore && slices.Contains(elsewhere, x) &&
+	if x := d.Statement.CID; x != "" && x != d.CID && x != a.OnStore && slices.Contains(elsewhere, x) &&
 		a.Record.Asked[d.CID] == "" {
 		return &Refusal{d.Path, "it says that it is persistent disk " + x,
 			"Attach the right disk, or, if this is the right one, " + accept(d.CID)}
@@ -169,7 +168,7 @@ func CheckTarget(d Disk, a Surroundings, elsewhere []string) error {
 	return nil
 }
 
-// prepare decides about the disk where it is to be mounted.
+// prepare plans the changes to a disk for its placement.
 func (o Observed) prepare(at placement) (p Plan, err error) {
 	switch {
 	case at.Mounted && o.Request() == record.Format:
@@ -203,19 +202,19 @@ func (o Observed) prepare(at placement) (p Plan, err error) {
 	return p, nil
 }
 
-// formats reports a change that makes an empty disk.
+// formats reports whether the change leaves an empty disk.
 func (c Change) formats() bool { return c.Op == CreateTable || c.Op == MakeFileSystem }
 
-// Formats reports a plan that makes an empty disk.
+// Formats reports whether the plan leaves an empty disk.
 func (p Plan) Formats() bool { return slices.ContainsFunc(p.Changes, Change.formats) }
 
-// Describe tells an operator what would be lost by formatting a disk.
+// Describe tells an operator what formatting a disk would destroy.
 func Describe(o Observed) string {
 	text := fmt.Sprintf("%s: %s; %s", o.Disk.Path, found(o.Disk, o.Serial), judge(o.Persistent).Proof)
 	if sb := o.superblock(); sb != "" {
 		text += ", " + sb
 	}
-	if of, _, known := o.Surroundings.Record.Known(o.CID, o.Volume.Content.UUID, o.Disk.Table.GUID); known {
+	if of, _, known := o.Surroundings.Record.Find(o.CID, o.Volume.Content.UUID, o.Disk.Table.GUID); known {
 		text += ", on record as the store of " + of
 	}
 	if o.MountedOn != "" {

@@ -12,42 +12,42 @@ import (
 	"cambium/storage/record"
 )
 
-// Persistent describes a persistent disk as observed, and the state wanted of it.
+// Persistent describes a persistent disk as observed, and its desired state.
 type Persistent struct {
 	CID    string
 	Disk   layout.State
 	Serial string
-	// Damaged says why the disk's partition table cannot be trusted.
+	// Damaged is the error if the disk's partition table cannot be trusted.
 	Damaged error
-	// Volume is its only partition, or the whole device where Preformatted is set.
+	// Volume is the disk's only partition, or with Preformatted the whole device.
 	Volume Volume
-	// Pending is set when the partition says that it is being prepared. Finished is set when its file system is complete
-	// all the same.
+	// Pending is set if the partition is named as being prepared. Finished is set if its file system is complete
+	// nevertheless.
 	Pending, Finished bool
-	// Residue describes data which shows that the disk is not blank. The survey covers the whole disk if it has no
-	// partition, otherwise its only partition if that shows no signature.
+	// Residue describes data on a disk without a signature. The survey covers the whole disk if it has no partitions,
+	// or its only partition if that shows no signature.
 	Residue probe.Residue
-	// Superblocks lists the ext and xfs superblocks found anywhere on the disk. They are looked for only where Formats
-	// reports true.
+	// Superblocks lists the ext and xfs superblocks found anywhere on the disk. They are searched for only if
+	// NeedsSuperblocks returns true.
 	Superblocks []probe.Superblock
 	// Record is the agent's record of disks.
 	Record record.Record
-	// DuplicateUUID is set when a file system of the same UUID is mounted: a clone.
+	// DuplicateUUID is set if a file system with the same UUID is mounted, so that the disk is a clone.
 	DuplicateUUID bool
 
 	Label        layout.Label // of a new table
 	FileSystem   probe.Kind   // of a new file system
 	MountOptions []string
-	// AllowForeign permits formatting a disk that would be refused, and AllowNoise one that holds random bytes and nothing else.
+	// AllowForeign permits formatting disks that would be refused, and AllowNoise those that contain only random bytes.
 	AllowForeign, AllowNoise bool
-	// Preformatted disks carry their file system without a table, and are neither partitioned nor formatted.
+	// Preformatted disks have a file system without a partition table. They are neither partitioned nor formatted.
 	Preformatted bool
 }
 
-// Part returns the path of the device that carries the file system.
+// Part returns the path of the device with the file system.
 func (o Persistent) Part() string { return PersistentPart(o.Disk.Path, o.Preformatted) }
 
-// PersistentPart returns the path of the device that carries a persistent disk's file system.
+// PersistentPart returns the path of the device with a persistent disk's file system.
 func PersistentPart(path string, preformatted bool) string {
 	if preformatted {
 		return path
@@ -55,7 +55,7 @@ func PersistentPart(path string, preformatted bool) string {
 	return layout.PartitionPath(path, 1)
 }
 
-// foreign refuses a persistent disk for what is on it, and says how it can be looked at, repaired or released.
+// foreign returns the refusal of a persistent disk because of its content, with ways to inspect, repair or release it.
 func (o Persistent) foreign(v judgment) *Refusal {
 	remedy := fmt.Sprintf("Attach the right disk: %s is expected to be blank, or to have a single partition with ext4 or xfs", o.CID)
 	if known, ok := o.Record.Disks[o.CID]; ok {
@@ -72,8 +72,8 @@ func (o Persistent) foreign(v judgment) *Refusal {
 	return &Refusal{o.Disk.Path, v.Proof, remedy}
 }
 
-// MountPersistent partitions and formats what is blank, completes what is ours and unfinished, grows what became
-// larger, refuses the rest, and mounts it on a directory.
+// MountPersistent plans to mount a persistent disk on target. A blank disk is partitioned and formatted, an unfinished
+// one of ours completed, and one that became larger grown. Any other disk is refused.
 func MountPersistent(o Persistent, target string) (p Plan, err error) {
 	if o.Damaged == nil {
 		if err := checkIdentity(o.CID, o.Disk.Path, o.Record, o.identity()); err != nil {
@@ -81,7 +81,7 @@ func MountPersistent(o Persistent, target string) (p Plan, err error) {
 		}
 	}
 	if o.DuplicateUUID && o.Volume.Content.Kind == probe.XFS {
-		o.MountOptions = append(slices.Clone(o.MountOptions), "nouuid") // XFS refuses a UUID that is mounted
+		o.MountOptions = append(slices.Clone(o.MountOptions), "nouuid") // XFS refuses a duplicate UUID
 	}
 	if o.Preformatted {
 		if o.Volume.Content.Blank() {
@@ -90,18 +90,18 @@ func MountPersistent(o Persistent, target string) (p Plan, err error) {
 		}
 		if recorded := o.Record.Disks[o.CID]; recorded.FileSystem != "" && !o.Volume.Content.Kind.Managed() &&
 			o.Record.Asked[o.CID] == "" && o.Damaged == nil {
-			// It has no identifier to compare.
+			// This file system has no identifier to compare.
 			return p, otherDisk(o.CID, o.Disk.Path, "has a different file system", recorded, o.identity())
 		}
 		p.use(o.Part(), o.Volume, o.Disk.Bytes, target, o.MountOptions)
-		p.Fills = o.fills(target)
+		p.SizeCheck = o.sizeCheck(target)
 		return p, nil
 	}
 	v, err := o.judge()
 	if err != nil {
 		return p, err
 	}
-	p.Fills = o.fills(target)
+	p.SizeCheck = o.sizeCheck(target)
 	proof := "persistent disk " + o.CID + ", " + v.Proof
 	made := Volume{Content: probe.Content{Kind: o.FileSystem}}
 	switch v.Verdict {
@@ -150,7 +150,8 @@ func MountPersistent(o Persistent, target string) (p Plan, err error) {
 	return p, nil
 }
 
-// nameFinished gives the partition its final name when its file system is complete; none in a table without names.
+// nameFinished gives the partition its final name once its file system is complete. In a table without names, it
+// removes the name.
 func (p *Plan) nameFinished(path string, label layout.Label) {
 	name := ""
 	if label.Named() {
@@ -180,7 +181,8 @@ func (p Plan) has(op Op) bool {
 	return false
 }
 
-// judge is the verdict on a disk, with what settings allow and what cannot be done. None formats a superblock.
+// judge returns the verdict on a disk after applying settings and requests. Only an operator's request formats a disk
+// with a superblock.
 func (o Persistent) judge() (judgment, error) {
 	o.Superblocks = slices.Concat(o.Superblocks, o.Residue.Superblocks())
 	found := judge(o)
@@ -212,38 +214,37 @@ func (o Persistent) judge() (judgment, error) {
 	return v, nil
 }
 
-// forced says that an operator has asked to format this disk, whatever is on it.
+// forced reports whether an operator requested to format this disk, whatever it contains.
 func (o Persistent) forced() bool { return o.Record.Asked[o.CID] == record.Format }
 
-// verdict says which changes a persistent disk may undergo.
+// verdict tells which changes may be made to a persistent disk.
 type verdict int
 
-// The verdicts. Only create and format destroy anything, and only what was proven to hold no data.
+// Verdicts. Only create and format destroy anything, and only on disks proven to hold no data.
 const (
-	refuse verdict = iota // carries something that is not ours
+	refuse verdict = iota // has content that is not ours
 	create                // blank: partition and format
 	format                // our partition, not formatted yet
 	keep                  // our partition with a file system
 )
 
-// judgment is a verdict with its proof. Advice, unless empty, says what can be done about a refusal besides releasing
-// the disk.
+// judgment is a verdict and its proof. Advice, if set, describes alternatives to releasing a refused disk.
 type judgment struct {
 	Verdict verdict
 	Proof   string
 	Advice  string
-	// Superblock is the one for which no setting formats the disk; empty if there is none.
+	// Superblock describes the superblock because of which no setting formats the disk, or is "".
 	Superblock string
 }
 
-// Formats reports that a setting allows formatting a disk with partitions if no superblock is on it: the caller then
-// has to look for Superblocks. Without partitions, Residue has them already.
-func Formats(o Persistent) bool {
+// NeedsSuperblocks reports whether a setting allows formatting a partitioned disk if it has no superblock, so that the
+// caller has to set Superblocks. For a disk without partitions, Residue already contains them.
+func NeedsSuperblocks(o Persistent) bool {
 	return !o.Preformatted && !o.forced() && o.AllowForeign && len(o.Disk.Table.Partitions) > 0 &&
 		judge(o).Verdict == refuse
 }
 
-// superblock describes an ext or xfs superblock on the disk; empty if there is none.
+// superblock describes an ext or xfs superblock on the disk, or returns "".
 func (o Persistent) superblock() string {
 	if len(o.Superblocks) == 0 {
 		return ""
@@ -251,7 +252,7 @@ func (o Persistent) superblock() string {
 	return describe(o.Superblocks[0], 0)
 }
 
-// judge says what may be done with a disk by what is on it, and the proof.
+// judge returns the verdict on a disk by its content alone.
 func judge(o Persistent) judgment {
 	t, content := o.Disk.Table, o.Volume.Content
 	refuse := func(format string, args ...any) judgment { return judgment{Proof: fmt.Sprintf(format, args...)} }
@@ -297,8 +298,8 @@ func judge(o Persistent) judgment {
 	return refuse("partition %d is blank, but nothing shows that this agent made it", p.Number)
 }
 
-// notBlank refuses a device that has no signature but carries other traces of content. what describes the device
-// without those traces, and from is the byte at which it begins on its disk.
+// notBlank refuses a device without a signature that has other traces of content. what describes the device, and from
+// is the byte at which it begins on its disk.
 func (o Persistent) notBlank(what string, from int64) judgment {
 	first := slices.IndexFunc(o.Residue.Found, func(s probe.Superblock) bool { return s.Backup == 0 })
 	switch {
@@ -323,7 +324,7 @@ func (o Persistent) notBlank(what string, from int64) judgment {
 		Advice: fmt.Sprintf("To look at it without writing, run 'hexdump -C -s %d -n 512 %s'. ", at, o.Disk.Path)}
 }
 
-// tooMany is the error for disks that should have been detached.
+// tooMany is the error if disks should have been detached.
 type tooMany struct{ devices, most int }
 
 func (e tooMany) Error() string {
@@ -335,11 +336,11 @@ func (tooMany) Advice() string {
 	return "detach the disks that the Director does not list for this VM ('bosh instances --details'), or run 'bosh cck'"
 }
 
-// Association is a name under which jobs find a persistent disk.
+// Association is a name by which jobs find a persistent disk.
 type Association struct{ Name, CID string }
 
-// CheckKnown refuses to go on when a disk that has a name is not known, or when more devices of known disks are
-// there than one would expect: those with names, or else one, and one more while disks are exchanged.
+// CheckKnown returns an error if an associated disk is not known, or if too many devices are attached. The limit is one
+// for each association, but at least one, plus one while disks are exchanged.
 func CheckKnown(known map[string]bool, devices int, associations []Association) error {
 	for _, a := range associations {
 		if !known[a.CID] {

@@ -327,7 +327,7 @@ func TestStoreDisk(t *testing.T) {
 		{"the same, which left the store mounted", Surroundings{Record: none, ManagedCID: "b", Known: two, OnStore: "b"}, "b", "", ""},
 		{"the same, directories", Surroundings{Record: none, ManagedCID: "b", Known: two, Directories: true}, "b", "", ""},
 		{"a disk other than the recorded one is on the store", Surroundings{Record: recorded("a"), ManagedCID: "a", Known: two, OnStore: "b"}, "b", "", ""},
-		{"nothing is on record", Surroundings{Record: none, Known: two}, Pick, "", ""},
+		{"nothing is on record", Surroundings{Record: none, Known: two}, InspectDisks, "", ""},
 		{"nothing is on record, and no disk is known", Surroundings{Record: none}, "", "", ""},
 		{"ours, and what other agents read is lost", Surroundings{Record: recorded("a"), Known: two}, "a", "", ""},
 		{"none is known, left by another agent (D.15)", Surroundings{Record: none, ManagedCID: "a"}, "", "is in neither settings nor hints", ""},
@@ -471,8 +471,8 @@ func TestGrowRoot(t *testing.T) {
 		{"a kind that is not grown", root(400, mountedOn("/", probe.Ext2)), "grow-partition"},
 	} {
 		p := GrowRoot(c.o)
-		if got := ops(p); got != c.want || p.Fills.Directory != "/" {
-			t.Errorf("%s: plan %q, compared afterwards: %q; want %q", c.name, got, p.Fills.Directory, c.want)
+		if got := ops(p); got != c.want || p.SizeCheck.Directory != "/" {
+			t.Errorf("%s: plan %q, compared afterwards: %q; want %q", c.name, got, p.SizeCheck.Directory, c.want)
 		}
 	}
 	for _, c := range []struct{ skip, create, named, want bool }{

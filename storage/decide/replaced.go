@@ -9,46 +9,45 @@ import (
 	"cambium/platform/filesystem/probe"
 )
 
-// Replaced describes a disk that is to become an ephemeral or a raw one. IaaSes hand out such disks with file systems,
-// and recycled ones, so that it need not be blank: its content is replaced if no ext or xfs is found anywhere on it, or
-// if it says itself that it is ephemeral.
+// Replaced describes a disk that is to become an ephemeral or raw one. It need not be blank, since IaaSes provide such
+// disks with file systems, and recycled ones. Its content is replaced if no ext or xfs is found anywhere on it, or if
+// it is recognized as ephemeral.
 type Replaced struct {
 	Serial string
-	// Busy says why the disk cannot be used at all: it is mounted or held, or is not a disk.
+	// Busy is the error if the disk cannot be used at all: it is mounted or held, or is not a disk.
 	Busy error
-	// Persistent says why it is a persistent disk according to settings or hints, and Recorded why according to
-	// records.
+	// Persistent is the error if settings or hints name it as a persistent disk, and Recorded if records do.
 	Persistent, Recorded error
-	// Damaged says why its partition table cannot be trusted.
+	// Damaged is the error if its partition table cannot be trusted.
 	Damaged error
-	// Asked is set when an operator has asked to format it, whatever is on it.
+	// Asked is set if an operator requested to format it, whatever it contains.
 	Asked bool
-	// Superblocks lists the superblocks of ext and xfs found anywhere on the disk.
+	// Superblocks lists the ext and xfs superblocks found anywhere on the disk.
 	Superblocks []probe.Superblock
 	// Volume is its only partition, or the whole disk if it has no table, or the data partition of a layout without
-	// names. Start is the byte at which the volume begins.
+	// names. Start is the offset of the volume in bytes.
 	Volume Volume
 	Start  int64
-	// Names lists the top directory of the file system there, as filesystem.List returns it. Unlisted says why the
-	// names are not known.
+	// Names lists the top directory of the volume's file system, as returned by filesystem.List. Unlisted is the error
+	// if it could not be read.
 	Names    []string
 	Unlisted error
-	// Journal is set when the journal of that file system may hold files that Names lacks.
+	// Journal is set if the journal of that file system may contain files missing from Names.
 	Journal bool
 }
 
-// Listed reports a file system whose top directory is looked at: one of the agent's, or an older ext, which the same
-// driver mounts.
-func Listed(c probe.Content) bool {
+// HasListing reports whether the top directory of a file system is read: one of the managed kinds, or an older ext,
+// which the same driver mounts.
+func HasListing(c probe.Content) bool {
 	if c.Kind == probe.Ext2 || c.Kind == probe.Ext3 {
 		c.Kind = probe.Ext4
 	}
 	return c.Data()
 }
 
-// SaysEphemeral reports a table with the names that agents give all partitions of ephemeral and raw disks. One that the
-// kernel does not believe says nothing.
-func SaysEphemeral(t layout.Table) bool {
+// NamesEphemeral reports whether all partitions of a table have names that agents give those of ephemeral and raw
+// disks. A table that the kernel rejects does not count.
+func NamesEphemeral(t layout.Table) bool {
 	if !t.Label.Named() || t.Lost == layout.ProtectiveEntry || len(t.Partitions) == 0 || carriesPersistent(t) {
 		return false
 	}
@@ -57,7 +56,8 @@ func SaysEphemeral(t layout.Table) bool {
 	})
 }
 
-// refuse returns why the content of a disk is not replaced. what names the disk to 'agent disk format'.
+// refuse returns an error if the content of a disk must not be replaced. what is the name of the disk for 'agent disk
+// format'.
 func (o Replaced) refuse(s layout.State, what string) error {
 	switch {
 	case o.Busy != nil:
@@ -75,8 +75,7 @@ func (o Replaced) refuse(s layout.State, what string) error {
 		s.Path, found, look, giveUp(what))
 }
 
-// mayBeStore describes what on a disk may be a store, and a way to look at it that writes nothing; empty if there is
-// none.
+// mayBeStore describes content that may be a store, or returns "". look is a sentence with a command to inspect it.
 func (o Replaced) mayBeStore(s layout.State) (found, look string) {
 	content := o.Volume.Content
 	look = lookAt(s.Path, probe.Superblock{Kind: content.Kind, Start: o.Start}, 0)
@@ -94,11 +93,11 @@ func (o Replaced) mayBeStore(s layout.State) (found, look string) {
 		return o.Damaged.Error(), ""
 	case carriesPersistent(s.Table):
 		return fmt.Sprintf("it has the partition of a persistent disk (%s)", PersistentName), ""
-	case SaysEphemeral(s.Table) || len(o.Superblocks) == 0:
+	case NamesEphemeral(s.Table) || len(o.Superblocks) == 0:
 		return "", ""
 	case len(outside) > 0:
 		return describe(outside[0], 0), lookAt(s.Path, outside[0], 0)
-	case !Listed(content):
+	case !HasListing(content):
 		return describe(o.Superblocks[0], 0), lookAt(s.Path, o.Superblocks[0], 0)
 	case len(s.Table.Partitions) == 0 && content.Label == novaLabel:
 		return "", ""
@@ -112,13 +111,13 @@ func (o Replaced) mayBeStore(s layout.State) (found, look string) {
 	return fmt.Sprintf("it holds %s with files that are not ephemeral data", content), look
 }
 
-// proof returns the reason for replacing the content of a disk that is not refused.
+// proof returns the reason why the content of a disk may be replaced.
 func (o Replaced) proof(s layout.State) string {
 	proof := found(s, o.Serial) + ", not in use, not a persistent disk"
 	switch {
 	case o.Asked:
 		return proof + "; an operator asked to format it"
-	case SaysEphemeral(s.Table):
+	case NamesEphemeral(s.Table):
 		return proof + ", named as an ephemeral disk"
 	case len(o.Superblocks) == 0:
 		return proof + ", no ext4 or xfs on it"
@@ -126,26 +125,26 @@ func (o Replaced) proof(s layout.State) string {
 	return proof + ", holds ephemeral data only"
 }
 
-// ephemeral reports the data of an agent's ephemeral disk in a table without names.
+// ephemeral reports whether the volume contains the data of an agent's ephemeral disk.
 func (o Replaced) ephemeral() bool {
 	return o.Persistent == nil && o.Recorded == nil && !o.Asked && o.Volume.Content.Data() && o.Unlisted == nil &&
 		ephemeralData(o.Names)
 }
 
-// formatted reports a disk that is formatted because an operator asked for it. What is in use is not.
+// formatted reports whether the disk is formatted because an operator requested it. A disk in use is not.
 func (o Replaced) formatted() bool { return o.Asked && o.Busy == nil }
 
-// novaLabel is the label of the file system that OpenStack makes on an ephemeral disk.
+// novaLabel is the label of the file system that OpenStack creates on ephemeral disks.
 const novaLabel = "ephemeral0"
 
-// empty reports a top directory as a new file system has it.
+// empty reports whether a top directory is that of a new file system.
 func empty(names []string) bool {
 	return len(names) == 0 || len(names) == 1 && names[0] == "lost+found/"
 }
 
-// ephemeralData reports the top directory of an agent's ephemeral disk, which has all of three directories, or of a
-// file system without any content: Azure's warning is on disks whose content is lost anyway. One of the names alone is
-// no proof: a store may have a directory "blobs", "tmp" or "packages".
+// ephemeralData reports whether a top directory is that of an agent's ephemeral disk, with all three directories, or is
+// empty. Azure puts a warning on disks whose content is not preserved. One directory alone proves nothing: a store may
+// also have a directory "jobs" or "packages".
 func ephemeralData(names []string) bool {
 	found := 0
 	empty := true
@@ -162,7 +161,8 @@ func ephemeralData(names []string) bool {
 	return empty || found == 3
 }
 
-// DescribeReplaced tells an operator what would be lost by formatting a disk, or why it cannot be formatted.
+// DescribeReplaced tells an operator what formatting a disk would destroy. It returns an error if the disk cannot be
+// formatted.
 func DescribeReplaced(o Replaced, s layout.State) (string, error) {
 	o.Asked = true
 	if err := o.refuse(s, ""); err != nil {

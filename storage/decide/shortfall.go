@@ -6,45 +6,45 @@ import (
 	"cambium/platform/disk/layout"
 )
 
-// Fills names a mounted file system that should be as large as its disk.
-type Fills struct {
+// SizeCheck names a mounted file system whose size is compared with that of its disk.
+type SizeCheck struct {
 	Disk      string
 	Partition int    // 0 where the file system has no partition
-	Directory string // where it is mounted; empty if nothing is to be compared
+	Directory string // mount point; empty to compare nothing
 }
 
-// Device returns the path of the device that carries the file system.
-func (f Fills) Device() string {
+// Device returns the path of the device with the file system.
+func (f SizeCheck) Device() string {
 	if f.Partition == 0 {
 		return f.Disk
 	}
 	return layout.PartitionPath(f.Disk, f.Partition)
 }
 
-// fills returns what is compared with its disk when a persistent disk is mounted on target.
-func (o Persistent) fills(target string) Fills {
-	f := Fills{Disk: o.Disk.Path, Partition: 1, Directory: target}
+// sizeCheck returns the comparison to make after a persistent disk was mounted on target.
+func (o Persistent) sizeCheck(target string) SizeCheck {
+	f := SizeCheck{Disk: o.Disk.Path, Partition: 1, Directory: target}
 	if o.Preformatted {
 		f.Partition = 0
 	}
 	return f
 }
 
-// Filled describes a mounted file system and its disk after both were grown as far as possible.
-type Filled struct {
+// Sizes describes a mounted file system and its disk after both were grown as far as possible.
+type Sizes struct {
 	Disk      layout.State
 	Partition int // 0 where the file system has no partition
-	// FileSystem and Device are the lengths of the file system, 0 if it is not known, and of its device.
+	// FileSystem and Device are the sizes of the file system, 0 if unknown, and of its device.
 	FileSystem, Device int64
-	// Failed is the error of growing one of them.
+	// Failed is the error of growing either.
 	Failed error
-	// Persistent is set for a persistent disk, to which another one is the remedy.
+	// Persistent is set for a persistent disk, which can be replaced by another one.
 	Persistent bool
 }
 
-// Shortfall says how much of its disk a file system uses, why it does not use the rest, and what to do; empty if it uses
-// the disk.
-func Shortfall(o Filled) string {
+// Shortfall describes how much of its disk a file system uses, why it does not use the rest, and what to do. It returns
+// "" if nothing is missing.
+func Shortfall(o Sizes) string {
 	used, disk, reason := o.Device, o.Device, ""
 	if o.Partition > 0 {
 		disk = o.Disk.Bytes
@@ -66,8 +66,8 @@ func Shortfall(o Filled) string {
 	return fmt.Sprintf("%s of %s are used: %s: %s", size(used), size(disk), reason, remedy)
 }
 
-// partitionShortfall says why a partition is smaller than its disk; empty if it is not.
-func partitionShortfall(o Filled) string {
+// partitionShortfall returns the reason why a partition is smaller than its disk, or "".
+func partitionShortfall(o Sizes) string {
 	p, ok := o.Disk.Table.Partition(o.Partition)
 	if !ok {
 		return ""

@@ -10,51 +10,52 @@ import (
 	"cambium/storage/record"
 )
 
-// Said is a disk's statement about itself.
-type Said struct {
-	identity.Store // zero if it says nothing
-	// Strange says why a part of the statement is not understood.
-	Strange error
+// Statement is a disk's statement about itself.
+type Statement struct {
+	identity.Store // zero if the disk has no statement
+	// Err is set if a part of the statement cannot be understood.
+	Err error
 }
 
-// Disk is a persistent disk that was looked at, with what it says.
+// Disk is a persistent disk whose statement was read.
 type Disk struct {
 	CID, Path string
-	// FileSystem is the identifier of its file system, empty for a directory.
+	// FileSystem is the UUID of its file system, or "" for a directory.
 	FileSystem string
-	Said       Said
+	Statement  Statement
 }
 
-// used reports a disk that has been a store under its CID.
-func (d Disk) used() bool { return d.Said.Strange == nil && d.Said.CID == d.CID && d.Said.Used() }
+// used reports whether the disk has been the store under its CID.
+func (d Disk) used() bool {
+	return d.Statement.Err == nil && d.Statement.CID == d.CID && d.Statement.Used()
+}
 
-// unused reports a complete copy that has never been the store.
+// unused reports whether the disk is a complete copy that has never been the store.
 func (d Disk) unused() bool {
-	return d.Said.Strange == nil && d.Said.CID == d.CID && !d.Said.Incomplete && d.Said.Generation == 0
+	return d.Statement.Err == nil && d.Statement.CID == d.CID && !d.Statement.Incomplete && d.Statement.Generation == 0
 }
 
-// copyOf reports whether d was copied from a disk that has not been mounted on the store since.
+// copyOf reports whether d is a copy of source, and source has not been mounted on the store since.
 func (d Disk) copyOf(source Disk) bool {
-	return d.Said.Strange == nil && d.Said.CID == d.CID && d.Said.Of(source.CID, source.FileSystem) &&
-		d.Said.Origin.Generation >= source.Said.Generation
+	return d.Statement.Err == nil && d.Statement.CID == d.CID && d.Statement.Of(source.CID, source.FileSystem) &&
+		d.Statement.Origin.Generation >= source.Statement.Generation
 }
 
-// Choice gathers the facts by which to decide whether a disk may become the store: it is about to be mounted on the
-// empty store.
+// Choice holds the facts to decide whether a disk may become the store. Nothing is mounted on the store yet.
 type Choice struct {
 	Disk
 	Surroundings
-	// New is set if the disk is prepared first. Then it says nothing about itself.
+	// New is set if the disk will be formatted first. It has no statement then.
 	New bool
-	// Identified is set if its hint finds it by an identifier, not by a path.
+	// Identified is set if the disk's hint contains an identifier rather than a path.
 	Identified bool
-	// Elsewhere are the disks that settings or hints name and whose hint does not lead to this device.
+	// Elsewhere lists the CIDs of other disks in settings and hints whose hints lead to other devices.
 	Elsewhere []string
-	// Others are the other candidates that have a file system, with what they say.
+	// Others lists the other candidates that have a file system.
 	Others []Disk
 }
 
-// Outranked refuses a disk because another one is the store.
+// Outranked is the refusal of a disk because another one, By, is the store.
 type Outranked struct {
 	*Refusal
 	By string
@@ -62,16 +63,16 @@ type Outranked struct {
 
 func (o *Outranked) Unwrap() error { return o.Refusal }
 
-// Choose refuses a disk that is not the newest complete store, or not known to be it. The rules are those of the table
-// in docs/adr/0036-a-store-says-who-it-is.md, the first one that matches.
-func Choose(c Choice) error {
+// CheckChoice refuses a disk unless it is the newest complete store as far as is known. The first matching rule of the
+// table in docs/adr/0036-a-store-says-who-it-is.md applies.
+func CheckChoice(c Choice) error {
 	if asked := c.Surroundings.Record.Asked[c.CID]; asked == record.Accept || asked == record.Format {
 		return nil
 	}
-	if err := CheckCopy(c.CID, c.Path, c.Said); err != nil {
+	if err := CheckCopy(c.CID, c.Path, c.Statement); err != nil {
 		return err
 	}
-	if x := c.Said.CID; x != "" && x != c.CID && slices.Contains(c.Elsewhere, x) {
+	if x := c.Statement.CID; x != "" && x != c.CID && slices.Contains(c.Elsewhere, x) {
 		return c.refuse("it says that it is persistent disk "+x, "Attach the right disk, or")
 	}
 	for _, rule := range []func(Disk) error{c.isAt, c.copiedTo, c.sourceOf} {
@@ -84,25 +85,25 @@ func Choose(c Choice) error {
 	return c.chooseByRecord()
 }
 
-// refuse leaves the disk as it is. The remedy ends with what an operator can do.
+// refuse returns a refusal whose remedy ends with the command to accept the disk.
 func (c Choice) refuse(found, remedy string) *Refusal {
 	return &Refusal{c.Path, found, fmt.Sprintf("%s, if this is the right one, %s", remedy, accept(c.CID))}
 }
 
-// isAt refuses a disk if another candidate says that it is this one.
+// isAt refuses the disk if candidate o identifies itself as this disk.
 func (c Choice) isAt(o Disk) error {
 	switch {
-	case o.Said.Strange != nil || o.Said.CID != c.CID || !o.Said.Used():
+	case o.Statement.Err != nil || o.Statement.CID != c.CID || !o.Statement.Used():
 		return nil
-	case c.Said.CID != c.CID:
-	case o.Said.Generation < c.Said.Generation, o.Said.Generation == c.Said.Generation && c.Identified:
+	case c.Statement.CID != c.CID:
+	case o.Statement.Generation < c.Statement.Generation, o.Statement.Generation == c.Statement.Generation && c.Identified:
 		return nil
 	}
 	return c.refuse(fmt.Sprintf("%s, where the hint of %s leads, says that it is %s as well, and was the store at least "+
 		"as late: the paths in their hints may have been exchanged", o.Path, o.CID, c.CID), "Attach the right disk, or")
 }
 
-// copiedTo refuses a disk of which a candidate is a copy that has been the store since.
+// copiedTo refuses the disk if candidate o is a copy of it and has been the store since.
 func (c Choice) copiedTo(o Disk) error {
 	if !o.used() || !o.copyOf(c.Disk) {
 		return nil
@@ -111,12 +112,12 @@ func (c Choice) copiedTo(o Disk) error {
 		fmt.Sprintf("Run mount_disk %s, or", o.CID)), o.CID}
 }
 
-// sourceOf refuses a disk that has never been the store while one with a file system is there.
+// sourceOf refuses a disk that has never been the store if candidate o may be the store.
 func (c Choice) sourceOf(o Disk) error {
 	switch {
-	case !c.New && !c.unused(), o.Said.Incomplete:
+	case !c.New && !c.unused(), o.Statement.Incomplete:
 		return nil
-	case c.unused() && c.Said.Of(o.CID, o.FileSystem):
+	case c.unused() && c.Statement.Of(o.CID, o.FileSystem):
 		return &Outranked{c.refuse(fmt.Sprintf("it is a copy of %s (%s) and has never been the store", o.CID, o.Path),
 			fmt.Sprintf("Run mount_disk %s, mount_disk %s and migrate_disk, or", o.CID, c.CID)), o.CID}
 	case o.unused():
@@ -126,12 +127,12 @@ func (c Choice) sourceOf(o Disk) error {
 		fmt.Sprintf("Run mount_disk %s first, or", o.CID))
 }
 
-// chooseByRecord decides by what is on record on the machine.
+// chooseByRecord decides by the records on the machine.
 func (c Choice) chooseByRecord() error {
 	recorded, byOther := c.Surroundings.Record.StoreDisk(c.ManagedCID)
-	source := c.Surroundings.Record.Disks[c.Said.Origin.CID]
-	if c.unused() && recorded == c.Said.Origin.CID && source.Generation > c.Said.Origin.Generation &&
-		c.Said.Of(recorded, source.FileSystem) {
+	source := c.Surroundings.Record.Disks[c.Statement.Origin.CID]
+	if c.unused() && recorded == c.Statement.Origin.CID && source.Generation > c.Statement.Origin.Generation &&
+		c.Statement.Of(recorded, source.FileSystem) {
 		return c.refuse(fmt.Sprintf("it is a copy of %s, which has been the store since", recorded),
 			fmt.Sprintf("Run mount_disk %s, mount_disk %s and migrate_disk, or", recorded, c.CID))
 	}
@@ -150,9 +151,8 @@ func (c Choice) chooseByRecord() error {
 	return nil
 }
 
-// doubt refuses the disk that was mounted last where it may be half a copy: cloudfoundry/bosh-agent records a new disk
-// before the store is copied to it. What that agent has mounted on the store is the store, and so is a new disk whose
-// old one is in neither settings nor hints.
+// doubt refuses the disk mounted last if it may be an incomplete copy, since cloudfoundry/bosh-agent records a new disk
+// before it copies the store there. It accepts a disk that is mounted on the store, and one without other known disks.
 func (a Surroundings) doubt() error {
 	if a.OnStore != "" || a.Directories || len(a.Known) < 2 {
 		return nil
@@ -166,11 +166,11 @@ func (a Surroundings) doubt() error {
 		strings.Join(a.Known, " and "), a.ManagedCID, strings.Join(accepts, " or "))
 }
 
-// CheckCopy refuses the disk at path as the store if it is an incomplete copy.
-func CheckCopy(cid, path string, s Said) error {
-	if s.Strange != nil {
+// CheckCopy refuses the disk at path as the store if it is an incomplete copy, or may be one.
+func CheckCopy(cid, path string, s Statement) error {
+	if s.Err != nil {
 		return &Refusal{path, fmt.Sprintf("what it says about itself is not understood (%v): it may be an incomplete copy",
-			s.Strange), "Use the agent that wrote it, or, if it is complete, " + accept(cid)}
+			s.Err), "Use the agent that wrote it, or, if it is complete, " + accept(cid)}
 	}
 	if !s.Incomplete {
 		return nil
@@ -180,10 +180,10 @@ func CheckCopy(cid, path string, s Said) error {
 		"migrate_disk, or, to use it as it is if that disk is gone, %s", from, cid, accept(cid))}
 }
 
-// CheckMounted refuses a disk that is on the store while this agent's record names another one, unless that one is
-// known to be older. others are the candidates.
+// CheckMounted refuses the disk mounted on the store if this agent's record names another one, unless that is known to
+// be older. others lists the candidates.
 func CheckMounted(on Disk, a Surroundings, others []Disk) error {
-	if err := CheckCopy(on.CID, on.Path, on.Said); err != nil && a.Record.Asked[on.CID] != record.Accept {
+	if err := CheckCopy(on.CID, on.Path, on.Statement); err != nil && a.Record.Asked[on.CID] != record.Accept {
 		return err
 	}
 	recorded, byOther := a.Record.StoreDisk(a.ManagedCID)
@@ -191,7 +191,7 @@ func CheckMounted(on Disk, a Surroundings, others []Disk) error {
 		return nil
 	}
 	for _, o := range others {
-		if o.CID == recorded && (o.Said.Incomplete || o.unused() || on.copyOf(o)) {
+		if o.CID == recorded && (o.Statement.Incomplete || o.unused() || on.copyOf(o)) {
 			return nil
 		}
 	}
@@ -200,24 +200,24 @@ func CheckMounted(on Disk, a Surroundings, others []Disk) error {
 			accept(on.CID))}
 }
 
-// Chosen returns the statement that is written to a disk when it is mounted on the store.
-func Chosen(d Disk) identity.Store {
+// NextStatement returns the statement to write to a disk when it is mounted on the store.
+func NextStatement(d Disk) identity.Store {
 	s := identity.Store{CID: d.CID, FileSystem: d.FileSystem, Generation: 1}
-	if d.Said.Strange == nil && d.Said.CID != "" {
-		s.Generation = d.Said.Generation + 1
-		if d.Said.CID == d.CID {
-			s.Origin = d.Said.Origin
+	if d.Statement.Err == nil && d.Statement.CID != "" {
+		s.Generation = d.Statement.Generation + 1
+		if d.Statement.CID == d.CID {
+			s.Origin = d.Statement.Origin
 		}
 	}
 	return s
 }
 
-// Reverted describes a disk that says less than is on record for it; empty if it does not. A disk has been set back to
-// an older snapshot; of a directory, the volume is not mounted.
-func Reverted(d Disk, r record.Record) string {
+// DescribeReverted describes a disk whose statement is older than its record, or returns "". Such a disk was reset to
+// an earlier snapshot; if disks are directories, their volume is not mounted.
+func DescribeReverted(d Disk, r record.Record) string {
 	was := r.Disks[d.CID].Generation
-	if was == 0 || d.Said.Strange != nil || d.Said.CID == d.CID && d.Said.Generation >= was {
+	if was == 0 || d.Statement.Err != nil || d.Statement.CID == d.CID && d.Statement.Generation >= was {
 		return ""
 	}
-	return fmt.Sprintf("generation %d is on record, and it says %d", was, d.Said.Generation)
+	return fmt.Sprintf("generation %d is on record, and it says %d", was, d.Statement.Generation)
 }

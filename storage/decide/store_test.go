@@ -10,30 +10,30 @@ import (
 
 // store is a disk that says that it has been the store.
 func store(cid string, generation uint64) Disk {
-	return Disk{CID: cid, Path: "/dev/" + cid, FileSystem: "u-" + cid, Said: Said{Store: identity.Store{Version: 1, CID: cid,
+	return Disk{CID: cid, Path: "/dev/" + cid, FileSystem: "u-" + cid, Statement: Statement{Store: identity.Store{Version: 1, CID: cid,
 		FileSystem: "u-" + cid, Generation: generation}}}
 }
 
 // copied is a copy of a disk that had a generation then.
 func copied(cid string, generation uint64, from string, at uint64) Disk {
 	d := store(cid, generation)
-	d.Said.Origin = identity.Origin{CID: from, FileSystem: "u-" + from, Generation: at}
+	d.Statement.Origin = identity.Origin{CID: from, FileSystem: "u-" + from, Generation: at}
 	return d
 }
 
 // silent is a disk with a file system that says nothing, or what was copied to it.
 func silent(cid string) Disk { return Disk{CID: cid, Path: "/dev/" + cid, FileSystem: "u-" + cid} }
 
-func saying(d Disk, cid string) Disk { d.Said.CID = cid; return d }
+func saying(d Disk, cid string) Disk { d.Statement.CID = cid; return d }
 
-func incomplete(d Disk) Disk { d.Said.Incomplete = true; return d }
+func incomplete(d Disk) Disk { d.Statement.Incomplete = true; return d }
 
 func others(all ...Disk) []Disk { return all }
 
 // The rules of docs/adr/0036-a-store-says-who-it-is.md, with the histories that match them.
 func TestChoose(t *testing.T) {
 	strange := silent("a")
-	strange.Said.Strange = errors.New("version 9, want 1")
+	strange.Statement.Err = errors.New("version 9, want 1")
 	none := record.New()
 	stale := recorded("a")
 	stale.Disks["a"] = record.Disk{FileSystem: "u-a", Generation: 6}
@@ -98,7 +98,7 @@ func TestChoose(t *testing.T) {
 		{"10 a first deploy", Choice{Disk: Disk{CID: "a"}, New: true, Surroundings: Surroundings{Record: none}}, "", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			err := Choose(c.c)
+			err := CheckChoice(c.c)
 			wantError(t, err, c.fails)
 			by := ""
 			if o, ok := errors.AsType[*Outranked](err); ok {
@@ -124,16 +124,16 @@ func TestChooseIsExclusive(t *testing.T) {
 		return all
 	}
 	passes := func(d, o Disk) bool {
-		return Choose(Choice{Disk: d, Surroundings: Surroundings{Record: record.New(), Known: []string{"a", "b"}}, Elsewhere: []string{o.CID},
+		return CheckChoice(Choice{Disk: d, Surroundings: Surroundings{Record: record.New(), Known: []string{"a", "b"}}, Elsewhere: []string{o.CID},
 			Others: others(o)}) == nil
 	}
 	for _, a := range sayings("a", "b") {
 		for _, b := range sayings("b", "a") {
 			if (a.used() || b.used()) && passes(a, b) && passes(b, a) {
-				t.Errorf("both pass: %+v and %+v", a.Said, b.Said)
+				t.Errorf("both pass: %+v and %+v", a.Statement, b.Statement)
 			}
-			if passes(a, b) && a.Said.Incomplete {
-				t.Errorf("an incomplete copy passes: %+v", a.Said)
+			if passes(a, b) && a.Statement.Incomplete {
+				t.Errorf("an incomplete copy passes: %+v", a.Statement)
 			}
 		}
 	}
@@ -185,7 +185,7 @@ func TestChosen(t *testing.T) {
 		{"a copy", copied("a", 0, "b", 5), 1, "b"},
 		{"another CID", saying(store("a", 5), "b"), 6, ""},
 	} {
-		got := Chosen(c.d)
+		got := NextStatement(c.d)
 		if got.CID != "a" || got.Generation != c.want || got.Origin.CID != c.from || got.Incomplete || got.FileSystem != "u-a" {
 			t.Errorf("%s: %+v", c.name, got)
 		}

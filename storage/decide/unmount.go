@@ -5,39 +5,40 @@ import (
 	"slices"
 )
 
-// Mounted is one mount of this machine.
+// Mounted is an entry of the mount table.
 type Mounted struct {
 	ID             int
 	Source, Target string
-	// Device is the number of what is mounted, and OnDevice is set when that is a block device.
+	// Device is the device number. OnDevice is set if it is a block device's.
 	Device   uint64
 	OnDevice bool
-	// Owner is the persistent disk that is mounted, on the store or the migration target; empty elsewhere, or if
-	// nothing tells.
+	// Owner is the CID of the persistent disk mounted there, if the mount point is the store or the migration target
+	// and the disk is known.
 	Owner string
 }
 
-// Resolved is the result of following the hint of a persistent disk.
+// Resolved is the result of resolving a persistent disk's hint.
 type Resolved struct {
-	// Source is the device that carries its file system, and Device its number; 0 if there is none.
+	// Source is the device with its file system, and Device its number, or 0.
 	Source string
 	Device uint64
-	// Err says why the device was not found. Missing is set when it is not there.
+	// Err is the error if the device was not found. Missing is set if there is no such device.
 	Err     error
 	Missing bool
 }
 
-// Mounts describes this machine's mounts as observed before a disk is unmounted.
+// Mounts describes the mount table as observed before a disk is unmounted.
 type Mounts struct {
 	Surroundings
 	// All lists the mounts in the order in which they were made.
 	All []Mounted
-	// Resolved is the disk's own, if the disk owns no mount.
+	// Resolved is used if no mount has the disk as its owner.
 	Resolved Resolved
 }
 
-// of returns the mounts of a disk, binds included, and what is held by them: one mount of each device. The disk's
-// links may be gone while it is mounted; where its hint leads counts if it is not on the store or the migration target.
+// of returns the mounts of a disk, with bind mounts, and one of them for each device (held). The links to a mounted
+// disk may be gone, so owners count first. Without a mount of its own, the disk is where its hint leads, unless that
+// device is mounted as another disk.
 func (m Mounts) of(cid string) (own, held []Mounted, err error) {
 	owns := func(o Mounted) bool { return o.Owner == cid }
 	own = filter(m.All, owns)
@@ -75,9 +76,10 @@ func filter(all []Mounted, keep func(Mounted) bool) (kept []Mounted) {
 	return kept
 }
 
-// UnmountDisk decides what is unmounted, in order, so that nothing of a disk is mounted any more: the last one first,
-// since what is on top of it or inside it came later, and before each what is on top of it, as umount does. Another
-// disk on top is refused. Of what was held, nothing may be in use afterwards, in any mount namespace.
+// UnmountDisk returns the mounts to unmount, in order, so that no mount of the disk remains. The latest comes first,
+// since it may be inside or on top of earlier ones; and anything stacked on a mount comes before it, since umount
+// removes the topmost. A stacked mount of another disk is an error. Afterwards, no mount namespace may use the devices
+// in held.
 func UnmountDisk(m Mounts, cid string) (order, held []Mounted, err error) {
 	own, held, err := m.of(cid)
 	if err != nil {
@@ -100,26 +102,27 @@ func UnmountDisk(m Mounts, cid string) (order, held []Mounted, err error) {
 	return order, held, nil
 }
 
-// Noted is a mount of a persistent disk as it was seen last.
+// Noted is a mount of a persistent disk when it was last seen.
 type Noted struct {
 	Mounted
 	OnStore bool
 }
 
-// Shows reports that a mount is of the same disk: of the same device, or, if disks are directories, the same mount.
-func (n Noted) Shows(m Mounted, directories bool) bool {
+// SameDisk reports whether a mount is of the same disk: it has the same device or, if disks are directories, is the
+// same mount.
+func (n Noted) SameDisk(m Mounted, directories bool) bool {
 	if directories {
 		return n.ID == m.ID && n.Target == m.Target
 	}
 	return n.Device == m.Device
 }
 
-// ListDisks are the disks that are mounted, the one on the store first. all is the mount table; without one, what was
-// noted counts. working is the disk that is about to be mounted; empty if there is none.
+// ListDisks returns the CIDs of the mounted disks, the one on the store first. all is the mount table; if it is nil,
+// all noted mounts count. working is the disk that is about to be mounted, or "".
 func ListDisks(all []Mounted, noted []Noted, working string, directories bool) []string {
 	listed := []string{}
 	for _, n := range noted {
-		shows := func(m Mounted) bool { return n.Shows(m, directories) }
+		shows := func(m Mounted) bool { return n.SameDisk(m, directories) }
 		switch {
 		case all != nil && !slices.ContainsFunc(all, shows):
 		case n.OnStore:

@@ -8,24 +8,24 @@ import (
 	"cambium/storage/decide"
 )
 
-// Boot is Disks as the boot uses them. It plans nothing: there is no device that could change.
+// Boot adapts Disks to the interface of a boot. Its plans are empty, since there are no devices to change.
 type Boot struct{ *Disks }
 
 // PlanMountLast plans nothing.
 func (Boot) PlanMountLast(context.Context) ([]decide.Change, string, error) { return nil, "", nil }
 
-// MountLast mounts the disk that was mounted last.
+// MountLast records the last disk as mounted again.
 func (b Boot) MountLast(context.Context) ([]decide.Change, string, error) {
 	return nil, "", b.Disks.MountLast()
 }
 
-// Working returns nothing: no real disk is ever being checked or mounted.
-func (Boot) Working() (cid, what string, since time.Time) { return "", "", time.Time{} }
+// CurrentWork returns zero values: there are no real disks to check or mount.
+func (Boot) CurrentWork() (cid, what string, since time.Time) { return "", "", time.Time{} }
 
 // PlanMount plans nothing.
 func (Boot) PlanMount(context.Context) ([]decide.Change, error) { return nil, nil }
 
-// CheckKnown refuses associations of unknown disks, and disks that nothing accounts for.
+// CheckKnown returns an error if an associated disk is not known, or if too many disks are.
 func (b Boot) CheckKnown(associations []settings.DiskAssociation) error {
 	known := map[string]bool{}
 	for cid := range b.Known.Disks() {
@@ -43,7 +43,7 @@ func (Boot) PlanAssociate(context.Context, []settings.DiskAssociation) ([]decide
 	return nil, nil
 }
 
-// Associate records the names given to disks.
+// Associate records the names of disks.
 func (b Boot) Associate(ctx context.Context, associations []settings.DiskAssociation) ([]decide.Change, error) {
 	return nil, b.Disks.Associate(ctx, associations)
 }

@@ -1,6 +1,6 @@
-// Package dummy stands in for package storage where there is no machine: with -P dummy, as the
-// test suites of a Director run the agent. Disks exist only as records in files below the base
-// directory, whose names and shapes those suites read.
+// Package dummy replaces package storage where there is no machine: with -P dummy, as the test suites of a Director run
+// the agent. Disks exist only as records in files below the base directory. The suites read these files, so their names
+// and formats are fixed.
 package dummy
 
 import (
@@ -18,7 +18,7 @@ import (
 	"cambium/settings"
 )
 
-// KnownDisks are the disks that settings and hints name.
+// KnownDisks gives access to the disks in settings and hints, and to the CID of the store.
 type KnownDisks interface {
 	Disks() map[string]settings.PersistentDisk
 	PutHint(cid string, hint settings.DiskHint) error
@@ -28,13 +28,13 @@ type KnownDisks interface {
 	ClearManagedCID() error
 }
 
-// Disks has the methods of storage.Disks that actions use.
+// Disks implements the methods of storage.Disks that actions call.
 type Disks struct {
 	Dirs   vcap.Dirs
 	Known  KnownDisks
 	Reload func(context.Context) error
 
-	mu sync.Mutex // serializes changes of the files
+	mu sync.Mutex // serializes changes to the files
 }
 
 type mounted struct {
@@ -47,7 +47,7 @@ type formatted struct{ DiskCid string }
 
 type migrated struct{ FromDiskCid, ToDiskCid string }
 
-// read fills a list from a file, if there is one.
+// read decodes a list from a file, if it exists.
 func read(path string, list any) error {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -84,7 +84,7 @@ func (d *Disks) Add(ctx context.Context, cid string, hint settings.DiskHint) err
 	return d.Known.PutHint(cid, hint)
 }
 
-// Remove forgets the hint of a disk.
+// Remove removes the hint of a disk.
 func (d *Disks) Remove(ctx context.Context, cid string) error {
 	if err := d.Reload(ctx); err != nil {
 		return err
@@ -92,7 +92,7 @@ func (d *Disks) Remove(ctx context.Context, cid string) error {
 	return d.Known.RemoveHint(cid)
 }
 
-// Mount records a disk as mounted on the store, or on the migration target when another is.
+// Mount records a disk as mounted on the store or, if another one is there, on the migration target.
 func (d *Disks) Mount(ctx context.Context, cid string) error {
 	if err := d.Reload(ctx); err != nil {
 		return err
@@ -146,7 +146,7 @@ func (d *Disks) findKnown(cid string) (settings.PersistentDisk, error) {
 	return disk, nil
 }
 
-// Unmount forgets a mount.
+// Unmount removes the record of a mount.
 func (d *Disks) Unmount(_ context.Context, cid string) (string, error) {
 	if _, err := d.findKnown(cid); err != nil {
 		return "", err
@@ -172,8 +172,8 @@ func (d *Disks) Unmount(_ context.Context, cid string) (string, error) {
 	return fmt.Sprintf("Unmounted partition of %s", cid), nil
 }
 
-// List returns the disks recorded as mounted, the one on the store first. A disk that the settings no longer
-// name is not among them: the suite's specs of cloud check detach disks behind the Director's back.
+// List returns the CIDs of the disks recorded as mounted, the one on the store first. Disks no longer in the settings
+// are left out: the suite's tests of cloud check detach disks without telling the Director.
 func (d *Disks) List(ctx context.Context) ([]string, error) {
 	if err := d.Reload(ctx); err != nil {
 		return nil, err
@@ -198,7 +198,7 @@ func (d *Disks) List(ctx context.Context) ([]string, error) {
 	return cids, nil
 }
 
-// MountLast mounts the disk again that was mounted last, as boot does on a machine, if it has been formatted.
+// MountLast records the last disk as mounted again, as a boot does, if it was formatted.
 func (d *Disks) MountLast() error {
 	cid, err := d.Known.ManagedCID()
 	if err != nil || cid == "" {
@@ -217,7 +217,7 @@ func (d *Disks) MountLast() error {
 	return d.mount(cid)
 }
 
-// Migrate records that the disk on the migration target has taken over the store.
+// Migrate records that the disk on the migration target has become the store.
 func (d *Disks) Migrate(context.Context, string, string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -253,15 +253,15 @@ func (d *Disks) Migrate(context.Context, string, string) error {
 	return d.Known.SetManagedCID(cid)
 }
 
-// AddDynamic records nothing: such a disk is only a link to a device, and there is none.
+// AddDynamic only reloads the settings: a dynamic disk is a link to a device, and there is none.
 func (d *Disks) AddDynamic(ctx context.Context, _ string, _ settings.DiskHint) error {
 	return d.Reload(ctx)
 }
 
-// RemoveDynamic has nothing to remove.
+// RemoveDynamic does nothing.
 func (d *Disks) RemoveDynamic(context.Context, string) error { return nil }
 
-// Associate records the names given to disks.
+// Associate records the names of disks.
 func (d *Disks) Associate(_ context.Context, associations []settings.DiskAssociation) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

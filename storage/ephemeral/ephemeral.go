@@ -1,6 +1,6 @@
-// Package ephemeral prepares disks whose content is disposable by contract: the ephemeral disk, raw ephemeral disks,
-// and the root disk, which may have to hold the ephemeral data. It observes, lets package decide decide, and acts.
-// Every Setup has a Plan that returns the same changes and makes none.
+// Package ephemeral prepares disks whose content may be lost: the ephemeral disk, raw ephemeral disks, and the root
+// disk, if that holds the ephemeral data. It observes, lets package decide make the decisions, and makes the changes.
+// For each Setup function there is a Plan function, which returns the same changes without making them.
 package ephemeral
 
 import (
@@ -32,32 +32,32 @@ type Resolver interface {
 	InstanceStorage(ctx context.Context, count int) ([]device.Device, error)
 }
 
-// Disks are the disks of a machine whose content is disposable.
+// Disks manages the disks of a machine whose content may be lost.
 type Disks struct {
 	Machine  *machine.Machine
 	Resolver Resolver
-	// PersistentDisks returns the persistent disks that settings and hints name.
+	// PersistentDisks returns the persistent disks in settings and hints.
 	PersistentDisks func() map[string]settings.PersistentDisk
 
-	// SkipSetup leaves all disks as they are.
+	// SkipSetup disables all changes to disks.
 	SkipSetup bool
-	// CreateOnRoot puts the data after the root partition where the CPI names no disk; FallBackToRoot also where
-	// the named disk is missing.
+	// CreateOnRoot puts the data after the root partition if the CPI names no disk, and FallBackToRoot also if the
+	// named disk is missing.
 	CreateOnRoot, FallBackToRoot bool
-	// Label is the kind of a new partition table.
+	// Label is the type of new partition tables.
 	Label layout.Label
-	// ManagedVolumes is set when raw ephemeral NVMe disks are found by exclusion.
+	// ManagedVolumes is set if raw ephemeral NVMe disks are found by excluding other disks.
 	ManagedVolumes bool
-	// AfterBoot defers work that no caller waits for.
+	// AfterBoot defers work for which no caller waits.
 	AfterBoot func(func())
-	// AgentID tells this agent's ephemeral disk from those of earlier VMs.
+	// AgentID returns the agent id, which distinguishes this agent's ephemeral disk from those of earlier VMs.
 	AgentID func() string
 }
 
-// planLimit bounds what a plan waits for.
+// planLimit bounds the wait of a plan for disks.
 const planLimit = time.Second
 
-// wanted holds the settings that concern the ephemeral disk.
+// wanted holds the settings for the ephemeral disk.
 type wanted struct {
 	hint    *settings.DiskHint
 	swapMiB *uint64
@@ -66,8 +66,8 @@ type wanted struct {
 
 func (w wanted) named() bool { return w.hint != nil && !w.hint.Empty() }
 
-// Setup makes swap and data ready on the ephemeral disk and mounts the data. hint is
-// nil or empty when the CPI named no disk; swapMiB is env.bosh.swap_size.
+// Setup prepares swap and data on the ephemeral disk and mounts the data. hint is nil or empty if the CPI named no
+// disk. swapMiB is env.bosh.swap_size.
 func (d *Disks) Setup(ctx context.Context, hint *settings.DiskHint, swapMiB *uint64, agentID string) ([]decide.Change, error) {
 	if err := d.Machine.Lock(ctx); err != nil {
 		return nil, err
@@ -89,12 +89,12 @@ func (d *Disks) Setup(ctx context.Context, hint *settings.DiskHint, swapMiB *uin
 		release()
 		return made, err
 	}
-	// The data is in use then; what udev does with the disk now can wait.
+	// The data is in use now, so release, after which udev reads the disk again, can wait.
 	d.AfterBoot(release)
 	return made, nil
 }
 
-// Plan says what Setup would change, without waiting and without writing.
+// Plan returns the changes that Setup would make. It does not wait or write.
 func (d *Disks) Plan(ctx context.Context, hint *settings.DiskHint, swapMiB *uint64, agentID string) ([]decide.Change, error) {
 	if err := d.Machine.Lock(ctx); err != nil {
 		return nil, err
@@ -104,9 +104,9 @@ func (d *Disks) Plan(ctx context.Context, hint *settings.DiskHint, swapMiB *uint
 	return plan.Changes, err
 }
 
-// plan observes the disk for the ephemeral data and decides about it. When acting, it waits for the disk, has its
-// partitions announced to the kernel, and locks it until release is called: udev would have the partitions taken away
-// for a moment.
+// plan observes the disk for the ephemeral data and plans its changes. If acting is set, it waits for the disk,
+// announces its partitions to the kernel, and holds it until release is called: otherwise udev would remove its
+// partitions for a moment.
 func (d *Disks) plan(ctx context.Context, w wanted, acting bool) (p decide.Plan, release func(), err error) {
 	release = func() {}
 	if d.SkipSetup {
@@ -149,12 +149,12 @@ func (d *Disks) plan(ctx context.Context, w wanted, acting bool) (p decide.Plan,
 	return setup, release, nil
 }
 
-// await is planned for a disk that is not there yet.
+// await returns the change that a plan contains for a disk that has not appeared yet.
 func await(what string, err error) decide.Change {
 	return decide.Change{Op: decide.Await, Device: what, Proof: err.Error(), What: "wait for it"}
 }
 
-// findDisk finds a disk; when acting, it waits for it.
+// findDisk resolves a hint. If acting is set, it waits for the disk.
 func (d *Disks) findDisk(ctx context.Context, h settings.DiskHint, acting bool) (device.Device, error) {
 	if acting {
 		return d.Resolver.Resolve(ctx, machine.HintOf("", h))
@@ -162,8 +162,8 @@ func (d *Disks) findDisk(ctx context.Context, h settings.DiskHint, acting bool) 
 	return d.Resolver.Look(machine.HintOf("", h))
 }
 
-// find looks for the ephemeral disk, or says that the root disk is to be used. missing says why a disk that the
-// settings name was not found.
+// find returns the path of the ephemeral disk, or onRoot if the root disk is used. missing is the error if the disk in
+// the settings was not found.
 func (d *Disks) find(ctx context.Context, w wanted, acting bool) (path string, onRoot bool, missing, err error) {
 	var dev device.Device
 	if w.named() {
@@ -179,7 +179,8 @@ func (d *Disks) find(ctx context.Context, w wanted, acting bool) (path string, o
 	return dev.Path, onRoot, missing, err
 }
 
-// observe looks at the disk for the ephemeral data: one of its own, or the one with this root partition.
+// observe observes the disk for the ephemeral data: a separate disk if root is 0, otherwise the disk with that root
+// partition.
 func (d *Disks) observe(ctx context.Context, path string, root int, w wanted, acting bool) (o decide.Ephemeral,
 	err error) {
 	o = decide.Ephemeral{Label: d.Label, AgentID: w.agentID, SwapMiB: w.swapMiB, Target: d.Machine.Dirs.Data(),
@@ -198,7 +199,7 @@ func (d *Disks) observe(ctx context.Context, path string, root int, w wanted, ac
 	if err != nil {
 		return o, err
 	}
-	l, kept := o.Kept()
+	l, kept := o.ExistingLayout()
 	if kept {
 		if acting {
 			d.Machine.CrashPoint("announce ephemeral")
@@ -225,7 +226,7 @@ func (d *Disks) observe(ctx context.Context, path string, root int, w wanted, ac
 	return o, err
 }
 
-// inspect returns the table of a disk, or why it cannot be trusted.
+// inspect reads the table of a disk. damaged is set if the table cannot be trusted.
 func inspect(path string) (s layout.State, damaged, err error) {
 	if s, err = disk.Inspect(path); errors.Is(err, layout.ErrDamaged) {
 		damaged, err = err, nil
@@ -239,7 +240,7 @@ func (d *Disks) observeVolumes(ctx context.Context, o *decide.Ephemeral, parts [
 		if err != nil {
 			return err
 		}
-		// The kernel knows the directory by its path without links.
+		// The mount table contains paths without symbolic links.
 		if real, err := filepath.EvalSymlinks(o.Target); err == nil && v.MountedOn == real {
 			v.MountedOn = o.Target
 		}
@@ -253,8 +254,9 @@ func (d *Disks) observeVolumes(ctx context.Context, o *decide.Ephemeral, parts [
 	return nil
 }
 
-// replaced observes the content of a disk that is to be replaced, whose table may be damaged. data is the partition
-// that could be an ephemeral disk's, or 0. With announce set, the disk's partitions are announced to the kernel.
+// replaced observes the content of a disk that may be replaced. damaged is the error if its table cannot be trusted.
+// data is the partition that may hold ephemeral data, or 0. With announce set, it announces the disk's partitions to
+// the kernel.
 func (d *Disks) replaced(ctx context.Context, s layout.State, damaged error, data int, r record.Record,
 	announce bool) (o decide.Replaced, err error) {
 	number, err := blkdev.NumberOf(s.Path)
@@ -266,8 +268,9 @@ func (d *Disks) replaced(ctx context.Context, s layout.State, damaged error, dat
 	if data == 0 && (o.Busy != nil || o.Persistent != nil) {
 		return o, nil
 	}
-	// What says itself that it is ephemeral need not be searched, unless a record could say otherwise.
-	if !decide.SaysEphemeral(s.Table) || len(r.Disks) > 0 {
+	// A disk whose partition names show that it is ephemeral need not be searched, unless there are records that may
+	// match it.
+	if !decide.NamesEphemeral(s.Table) || len(r.Disks) > 0 {
 		found, err := disk.Survey(ctx, s, "")
 		if err != nil {
 			return o, err
@@ -278,7 +281,7 @@ func (d *Disks) replaced(ctx context.Context, s layout.State, damaged error, dat
 	return o, d.replacedVolume(ctx, s, data, announce, &o)
 }
 
-// replacedVolume observes the file system that may show that a disk is ephemeral.
+// replacedVolume observes the file system that may show that the disk is ephemeral.
 func (d *Disks) replacedVolume(ctx context.Context, s layout.State, data int, announce bool,
 	o *decide.Replaced) (err error) {
 	node := s.Path
@@ -297,7 +300,7 @@ func (d *Disks) replacedVolume(ctx context.Context, s layout.State, data int, an
 			return err
 		}
 	}
-	if !decide.Listed(o.Volume.Content) || o.Volume.InUse {
+	if !decide.HasListing(o.Volume.Content) || o.Volume.InUse {
 		return nil
 	}
 	kind := o.Volume.Content.Kind
@@ -310,21 +313,21 @@ func (d *Disks) replacedVolume(ctx context.Context, s layout.State, data int, an
 	if o.Journal, err = filesystem.Journal(node, kind); err != nil {
 		return err
 	}
-	// The kernel lets go of a mount a little after its descriptor is closed.
+	// The kernel releases a mount shortly after its descriptor is closed.
 	return mount.AwaitIdle(ctx, node)
 }
 
-// onRecord returns an error for a disk whose table or file systems are on record as a store.
+// onRecord returns an error if the table or a file system of the disk is on record as that of a store.
 func onRecord(r record.Record, s layout.State, found []probe.Superblock) error {
 	for _, f := range append(slices.Clone(found), probe.Superblock{}) {
-		if of, _, known := r.Known("", f.UUID, s.Table.GUID); known {
+		if of, _, known := r.Find("", f.UUID, s.Table.GUID); known {
 			return fmt.Errorf("%s is on record as the store of %s", s.Path, of)
 		}
 	}
 	return nil
 }
 
-// persistentDisk returns an error for a disk that settings or hints call a persistent one.
+// persistentDisk returns an error if a hint of a persistent disk leads to the disk.
 func (d *Disks) persistentDisk(s layout.State, number blkdev.Number) error {
 	for cid, p := range d.PersistentDisks() {
 		dev, err := d.Resolver.Look(machine.HintOf(cid, p.Hint))
@@ -338,12 +341,12 @@ func (d *Disks) persistentDisk(s layout.State, number blkdev.Number) error {
 	return nil
 }
 
-// SetupRaw gives each raw disk one named partition and no file system.
+// SetupRaw creates a single named partition without a file system on each raw disk.
 func (d *Disks) SetupRaw(ctx context.Context, hints []settings.DiskHint) ([]decide.Change, error) {
 	return d.raw(ctx, hints, true)
 }
 
-// PlanRaw says what SetupRaw would change, without waiting and without writing.
+// PlanRaw returns the changes that SetupRaw would make. It does not wait or write.
 func (d *Disks) PlanRaw(ctx context.Context, hints []settings.DiskHint) ([]decide.Change, error) {
 	return d.raw(ctx, hints, false)
 }
@@ -374,8 +377,8 @@ func (d *Disks) raw(ctx context.Context, hints []settings.DiskHint, acting bool)
 	return all, nil
 }
 
-// rawDevices returns the raw disks. A plan does not wait for them; missing then says, by the index of its hint, why one
-// was not found.
+// rawDevices returns the raw disks. If acting is not set, it does not wait for them, and missing has an error, by the
+// index of the hint, for each disk not found.
 func (d *Disks) rawDevices(ctx context.Context, hints []settings.DiskHint, acting bool) (devices []device.Device,
 	missing map[int]error, err error) {
 	missing = map[int]error{}
@@ -393,7 +396,7 @@ func (d *Disks) rawDevices(ctx context.Context, hints []settings.DiskHint, actin
 		devices, err = d.Resolver.InstanceStorage(ctx, len(hints))
 		return devices, missing, err
 	}
-	// There is no way to look without waiting; a disk that is there is found at once.
+	// InstanceStorage always waits, but returns at once if the disks exist.
 	limited, cancel := context.WithTimeoutCause(ctx, planLimit, device.ErrTimedOut)
 	defer cancel()
 	devices, err = d.Resolver.InstanceStorage(limited, len(hints))
@@ -412,7 +415,7 @@ func (d *Disks) byExclusion(hints []settings.DiskHint) bool {
 	return false
 }
 
-// rawDisk observes a raw disk, decides about it, and does that when acting.
+// rawDisk observes a raw disk and plans its changes. If acting is set, it makes them.
 func (d *Disks) rawDisk(ctx context.Context, path string, i int, acting bool) ([]decide.Change, error) {
 	o, err := d.observeRaw(ctx, path, i, acting)
 	if err != nil {
@@ -440,11 +443,11 @@ func (d *Disks) observeRaw(ctx context.Context, path string, i int, acting bool)
 		return o, err
 	}
 	r, err := d.Machine.ReadRecord()
-	if err != nil && !decide.KeptRaw(o.Disk.Table) {
+	if err != nil && !decide.IsRawDisk(o.Disk.Table) {
 		return o, err
 	}
 	asked, err := d.asked(r, rawKey(i), o.Disk, acting)
-	if err != nil || decide.KeptRaw(o.Disk.Table) && !asked {
+	if err != nil || decide.IsRawDisk(o.Disk.Table) && !asked {
 		return o, err
 	}
 	o.Replaced, err = d.replaced(ctx, o.Disk, damaged, 0, r, acting)
@@ -452,37 +455,37 @@ func (d *Disks) observeRaw(ctx context.Context, path string, i int, acting bool)
 	return o, err
 }
 
-// rawKey returns the key of a raw disk in the record. Like that of the ephemeral disk, it is not a CID.
+// rawKey returns the key of a raw disk in the record. Like record.Ephemeral, it cannot be a CID.
 func rawKey(i int) string { return "." + decide.RawName(i) }
 
-// asked reports whether an operator has asked to format a disk. A request about another one lapses.
+// asked reports whether an operator requested to format the disk. It drops a request about another disk.
 func (d *Disks) asked(r record.Record, key string, s layout.State, acting bool) (bool, error) {
-	err := d.Machine.Lapse(r, key, s.Path, acting, func() (string, error) { return fingerprint(s) })
+	err := d.Machine.DropLapsedRequest(r, key, s.Path, acting, func() (string, error) { return fingerprint(s) })
 	return r.Asked[key] == record.Format, err
 }
 
-// fingerprint tells a disk from others.
+// fingerprint returns a text that differs between disks.
 func fingerprint(s layout.State) (string, error) {
 	return machine.Fingerprint(s.Path, record.Disk{Table: s.Table.GUID, Bytes: s.Bytes})
 }
 
-// answered ends an operator's request about a disk.
+// answered removes an operator's request that was carried out.
 func (d *Disks) answered(key string, asked bool) error {
 	if !asked {
 		return nil
 	}
 	d.Machine.Log.WithField("disk", strings.TrimPrefix(key, ".")).Warn("formatted a disk as an operator asked")
-	return d.Machine.Record.Update(func(r *record.Record) { r.Done(key) })
+	return d.Machine.Record.Update(func(r *record.Record) { r.EndRequest(key) })
 }
 
-// Shown is a disk as an operator is shown it before a request to format it.
+// Shown describes a disk to an operator who is about to request that it be formatted.
 type Shown struct {
-	// Key is that of the request, Text says what would be lost, and Disk tells the disk from others.
+	// Key is the key for the request, Text tells what would be lost, and Disk is the fingerprint of the disk.
 	Key, Text, Disk string
 }
 
-// Describe says what would be lost by formatting a disk. It is the ephemeral disk, by the word ephemeral or its path,
-// or a raw one, by its path. Other disks are an error.
+// Describe tells what formatting a disk would destroy. which is "ephemeral", or the path of the ephemeral or of a raw
+// disk. Other disks are an error.
 func (d *Disks) Describe(ctx context.Context, which string, ephemeral *settings.DiskHint,
 	raw []settings.DiskHint) (shown Shown, err error) {
 	if err := d.Machine.Lock(ctx); err != nil {
@@ -513,7 +516,7 @@ func (d *Disks) Describe(ctx context.Context, which string, ephemeral *settings.
 	return shown, err
 }
 
-// named finds the disk that an operator names.
+// named resolves the name that an operator gave to a disk.
 func (d *Disks) named(ctx context.Context, which string, ephemeral *settings.DiskHint,
 	raw []settings.DiskHint) (path, key string, err error) {
 	var number blkdev.Number
@@ -544,9 +547,9 @@ func (d *Disks) named(ctx context.Context, which string, ephemeral *settings.Dis
 	return "", "", fmt.Errorf("%s is not an ephemeral or raw disk of this VM", which)
 }
 
-// GrowRoot extends the root partition and its file system over the rest of the disk. It does
-// nothing in a container, where the disk belongs to the host, and nothing where the space is
-// meant for the ephemeral data: ephemeral is the CPI's hint for that disk.
+// GrowRoot grows the root partition and its file system to the end of the disk. It does nothing in a container, whose
+// disk belongs to the host, or if the space is reserved for the ephemeral data. ephemeral is the CPI's hint for that
+// disk.
 func (d *Disks) GrowRoot(ctx context.Context, ephemeral *settings.DiskHint) ([]decide.Change, error) {
 	if err := d.Machine.Lock(ctx); err != nil {
 		return nil, err
@@ -563,7 +566,7 @@ func (d *Disks) GrowRoot(ctx context.Context, ephemeral *settings.DiskHint) ([]d
 	return made, err
 }
 
-// PlanGrowRoot says what GrowRoot would change, without writing.
+// PlanGrowRoot returns the changes that GrowRoot would make, without making them.
 func (d *Disks) PlanGrowRoot(ctx context.Context, ephemeral *settings.DiskHint) ([]decide.Change, error) {
 	if err := d.Machine.Lock(ctx); err != nil {
 		return nil, err
@@ -578,7 +581,7 @@ func (d *Disks) planGrowRoot(ctx context.Context, ephemeral *settings.DiskHint) 
 		return decide.Plan{}, nil
 	}
 	if _, onRoot, _, err := d.find(ctx, wanted{hint: ephemeral}, false); err == nil && onRoot {
-		return decide.Plan{}, nil // the named disk is missing, and the space is for the data instead
+		return decide.Plan{}, nil // the named disk is missing; its data needs the space
 	}
 	path, n, err := d.Machine.RootDisk()
 	if errors.Is(err, machine.ErrNoRootDisk) {

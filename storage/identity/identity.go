@@ -1,5 +1,5 @@
-// Package identity defines what a store says about itself, as one value: the content of an extended attribute of its
-// top directory. It reads and writes no disk; package persistent does.
+// Package identity defines the statement of a store about itself: the content of an extended attribute of its top
+// directory. Package persistent reads and writes it.
 package identity
 
 import (
@@ -10,40 +10,41 @@ import (
 	"strings"
 )
 
-// Attribute is the extended attribute of the top directory of a store. Only root sees it.
+// Attribute is the name of the extended attribute, which only root can see.
 const Attribute = "trusted.cambium.store"
 
-// Limit bounds what is read of an attribute.
+// Limit is the maximum size of an attribute.
 const Limit = 64 << 10
 
-// version is the version of the format. A newer one may say what this agent would not honor.
+// version is the version of the format. Newer versions are refused, since they may contain facts that this agent would
+// ignore.
 const version = 1
 
-// Store is the statement of a store about itself.
+// Store is a store's statement about itself.
 type Store struct {
 	Version int    `json:"version"`
 	CID     string `json:"cid"`
-	// FileSystem identifies the file system to which the statement was written. Found on another one, it was carried
-	// along by a program that copies attributes.
+	// FileSystem is the UUID of the file system to which the statement was written. On another file system, it was
+	// copied there by a program that preserves attributes.
 	FileSystem string `json:"file_system,omitempty"`
-	// Generation rises with each read-write mount on the store. A disk that has never been there has 0.
+	// Generation increases with each read-write mount on the store. It is 0 for a disk that was never mounted there.
 	Generation uint64 `json:"generation"`
-	// Origin identifies the source of a copy; zero if the disk is not a copy.
+	// Origin identifies the source of a copy. It is zero if the disk is not a copy.
 	Origin Origin `json:"origin,omitzero"`
-	// Incomplete is set from before the first byte of a copy until it is verified. Empty is set if the disk was empty
-	// before the copy: then all its files belong to the copy until it is mounted on the store.
+	// Incomplete is set before a copy begins and cleared once it is verified. Empty is set if the disk was empty before
+	// the copy: all its files then belong to the copy, until it is mounted on the store.
 	Incomplete bool `json:"incomplete,omitempty"`
 	Empty      bool `json:"empty,omitempty"`
 }
 
-// Origin is the state of a store from which a copy was made.
+// Origin identifies the state of a store from which a copy was made.
 type Origin struct {
 	CID        string `json:"cid"`
 	FileSystem string `json:"file_system,omitempty"`
 	Generation uint64 `json:"generation"`
 }
 
-// Decode reads an attribute. It is read whole or not at all.
+// Decode parses an attribute. It returns an error, and no statement, if any part is invalid.
 func Decode(data []byte) (Store, error) {
 	var s Store
 	decoder := json.NewDecoder(bytes.NewReader(data))
@@ -63,19 +64,19 @@ func Decode(data []byte) (Store, error) {
 	return s, nil
 }
 
-// Encode writes an attribute.
+// Encode returns the content of the attribute.
 func (s Store) Encode() ([]byte, error) {
 	s.Version = version
 	return json.Marshal(s)
 }
 
-// Used reports a complete store that jobs have been able to write to.
+// Used reports whether the store is complete and has been mounted read-write.
 func (s Store) Used() bool { return s.CID != "" && !s.Incomplete && s.Generation > 0 }
 
-// Of reports whether s was copied from a store, in whatever state that was.
+// Of reports whether s is a copy of a store, made at any time.
 func (s Store) Of(cid, fileSystem string) bool {
 	return s.Origin.CID == cid && cid != "" && SameFileSystem(s.Origin.FileSystem, fileSystem)
 }
 
-// SameFileSystem compares identifiers; one that is not known may be any.
+// SameFileSystem compares UUIDs. An unknown one matches any.
 func SameFileSystem(a, b string) bool { return a == "" || b == "" || strings.EqualFold(a, b) }

@@ -14,7 +14,7 @@ import (
 	"cambium/storage/persistent"
 )
 
-// A migration reports every second, and logs that every ten.
+// A migration reports its progress every second, and logs it every ten.
 const (
 	progressInterval    = time.Second
 	progressLogInterval = 10 * time.Second
@@ -26,18 +26,18 @@ type attempt struct {
 	disks decide.Migration
 	old   mount.Entry
 	mark  identity.Store
-	// unmounted says that the store is.
+	// unmounted is set once the store is unmounted.
 	unmounted bool
 }
 
-// run copies, verifies and records the new disk, and mounts it on the store, which chooses it. The copying process has
-// ended before: nothing but the agent works on the disks then.
+// run copies and verifies the store, records the new disk, and mounts it on the store. The copying process ends before
+// the last two steps, so that only the agent uses the disks then.
 func (a *attempt) run(ctx context.Context, total decide.Usage) error {
 	if err := a.copyApart(ctx, total); err != nil {
 		return err
 	}
 	a.Machine.CrashPoint("complete copy")
-	if err := a.Disks.Complete(a.mark); err != nil {
+	if err := a.Disks.MarkComplete(a.mark); err != nil {
 		return err
 	}
 	if err := a.Disks.Commit(a.disks.To.CID); err != nil {
@@ -57,8 +57,8 @@ func (a *attempt) copyApart(ctx context.Context, total decide.Usage) (err error)
 	return a.transfer(ctx, process, total)
 }
 
-// transfer makes the migration target the same as the store and proves it. The old disk is not mounted any more before
-// the new one is complete: what is written to either later is in one of them only.
+// transfer makes the migration target identical to the store and verifies it. It unmounts the old disk before it marks
+// the new one complete, so that data is never written to both.
 func (a *attempt) transfer(ctx context.Context, process *worker.Copying, total decide.Usage) error {
 	r := &copyReporter{Migration: a.Migration, total: total}
 	if err := process.Copy(r.report); err != nil {
@@ -81,7 +81,7 @@ func (a *attempt) transfer(ctx context.Context, process *worker.Copying, total d
 		return err
 	}
 	a.unmounted = true
-	// Its content is complete on the new disk: what still holds it is waited for by unmount_disk.
+	// The new disk is complete. unmount_disk waits for processes that still use the old one.
 	if err := a.Disks.Detach(a.old); err != nil {
 		a.Machine.Log.WithError(err).Warn("old disk is still in use")
 	}
@@ -98,11 +98,11 @@ func (a *attempt) renewTarget(ctx context.Context) error {
 func (a *attempt) unmountStore(ctx context.Context) error {
 	limited, cancel := busyLimit(ctx)
 	defer cancel()
-	return mount.UnmountReporting(limited, a.disks.Store, a.Disks.Busy(a.disks.Store))
+	return mount.UnmountReporting(limited, a.disks.Store, a.Disks.LogBusy(a.disks.Store))
 }
 
-// giveUp brings the old store back, writable. The copy is out of date by that alone. For the next call it goes back to
-// the migration target.
+// giveUp makes the old disk the store again, writable, which makes the copy out of date. It mounts the new disk on the
+// migration target again, for the next call.
 func (a *attempt) giveUp(ctx context.Context) error {
 	if !a.unmounted {
 		return a.Disks.MakeWritable(ctx)
@@ -116,7 +116,7 @@ func (a *attempt) giveUp(ctx context.Context) error {
 	return err
 }
 
-// copyReporter reports the progress of the copy to log and status.
+// copyReporter writes the progress of a copy to log and status.
 type copyReporter struct {
 	*Migration
 	total                   decide.Usage

@@ -1,6 +1,6 @@
-// Package migration copies the store from one persistent disk to another, proves that nothing is missing, and only then puts
-// the new disk in the old one's place. What is to be done is decided by package decide; the end of a migration, which boot and
-// mount_disk may have to complete, is in package persistent.
+// Package migration copies the store to another persistent disk, verifies the copy, and then puts the new disk in place
+// of the old one. Package decide makes the decisions. Package persistent contains the last steps, which a boot or
+// mount_disk may have to complete.
 package migration
 
 import (
@@ -23,21 +23,19 @@ import (
 	"cambium/storage/record"
 )
 
-// Migration moves the store to another disk.
+// Migration moves the store to another persistent disk.
 type Migration struct {
 	Machine *machine.Machine
 	Disks   *persistent.Disks
-	// Progress, if set, is called with the progress of a migration, and with the zero value at its
-	// end.
+	// Progress, if not nil, is called with the progress of a migration, and with the zero value at its end.
 	Progress func(Progress)
-	// Program is the agent's own, which copies trees when package worker calls it.
+	// Program is the path of the agent, which is started as the worker of package copytree/worker.
 	Program string
 }
 
-// Migrate copies the store to the disk on the migration target, proves that nothing is
-// missing, and only then puts that disk in the store's place. Whatever fails before leaves the
-// old store where it was, writable; after a crash at any moment it is called again.
-// A caller that names the disks gets an error where others are mounted; empty names are any.
+// Migrate copies the store to the disk on the migration target, verifies the copy, and then puts that disk in place of
+// the store. If a step before that fails, the old disk remains the store, writable. After a crash, the call can be
+// repeated. If from or to is not empty, it must be the CID of the mounted disk.
 func (m *Migration) Migrate(ctx context.Context, from, to string) error {
 	if err := m.Machine.Lock(ctx); err != nil {
 		return err
@@ -80,7 +78,7 @@ func (m *Migration) migrate(ctx context.Context, wantFrom, wantTo string) error 
 	return nil
 }
 
-// observe returns what is mounted and on record, and the mount of the store.
+// observe returns the mounted and recorded disks, and the mount of the store.
 func (m *Migration) observe() (o decide.Migration, old mount.Entry, err error) {
 	if o, err = m.Disks.ObserveMigration(); err != nil {
 		return o, old, err
@@ -89,47 +87,47 @@ func (m *Migration) observe() (o decide.Migration, old mount.Entry, err error) {
 	return o, old, err
 }
 
-// begin decides how the migration target is marked.
+// begin returns the statement with which to mark the migration target.
 func (m *Migration) begin(o decide.Migration) (mark identity.Store, err error) {
 	empty, err := m.Disks.TargetIsEmpty()
 	if err != nil {
 		return mark, err
 	}
-	if mark, err = decide.Begin(o.From, o.To, empty); err == nil && !mark.Empty {
+	if mark, err = decide.BeginCopy(o.From, o.To, empty); err == nil && !mark.Empty {
 		m.Machine.Log.WithField("cid", o.To.CID).
 			Warn("the new disk already holds files; they are kept unless the old disk has files of the same names")
 	}
 	return mark, err
 }
 
-// busyLimit bounds how long a disk is waited for that a process or a mount uses.
+// busyLimit bounds the wait for a disk that processes or mounts use.
 func busyLimit(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, machine.UnmountLimit, errors.New("still busy after ten minutes"))
 }
 
-// prepare waits until nothing uses the store, marks the new disk, and mounts it anew, so that the mark is on the disk
-// and nothing else has it open.
+// prepare waits until nothing uses the store, marks the new disk, and mounts it again, so that the mark is on the disk
+// and no process has it open.
 func (m *Migration) prepare(ctx context.Context, o decide.Migration, mark identity.Store) error {
 	limited, cancel := busyLimit(ctx)
 	defer cancel()
-	if err := mount.AwaitUnused(limited, o.Store, m.Disks.Busy(o.Store)); err != nil {
+	if err := mount.AwaitUnused(limited, o.Store, m.Disks.LogBusy(o.Store)); err != nil {
 		return err
 	}
 	m.Machine.CrashPoint("mark migration target")
-	if err := m.Disks.Mark(mark); err != nil {
+	if err := m.Disks.MarkIncomplete(mark); err != nil {
 		return err
 	}
 	if err := m.Disks.RenewTarget(limited, o.To.CID); err != nil {
 		return err
 	}
 	now, err := m.Disks.ObserveMigration()
-	if is := now.To.Said; err != nil || now.To.CID != o.To.CID || !is.Incomplete || is.Origin != mark.Origin {
+	if is := now.To.Statement; err != nil || now.To.CID != o.To.CID || !is.Incomplete || is.Origin != mark.Origin {
 		return errors.Join(err, fmt.Errorf("%s changed while it was being prepared: run migrate_disk again", o.Target))
 	}
 	return nil
 }
 
-// checkRoom refuses a target that is too small before the first byte is copied, and returns what the store holds.
+// checkRoom returns an error if the target is too small, otherwise the usage of the store.
 func (m *Migration) checkRoom(ctx context.Context, o decide.Migration, exact bool) (need decide.Usage, err error) {
 	if need, err = m.usage(ctx, o.Store); err != nil {
 		return need, err
@@ -140,7 +138,7 @@ func (m *Migration) checkRoom(ctx context.Context, o decide.Migration, exact boo
 	}
 	free := decide.Usage{Bytes: int64(to.Bfree) * to.Bsize, Files: int64(to.Ffree)}
 	var reusable decide.Usage
-	if exact { // its files are of an earlier attempt
+	if exact { // its files are from an earlier attempt
 		if reusable, err = m.usage(ctx, o.Target); err != nil {
 			return need, err
 		}
@@ -148,8 +146,8 @@ func (m *Migration) checkRoom(ctx context.Context, o decide.Migration, exact boo
 	return need, decide.CheckRoom(need, free, reusable, to.Files > 0)
 }
 
-// usage returns what is on the disk that is mounted on a directory. Of a bind-mounted one only the tree counts: the rest
-// of the file system belongs to others.
+// usage counts the bytes and files on the disk mounted on a directory. For a bind mount it counts only those in the
+// tree, since the rest of the file system belongs to others.
 func (m *Migration) usage(ctx context.Context, dir string) (u decide.Usage, err error) {
 	if !m.Disks.BindMounted {
 		var st unix.Statfs_t
@@ -163,14 +161,14 @@ func (m *Migration) usage(ctx context.Context, dir string) (u decide.Usage, err 
 		return decide.Usage{}, err
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	var bytes, files float64 // a file with several names is a part at each
+	var bytes, files float64 // each hard link counts as a fraction of its file
 	err = rootdir.Walk(ctx, root, func(dir *os.Root, _ string, entry fs.DirEntry, err error) error {
 		var info fs.FileInfo
 		if err == nil {
 			info, err = dir.Lstat(entry.Name())
 		}
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, rootdir.ErrTooDeep) {
-			return nil // gone meanwhile, or so deep that only the copy finds it
+			return nil // deleted meanwhile, or too deep: the copy finds it
 		}
 		if err != nil {
 			return err
@@ -187,12 +185,12 @@ func (m *Migration) usage(ctx context.Context, dir string) (u decide.Usage, err 
 	return decide.Usage{Bytes: int64(bytes), Files: int64(files)}, err
 }
 
-// copyStore copies and verifies while the store can be read but not changed, and records the new disk. On failure the
-// store is there and can be written to again.
+// copyStore copies and verifies the store while it is read-only, and puts the new disk in its place. If that fails, the
+// old store is mounted and writable again.
 func (m *Migration) copyStore(ctx context.Context, o decide.Migration, old mount.Entry, mark identity.Store,
 	total decide.Usage) error {
 	if m.Progress != nil {
-		// From before the store is read-only, so that the status never shows that without its reason.
+		// Report before the store is read-only, so that the status never shows that without its reason.
 		m.Progress(Progress{Phase: worker.PhaseCopy, TotalBytes: total.Bytes})
 	}
 	m.Machine.CrashPoint("begin migration")

@@ -5,18 +5,18 @@ import (
 	"time"
 )
 
-// Progress reports the progress of a migration.
+// Progress describes how far a migration is.
 type Progress struct {
 	Phase string // "copy" or "verify"
 	Files int64
 	Bytes int64
-	// TotalBytes counts the bytes in use on the source. Bytes may end a little lower, because the total includes
+	// TotalBytes counts the bytes in use on the source. Bytes may end slightly below it, since the total includes
 	// directories.
 	TotalBytes int64
 	Elapsed    time.Duration
 }
 
-// Remaining estimates the time left in this phase, from the rate so far; 0 means unknown.
+// Remaining estimates the time left in this phase from the rate so far. It returns 0 if unknown.
 func (p Progress) Remaining() time.Duration {
 	if p.Bytes <= 0 || p.TotalBytes <= p.Bytes {
 		return 0
@@ -24,7 +24,7 @@ func (p Progress) Remaining() time.Duration {
 	return time.Duration(float64(p.Elapsed) * float64(p.TotalBytes-p.Bytes) / float64(p.Bytes)).Round(time.Second)
 }
 
-// String describes the progress for an operator. It is empty for the zero value, which ends a migration.
+// String formats the progress for an operator. It returns "" for the zero value, which ends a migration.
 func (p Progress) String() string {
 	if p.Phase == "" {
 		return ""
@@ -39,7 +39,7 @@ func (p Progress) String() string {
 	return text
 }
 
-// Rate is in bytes per second.
+// Rate returns the rate so far in bytes per second.
 func (p Progress) Rate() int64 {
 	if p.Elapsed <= 0 {
 		return 0

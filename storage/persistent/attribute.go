@@ -18,22 +18,22 @@ import (
 	"cambium/storage/identity"
 )
 
-// MarkName is the file at the top of a disk whose copy is not complete, where attributes cannot be written.
+// MarkName is the file that marks the disk as an incomplete copy where extended attributes cannot be written.
 const MarkName = ".cambium-incomplete-copy"
 
-// said reads a disk's statement about itself at the disk's top directory. fileSystem identifies the file system there:
-// a statement written to another one was carried along by a program that copies attributes, and is ignored.
-func said(top *os.File, fileSystem string) (s decide.Said, err error) {
+// readStatement reads the statement of the disk whose top directory is top. fileSystem is the UUID of the file system.
+// A statement with another UUID was copied there by a program that preserves attributes, and is ignored.
+func readStatement(top *os.File, fileSystem string) (s decide.Statement, err error) {
 	data := make([]byte, identity.Limit)
 	n, err := unix.Fgetxattr(int(top.Fd()), identity.Attribute, data)
 	switch {
 	case errors.Is(err, unix.ENODATA), errors.Is(err, unix.ENOTSUP), errors.Is(err, unix.EPERM):
-		return markIn(top)
+		return readMark(top)
 	case err != nil:
 		return s, fmt.Errorf("read %s of %s: %w", identity.Attribute, top.Name(), err)
 	}
 	if s.Store, err = identity.Decode(data[:n]); err != nil {
-		return decide.Said{Strange: err}, nil
+		return decide.Statement{Err: err}, nil
 	}
 	if !identity.SameFileSystem(s.FileSystem, fileSystem) {
 		s.Store = identity.Store{}
@@ -41,15 +41,15 @@ func said(top *os.File, fileSystem string) (s decide.Said, err error) {
 	if s.Incomplete {
 		return s, nil
 	}
-	if mark, err := markIn(top); err != nil || mark.Incomplete || mark.Strange != nil {
+	if mark, err := readMark(top); err != nil || mark.Incomplete || mark.Err != nil {
 		return mark, err
 	}
 	return s, nil
 }
 
-// attributesShown reports whether this process sees attributes of this kind at all. Without CAP_SYS_ADMIN, as in a
-// container with user IDs of its own, the kernel hides them: that one is missing means nothing then.
-func attributesShown() bool {
+// canSeeAttributes reports whether this process sees attributes in the trusted namespace. Without CAP_SYS_ADMIN, as in
+// a container with a user namespace, the kernel hides them, so that a missing one proves nothing.
+func canSeeAttributes() bool {
 	fd, err := unix.MemfdCreate("cambium", unix.MFD_CLOEXEC)
 	if err != nil {
 		return false
@@ -58,8 +58,9 @@ func attributesShown() bool {
 	return !errors.Is(unix.Fsetxattr(fd, identity.Attribute, nil, 0), unix.EPERM)
 }
 
-// markIn reads the mark that is a file. One that is not root's alone is a job's.
-func markIn(dir *os.File) (s decide.Said, err error) {
+// readMark reads the file that marks an incomplete copy. A file that others than root own or can access was written by
+// a job, and is ignored.
+func readMark(dir *os.File) (s decide.Statement, err error) {
 	top, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))
 	if err != nil {
 		return s, err
@@ -85,32 +86,33 @@ func markIn(dir *os.File) (s decide.Said, err error) {
 		return s, err
 	}
 	if s.Store, err = identity.Decode(data); err != nil {
-		return decide.Said{Strange: err}, nil
+		return decide.Statement{Err: err}, nil
 	}
 	return s, nil
 }
 
-// say writes what a disk says, flushed. It fails where attributes of this kind cannot be written.
-func say(top *os.File, s identity.Store) error {
+// writeStatement writes a disk's statement and flushes it. It fails if the attribute cannot be written.
+func writeStatement(top *os.File, s identity.Store) error {
 	data, err := s.Encode()
 	if err != nil {
 		return err
 	}
-	err = unlocked(top, func() error { return unix.Fsetxattr(int(top.Fd()), identity.Attribute, data, 0) })
+	err = changeImmutable(top, func() error { return unix.Fsetxattr(int(top.Fd()), identity.Attribute, data, 0) })
 	if err != nil {
 		return fmt.Errorf("write %s to %s: %w", identity.Attribute, top.Name(), err)
 	}
 	return top.Sync()
 }
 
-// unlocked changes a directory that chattr(1) may have made immutable.
-func unlocked(top *os.File, change func() error) error {
+// changeImmutable calls change, which changes a directory. If chattr(1) made the directory immutable or append-only, it
+// clears these flags for the change.
+func changeImmutable(top *os.File, change func() error) error {
 	err := change()
 	if !errors.Is(err, unix.EPERM) {
 		return err
 	}
 	flags, flagsErr := unix.IoctlGetInt(int(top.Fd()), unix.FS_IOC_GETFLAGS)
-	const locks = unix.STATX_ATTR_IMMUTABLE | unix.STATX_ATTR_APPEND // the same bits
+	const locks = unix.STATX_ATTR_IMMUTABLE | unix.STATX_ATTR_APPEND // equal to FS_IMMUTABLE_FL and FS_APPEND_FL
 	if flagsErr != nil || flags&locks == 0 {
 		return err
 	}
@@ -121,30 +123,30 @@ func unlocked(top *os.File, change func() error) error {
 	return errors.Join(err, unix.IoctlSetPointerInt(int(top.Fd()), unix.FS_IOC_SETFLAGS, flags))
 }
 
-// saidAt reads the statement of the disk or directory that is visible at a path.
-func saidAt(dir, fileSystem string) (s decide.Said, err error) {
+// readStatementAt reads the statement of the disk or directory that is visible at a path.
+func readStatementAt(dir, fileSystem string) (s decide.Statement, err error) {
 	top, err := os.Open(dir)
 	if err != nil {
 		return s, err
 	}
 	defer func() { err = errors.Join(err, top.Close()) }()
-	return said(top, fileSystem)
+	return readStatement(top, fileSystem)
 }
 
-// Mark marks the disk on the migration target as an incomplete copy, and closes it to all but root. It is an error if the
-// mark cannot be read back.
-func (d *Disks) Mark(s identity.Store) (err error) {
+// MarkIncomplete marks the disk on the migration target as an incomplete copy, and denies access to all but root. It
+// verifies the mark by reading it back.
+func (d *Disks) MarkIncomplete(s identity.Store) (err error) {
 	target := d.Machine.Dirs.StoreMigrationTarget()
 	top, err := os.Open(target)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, top.Close()) }()
-	// Flags of chattr(1) would forbid that: the top directory has those of the store if the tree was completed before.
+	// Flags of chattr(1) would prevent that. The top directory has those of the store if an earlier copy was complete.
 	if err := copytree.TakeOver(int(top.Fd())); err != nil {
 		return err
 	}
-	if err := say(top, s); err != nil {
+	if err := writeStatement(top, s); err != nil {
 		if fileErr := d.markByFile(s); fileErr != nil {
 			return errors.Join(err, fileErr)
 		}
@@ -152,7 +154,7 @@ func (d *Disks) Mark(s identity.Store) (err error) {
 	if err := top.Sync(); err != nil {
 		return err
 	}
-	if is, err := said(top, s.FileSystem); err != nil || !is.Incomplete || is.Origin != s.Origin {
+	if is, err := readStatement(top, s.FileSystem); err != nil || !is.Incomplete || is.Origin != s.Origin {
 		return errors.Join(err, fmt.Errorf("%s cannot be marked as an incomplete copy", target))
 	}
 	return nil
@@ -166,8 +168,8 @@ func (d *Disks) markByFile(s identity.Store) error {
 	return atomicfile.Write(filepath.Join(d.Machine.Dirs.StoreMigrationTarget(), MarkName), data, 0o600)
 }
 
-// Complete has the disk on the migration target say that the copy is complete. It has not been the store yet.
-func (d *Disks) Complete(s identity.Store) (err error) {
+// MarkComplete marks the copy on the migration target as complete. That disk has not been the store yet.
+func (d *Disks) MarkComplete(s identity.Store) (err error) {
 	top, err := os.Open(d.Machine.Dirs.StoreMigrationTarget())
 	if err != nil {
 		return err
@@ -177,18 +179,18 @@ func (d *Disks) Complete(s identity.Store) (err error) {
 		return err
 	}
 	s.Incomplete = false
-	if err := say(top, s); err != nil {
+	if err := writeStatement(top, s); err != nil {
 		// Where attributes cannot be written, the file was the mark.
-		if is, readErr := said(top, s.FileSystem); readErr != nil || is.Incomplete || is.Strange != nil {
+		if is, readErr := readStatement(top, s.FileSystem); readErr != nil || is.Incomplete || is.Err != nil {
 			return errors.Join(err, readErr)
 		}
 	}
 	return nil
 }
 
-// removeMark removes the mark that is a file.
+// removeMark removes the file that marks an incomplete copy.
 func removeMark(top *os.File) error {
-	return unlocked(top, func() error {
+	return changeImmutable(top, func() error {
 		err := unix.Unlinkat(int(top.Fd()), MarkName, 0)
 		if errors.Is(err, unix.ENOENT) {
 			return nil
@@ -197,8 +199,8 @@ func removeMark(top *os.File) error {
 	})
 }
 
-// ignoredInEmpty reports a name at the top of a disk that is not content: what comes with a file system, or was left by
-// a Mark that was interrupted.
+// ignoredInEmpty reports whether a name in the top directory does not count as content: an empty lost+found, or a
+// temporary file of an interrupted MarkIncomplete.
 func ignoredInEmpty(top *os.Root, name string) (bool, error) {
 	if strings.HasPrefix(name, "."+MarkName) {
 		return true, nil
@@ -219,7 +221,7 @@ func ignoredInEmpty(top *os.Root, name string) (bool, error) {
 	return len(names) == 0, err
 }
 
-// TargetIsEmpty reports whether the migration target holds nothing but what a new file system has.
+// TargetIsEmpty reports whether the migration target contains only what a new file system contains.
 func (d *Disks) TargetIsEmpty() (empty bool, err error) {
 	top, err := os.OpenRoot(d.Machine.Dirs.StoreMigrationTarget())
 	if err != nil {

@@ -24,40 +24,41 @@ import (
 	"cambium/storage/record"
 )
 
-// lookLimit bounds the wait for the statement of another disk.
-const lookLimit = 10 * time.Second
+// readLimit bounds the time to read the statement of another disk.
+const readLimit = 10 * time.Second
 
-// candidates are the other disks with a file system that could be the store beside cid, whose device is not one. With
-// replay set, their journals are replayed; otherwise one whose journal is used says nothing.
+// candidates reads the other disks with a file system that could be the store instead of cid. Disks on the same device
+// as cid do not count. With replay set, journals are replayed; otherwise disks with a journal in use are left out.
 func (d *Disks) candidates(ctx context.Context, v surroundings, cid string, replay bool) (others []decide.Disk) {
-	seen := d.ofJobs(v)
+	seen := d.jobDevices(v)
 	own := v.resolved[cid]
 	for _, other := range v.Known {
 		l := v.resolved[other]
 		if other == cid || l.err != nil || l.Path == own.Path || !d.BindMounted && (l.Number == own.Number || seen[l.Number]) ||
-			slices.Contains(d.named(), other) {
+			slices.Contains(d.associatedCIDs(), other) {
 			continue
 		}
 		seen[l.Number] = true
-		if found, ok := d.lookInTime(ctx, v, other, l.Device, replay); ok {
+		if found, ok := d.readInTime(ctx, v, other, l.Device, replay); ok {
 			others = append(others, found)
 		}
 	}
 	return others
 }
 
-// named are the disks that jobs know by names of their own: none of them is the store.
-func (d *Disks) named() []string {
+// associatedCIDs returns the disks that jobs find by names of their own. They are never the store.
+func (d *Disks) associatedCIDs() []string {
 	if d.Associated == nil {
 		return nil
 	}
 	return d.Associated()
 }
 
-// ofJobs are the devices of these disks and of dynamic ones, to which the leftover hint of another disk may lead.
-func (d *Disks) ofJobs(v surroundings) map[blkdev.Number]bool {
+// jobDevices returns the devices of these disks and of dynamic disks. An outdated hint of another disk may lead to one
+// of them.
+func (d *Disks) jobDevices(v surroundings) map[blkdev.Number]bool {
 	numbers := map[blkdev.Number]bool{}
-	for _, cid := range d.named() {
+	for _, cid := range d.associatedCIDs() {
 		if l := v.resolved[cid]; l.err == nil && l.Number != 0 {
 			numbers[l.Number] = true
 		}
@@ -71,15 +72,15 @@ func (d *Disks) ofJobs(v surroundings) map[blkdev.Number]bool {
 	return numbers
 }
 
-// lookInTime looks at a candidate. One that cannot be looked at says nothing; one that hangs is left alone, and
-// unmounted whenever it answers.
-func (d *Disks) lookInTime(ctx context.Context, v surroundings, cid string, dev device.Device, replay bool) (decide.Disk, bool) {
+// readInTime reads a candidate, for at most readLimit. It returns false if it cannot be read. A disk that hangs is
+// abandoned, and unmounted whenever it responds.
+func (d *Disks) readInTime(ctx context.Context, v surroundings, cid string, dev device.Device, replay bool) (decide.Disk, bool) {
 	type answer struct {
 		disk decide.Disk
 		err  error
 	}
 	answers := make(chan answer, 1)
-	limited, cancel := context.WithTimeout(ctx, lookLimit)
+	limited, cancel := context.WithTimeout(ctx, readLimit)
 	defer cancel()
 	go func() {
 		var a answer
@@ -100,15 +101,15 @@ func (d *Disks) lookInTime(ctx context.Context, v surroundings, cid string, dev 
 	}
 }
 
-// readIdentity reads what another disk says; without a CID if it has no file system.
+// readIdentity reads the statement of another disk. The result has no CID if the disk has no file system.
 func (d *Disks) readIdentity(ctx context.Context, v surroundings, cid string, dev device.Device, replay bool) (found decide.Disk, err error) {
 	found = decide.Disk{CID: cid, Path: dev.Path}
 	if d.BindMounted {
 		if !dev.Directory {
 			return decide.Disk{}, nil
 		}
-		if found.Said, err = saidAt(dev.Path, ""); found.Said.CID == "" && found.Said.Strange == nil {
-			found.CID = "" // nothing shows that it is more than a directory
+		if found.Statement, err = readStatementAt(dev.Path, ""); found.Statement.CID == "" && found.Statement.Err == nil {
+			found.CID = "" // a directory without a statement may be any
 		}
 		return found, err
 	}
@@ -137,21 +138,21 @@ func (d *Disks) readIdentity(ctx context.Context, v surroundings, cid string, de
 		return decide.Disk{}, err
 	}
 	if at != "" {
-		found.Said, err = saidAt(at, c.UUID)
+		found.Statement, err = readStatementAt(at, c.UUID)
 		return found, err
 	}
 	if used, err := filesystem.Journal(part, c.Kind); !replay && (err != nil || used) {
 		return decide.Disk{}, err
 	}
-	found.Said, err = lookInto(part, c, replay)
+	found.Statement, err = readUnmounted(part, c, replay)
 	if replay && err == nil {
-		err = mount.AwaitIdle(ctx, part) // the kernel lets go of a mount a little after its descriptor is closed
+		err = mount.AwaitIdle(ctx, part) // the kernel releases a mount shortly after its descriptor is closed
 	}
 	return found, err
 }
 
-// lookInto reads what an unmounted file system says.
-func lookInto(part string, c probe.Content, replay bool) (s decide.Said, err error) {
+// readUnmounted reads the statement on an unmounted file system.
+func readUnmounted(part string, c probe.Content, replay bool) (s decide.Statement, err error) {
 	into := filesystem.Look
 	if replay {
 		into = filesystem.Replay
@@ -162,14 +163,15 @@ func lookInto(part string, c probe.Content, replay bool) (s decide.Said, err err
 			return err
 		}
 		defer top.Close()
-		s, err = said(top, c.UUID)
+		s, err = readStatement(top, c.UUID)
 		return err
 	})
 	return s, err
 }
 
-// lookWithoutReplay reads what an unmounted disk says, and reports that this is unknown until its journal is replayed.
-func (d *Disks) lookWithoutReplay(part string) (s decide.Said, unknown bool) {
+// readWithoutReplay reads the statement of an unmounted disk. unknown is set if the journal would have to be replayed
+// first.
+func (d *Disks) readWithoutReplay(part string) (s decide.Statement, unknown bool) {
 	c, err := filesystem.Probe(part)
 	if err != nil || !c.Kind.Managed() {
 		return s, false
@@ -177,30 +179,30 @@ func (d *Disks) lookWithoutReplay(part string) (s decide.Said, unknown bool) {
 	if used, err := filesystem.Journal(part, c.Kind); err != nil || used {
 		return s, true
 	}
-	s, err = lookInto(part, c, false)
+	s, err = readUnmounted(part, c, false)
 	return s, err != nil
 }
 
-// placing is a disk on its way to the directory where it is mounted.
+// placing is the mounting of a disk on a directory, in progress.
 type placing struct {
 	*Disks
 	o      decide.Observed
 	plan   decide.Plan
 	others []decide.Disk
-	// identified is set if the hint finds the disk by an identifier.
+	// identified is set if the disk's hint contains an identifier.
 	identified bool
-	// says is the disk's statement about itself from now on; zero if it cannot hold one.
-	says identity.Store
+	// statement is the disk's new statement, or zero if none could be written.
+	statement identity.Store
 }
 
-// choose refuses a disk that must not become the store.
-func (p *placing) choose(disk decide.Disk) error {
-	return decide.Choose(decide.Choice{Disk: disk, Surroundings: p.o.Surroundings, New: p.plan.Formats(), Identified: p.identified,
+// checkChoice refuses a disk that must not become the store.
+func (p *placing) checkChoice(disk decide.Disk) error {
+	return decide.CheckChoice(decide.Choice{Disk: disk, Surroundings: p.o.Surroundings, New: p.plan.Formats(), Identified: p.identified,
 		Elsewhere: p.o.Elsewhere, Others: p.others})
 }
 
-// admit decides about a disk by what it says, when it is mounted but at no path yet, and has it say that it is the
-// store. That is flushed before a job can write.
+// admit checks the statement of a disk that is mounted, but not at any path yet, and writes the new one. It flushes
+// that before jobs can write to the disk.
 func (p *placing) admit(top *os.File) error {
 	disk := decide.Disk{CID: p.o.CID, Path: p.o.Disk.Path}
 	if !p.o.Directories {
@@ -213,41 +215,42 @@ func (p *placing) admit(top *os.File) error {
 		}
 	}
 	var err error
-	if disk.Said, err = said(top, disk.FileSystem); err != nil {
+	if disk.Statement, err = readStatement(top, disk.FileSystem); err != nil {
 		return err
 	}
 	if !p.plan.Placed.Store {
 		return p.admitToTarget(top, disk)
 	}
-	if err := p.choose(disk); err != nil {
+	if err := p.checkChoice(disk); err != nil {
 		return err
 	}
-	return p.become(top, disk)
+	return p.becomeStore(top, disk)
 }
 
-// admitToTarget has a clone of the store say that it is one.
+// admitToTarget admits a disk to the migration target. A clone of the store gets a statement with the store as its
+// origin.
 func (p *placing) admitToTarget(top *os.File, disk decide.Disk) error {
 	if err := decide.CheckTarget(disk, p.o.Surroundings, p.o.Elsewhere); err != nil {
 		return err
 	}
-	if p.o.Request() == record.Accept && decide.CheckCopy(disk.CID, disk.Path, disk.Said) != nil {
+	if p.o.Request() == record.Accept && decide.CheckCopy(disk.CID, disk.Path, disk.Statement) != nil {
 		if err := p.acceptCopy(top); err != nil {
 			return err
 		}
-		p.try(top, identity.Store{CID: disk.CID, FileSystem: disk.FileSystem})
+		p.tryWriteStatement(top, identity.Store{CID: disk.CID, FileSystem: disk.FileSystem})
 		return nil
 	}
-	if of := disk.Said.Store; disk.Said.Strange == nil && of.CID != "" && of.CID != disk.CID && !of.Incomplete {
-		p.try(top, identity.Store{CID: disk.CID, FileSystem: disk.FileSystem,
+	if of := disk.Statement.Store; disk.Statement.Err == nil && of.CID != "" && of.CID != disk.CID && !of.Incomplete {
+		p.tryWriteStatement(top, identity.Store{CID: disk.CID, FileSystem: disk.FileSystem,
 			Origin: identity.Origin{CID: of.CID, FileSystem: disk.FileSystem, Generation: of.Generation}})
 	}
 	return nil
 }
 
-// become has a disk say that it is the store.
-func (p *placing) become(top *os.File, disk decide.Disk) error {
-	if text := decide.Reverted(disk, p.o.Surroundings.Record); text != "" {
-		if p.o.Directories && p.o.Request() == "" && attributesShown() {
+// becomeStore writes the statement of a disk that becomes the store.
+func (p *placing) becomeStore(top *os.File, disk decide.Disk) error {
+	if text := decide.DescribeReverted(disk, p.o.Surroundings.Record); text != "" {
+		if p.o.Directories && p.o.Request() == "" && canSeeAttributes() {
 			return &decide.Refusal{Path: disk.Path, Found: "it is not the directory that was the store (" + text +
 				"): its volume may not be mounted", Remedy: "Mount it, or, if this is the right one, run 'agent disk accept " +
 				disk.CID + " --yes'"}
@@ -255,19 +258,19 @@ func (p *placing) become(top *os.File, disk decide.Disk) error {
 		p.Machine.Log.WithFields(logrus.Fields{"cid": disk.CID, "reason": text}).
 			Warn("the disk was set back to an earlier state")
 	}
-	chosen := decide.Chosen(disk)
-	if decide.CheckCopy(disk.CID, disk.Path, disk.Said) != nil {
+	chosen := decide.NextStatement(disk)
+	if decide.CheckCopy(disk.CID, disk.Path, disk.Statement) != nil {
 		if err := p.acceptCopy(top); err != nil {
 			return err
 		}
 		chosen.Origin = identity.Origin{}
 	}
 	p.Machine.CrashPoint("choose store")
-	p.says = p.try(top, chosen)
+	p.statement = p.tryWriteStatement(top, chosen)
 	return nil
 }
 
-// acceptCopy makes an incomplete copy a disk like any other.
+// acceptCopy removes the marks of an incomplete copy that an operator has accepted.
 func (p *placing) acceptCopy(top *os.File) error {
 	p.Machine.Log.WithField("cid", p.o.CID).Warn("an operator has accepted an incomplete copy as it is")
 	p.Machine.CrashPoint("remove accepted mark")
@@ -275,9 +278,9 @@ func (p *placing) acceptCopy(top *os.File) error {
 	return errors.Join(err, top.Chmod(0o755), removeMark(top))
 }
 
-// try writes what a disk says. That it cannot be written is not a reason to keep a disk away.
-func (p *placing) try(top *os.File, s identity.Store) identity.Store {
-	if err := say(top, s); err != nil {
+// tryWriteStatement writes a disk's statement. If it fails, the disk is used nevertheless, and it returns zero.
+func (p *placing) tryWriteStatement(top *os.File, s identity.Store) identity.Store {
+	if err := writeStatement(top, s); err != nil {
 		log := p.Machine.Log.WithError(err).WithField("cid", s.CID)
 		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOTSUP) {
 			log.Debug("the disk cannot say that it is the store")
@@ -289,14 +292,14 @@ func (p *placing) try(top *os.File, s identity.Store) identity.Store {
 	return s
 }
 
-// stay decides about a disk that is mounted already, and has the one on the store say so.
-func (p *placing) stay() (err error) {
+// admitMounted checks a disk that is already mounted. If it is on the store without a valid statement, it writes one.
+func (p *placing) admitMounted() (err error) {
 	on := p.o.OnStoreIs
 	if !p.plan.Placed.Store {
-		on = decide.Disk{Path: p.o.Disk.Path, FileSystem: p.o.Found.FileSystem, Said: p.o.Said}
+		on = decide.Disk{Path: p.o.Disk.Path, FileSystem: p.o.Found.FileSystem, Statement: p.o.Statement}
 	}
 	on.CID = p.o.CID
-	incomplete := decide.CheckCopy(on.CID, on.Path, on.Said) != nil
+	incomplete := decide.CheckCopy(on.CID, on.Path, on.Statement) != nil
 	if !p.plan.Placed.Store && !(incomplete && p.o.Request() == record.Accept) {
 		return nil
 	}
@@ -305,8 +308,8 @@ func (p *placing) stay() (err error) {
 			return err
 		}
 	}
-	if on.Said.CID == on.CID && on.Said.Used() && !incomplete {
-		p.says = on.Said.Store
+	if on.Statement.CID == on.CID && on.Statement.Used() && !incomplete {
+		p.statement = on.Statement.Store
 		return nil
 	}
 	top, err := os.Open(p.plan.Directory)
@@ -315,24 +318,25 @@ func (p *placing) stay() (err error) {
 	}
 	defer func() { err = errors.Join(err, top.Close()) }()
 	if p.plan.Placed.Store {
-		return p.become(top, on)
+		return p.becomeStore(top, on)
 	}
 	return p.admitToTarget(top, on)
 }
 
-// pick returns the only disk that says that it is the store. It is for a machine without a record.
-func (d *Disks) pick(ctx context.Context, v surroundings, replay bool) (cid string, err error) {
+// pickStore returns the only known disk whose statement identifies it as the store, for a machine without a record. It
+// returns "" if there is none or more than one.
+func (d *Disks) pickStore(ctx context.Context, v surroundings, replay bool) (cid string, err error) {
 	all := d.candidates(ctx, v, "", replay)
 	var passed []string
 	var refused error
 	for i, disk := range all {
-		if disk.Said.CID != disk.CID || !disk.Said.Used() || disk.Said.Strange != nil {
+		if disk.Statement.CID != disk.CID || !disk.Statement.Used() || disk.Statement.Err != nil {
 			continue
 		}
 		l := v.resolved[disk.CID]
-		_, elsewhere := v.at(l.Number, l.Path)
+		_, elsewhere := v.splitByHint(l.Number, l.Path)
 		others := slices.Delete(slices.Clone(all), i, i+1)
-		err := decide.Choose(decide.Choice{Disk: disk, Surroundings: v.Surroundings, Identified: l.Identified, Elsewhere: elsewhere,
+		err := decide.CheckChoice(decide.Choice{Disk: disk, Surroundings: v.Surroundings, Identified: l.Identified, Elsewhere: elsewhere,
 			Others: others})
 		if err != nil {
 			refused = errors.Join(refused, fmt.Errorf("disk %s: %w", disk.CID, err))

@@ -12,7 +12,7 @@ import (
 	"cambium/storage/decide"
 )
 
-// growStore grows the disk on the store if it can be grown. The caller has the lock.
+// growStore grows the disk on the store to the size of its device. The caller holds the lock.
 func (d *Disks) growStore(ctx context.Context, path string) {
 	o := decide.Persistent{Preformatted: d.Preformatted}
 	s, err := d.inspect(path)
@@ -25,11 +25,11 @@ func (d *Disks) growStore(ctx context.Context, path string) {
 	}
 }
 
-// WatchSizes grows the disk on the store whenever the kernel reports that its device became
-// larger, until ctx ends. What fails is logged; mount_disk and the next start try again.
+// WatchSizes grows the disk on the store whenever its device becomes larger, until ctx ends. It logs errors; mount_disk
+// and the next start retry.
 func (d *Disks) WatchSizes(ctx context.Context) error {
-	// Mounting is not an event of a device: the disk may be seen for the first time when it has
-	// grown already. Growing what needs no growing changes nothing, so that is always tried.
+	// Mounting causes no event, so a disk seen for the first time may already have grown. Try it in any case; growing a
+	// disk of full size changes nothing.
 	var lastPath string
 	var lastSize int64
 	err := watch.UntilDevice(ctx, nil, func() (bool, error) {
@@ -53,10 +53,10 @@ func (d *Disks) WatchSizes(ctx context.Context) error {
 	return err
 }
 
-// storeDevice is the disk on the store and its size; an empty path if there is none.
+// storeDevice returns the path and size of the disk on the store, or "" if none is mounted.
 func (d *Disks) storeDevice() (string, int64) {
 	entry, ok, err := mount.At(d.Machine.Dirs.Store())
-	// A directory that is bound there is on a disk that is not ours to grow.
+	// The device of a bind-mounted directory is not ours to grow.
 	if err != nil || !ok || d.BindMounted || entry.Root != "/" {
 		return "", 0
 	}

@@ -23,7 +23,7 @@ import (
 	"cambium/storage/record"
 )
 
-// hint returns the hint by which the device of a persistent disk is found.
+// hint returns the hint to find the device of a persistent disk.
 func (d *Disks) hint(p settings.PersistentDisk) device.Hint {
 	h := machine.HintOf(p.CID, p.Hint)
 	for cid := range d.Known.Disks() {
@@ -35,7 +35,7 @@ func (d *Disks) hint(p settings.PersistentDisk) device.Hint {
 	return h
 }
 
-// applyReleases forgets what operators have released.
+// applyReleases removes the records of the disks that operators have released.
 func (d *Disks) applyReleases() error {
 	r, err := d.Machine.ReadRecord()
 	if err != nil {
@@ -59,14 +59,14 @@ func (d *Disks) applyReleases() error {
 	return nil
 }
 
-// identify reads the identifiers of a disk, which may be mounted. Those that cannot be read are missing, and the error
-// says why.
+// identify reads the identifiers of a disk, which may be mounted. If some cannot be read, it returns the others with an
+// error.
 func (d *Disks) identify(path string) (record.Disk, error) {
 	s, err := d.inspect(path)
 	return d.identity(s, err)
 }
 
-// inspect reads the partition table of a disk; preformatted ones have none.
+// inspect reads the partition table of a disk. Preformatted disks have none.
 func (d *Disks) inspect(path string) (layout.State, error) {
 	if d.Preformatted {
 		return layout.State{Path: path}, nil
@@ -74,7 +74,7 @@ func (d *Disks) inspect(path string) (layout.State, error) {
 	return disk.Inspect(path)
 }
 
-// identity is identify for a disk that was inspected.
+// identity reads the identifiers of a disk whose table was read by inspect.
 func (d *Disks) identity(s layout.State, inspectErr error) (found record.Disk, err error) {
 	number, err := blkdev.NumberOf(s.Path)
 	if err == nil {
@@ -93,8 +93,9 @@ func (d *Disks) identity(s layout.State, inspectErr error) (found record.Disk, e
 	return found, errors.Join(err, inspectErr)
 }
 
-// at tells which disks' hints lead to a device, and which do not. A hint that finds nothing leads elsewhere.
-func (v surroundings) at(number blkdev.Number, path string) (here, elsewhere []string) {
+// splitByHint returns the known disks whose hints lead to a device, and the others, including those whose hints lead
+// nowhere.
+func (v surroundings) splitByHint(number blkdev.Number, path string) (here, elsewhere []string) {
 	for _, cid := range v.Known {
 		if l := v.resolved[cid]; l.err == nil && (number != 0 && l.Number == number || l.Path == path) {
 			here = append(here, cid)
@@ -105,7 +106,7 @@ func (v surroundings) at(number blkdev.Number, path string) (here, elsewhere []s
 	return here, elsewhere
 }
 
-// duplicateUUID reports whether another device with a file system of this kind and UUID is mounted.
+// duplicateUUID reports whether a file system of the same kind and UUID is mounted from another device.
 func duplicateUUID(part string, c probe.Content) (bool, error) {
 	own, err := blkdev.NumberOf(part)
 	if c.UUID == "" || errors.Is(err, os.ErrNotExist) {
@@ -131,7 +132,8 @@ func duplicateUUID(part string, c probe.Content) (bool, error) {
 	return false, nil
 }
 
-// diskOf is the disk of the device that is mounted, by path: the device itself, or the disk that it is a partition of.
+// diskOf returns the path and number of the disk that contains the mounted device: the device itself, or the disk of a
+// partition.
 func (d *Disks) diskOf(e mount.Entry) (path string, number blkdev.Number, err error) {
 	info, err := blkdev.Lookup("/sys", e.Number)
 	if err != nil {
@@ -153,12 +155,12 @@ func (d *Disks) diskOf(e mount.Entry) (path string, number blkdev.Number, err er
 	return path, number, err
 }
 
-// owner is the disk that is mounted on a directory, without a CID if nothing tells: what it says tells, then the hints,
-// then the record.
+// owner returns the persistent disk that is mounted on a directory. Its statement decides, then the hints, then the
+// record; if none of these helps, the CID is empty.
 func (d *Disks) owner(v surroundings, dir string, e mount.Entry) (on decide.Disk) {
 	if d.BindMounted {
 		on.CID, on.Path = v.ownerOfBind(dir), dir
-		on.Said, _ = saidAt(dir, on.FileSystem) // what cannot be read says nothing
+		on.Statement, _ = readStatementAt(dir, on.FileSystem) // unreadable counts as absent
 		return on
 	}
 	if !onDevice(e) {
@@ -173,7 +175,7 @@ func (d *Disks) owner(v surroundings, dir string, e mount.Entry) (on decide.Disk
 		on.FileSystem = c.UUID
 	}
 	if top, there, err := mount.At(dir); err == nil && there && top.ID == e.ID {
-		on.Said, _ = saidAt(dir, on.FileSystem)
+		on.Statement, _ = readStatementAt(dir, on.FileSystem)
 	}
 	if on.CID = v.ownerOf(dir, number, on); on.CID == "" {
 		on.CID = d.formerOwner(v, dir, e)
@@ -181,13 +183,13 @@ func (d *Disks) owner(v surroundings, dir string, e mount.Entry) (on decide.Disk
 	return on
 }
 
-// ownerOf is the CID of the disk with this number that is mounted on a directory.
+// ownerOf returns the CID of the disk with this number that is mounted on a directory, or "".
 func (v surroundings) ownerOf(dir string, number blkdev.Number, on decide.Disk) string {
-	if cid := on.Said.CID; slices.Contains(v.Known, cid) && (dir == v.Store || cid != v.OnStore) {
+	if cid := on.Statement.CID; slices.Contains(v.Known, cid) && (dir == v.Store || cid != v.OnStore) {
 		return cid
 	}
 	recorded := v.storeDisk()
-	here, _ := v.at(number, on.Path)
+	here, _ := v.splitByHint(number, on.Path)
 	if dir == v.Store && slices.Contains(here, recorded) {
 		return recorded
 	}
@@ -209,7 +211,7 @@ func (v surroundings) ownerOf(dir string, number blkdev.Number, on decide.Disk) 
 	return ""
 }
 
-// onDevice reports a mount of a block device. File systems without one, such as tmpfs, have numbers with major 0.
+// onDevice reports whether a block device is mounted. File systems without one, such as tmpfs, have major number 0.
 func onDevice(e mount.Entry) bool { return unix.Major(uint64(e.Number)) != 0 }
 
 func (v surroundings) ownerOfBind(dir string) string {

@@ -14,8 +14,7 @@ import (
 	"cambium/storage/internal/machine"
 )
 
-// AddDynamic links an attached disk for a job that manages it by itself. The disk is neither
-// partitioned nor mounted.
+// AddDynamic links an attached disk for a job that manages it by itself. It neither partitions nor mounts the disk.
 func (d *Disks) AddDynamic(ctx context.Context, cid string, hint settings.DiskHint) error {
 	if err := d.Reload(ctx); err != nil {
 		return err
@@ -38,7 +37,7 @@ func (d *Disks) AddDynamic(ctx context.Context, cid string, hint settings.DiskHi
 	return atomicfile.Symlink(dev.Path, link)
 }
 
-// RemoveDynamic takes the link away; one that is not there is fine.
+// RemoveDynamic removes that link, if any.
 func (d *Disks) RemoveDynamic(ctx context.Context, cid string) error {
 	if err := d.Machine.Lock(ctx); err != nil {
 		return err
@@ -51,8 +50,8 @@ func (d *Disks) RemoveDynamic(ctx context.Context, cid string) error {
 	return atomicfile.Remove(link)
 }
 
-// CheckKnown refuses to go on when a disk that has a name is not known, or when more disks are
-// attached than one would expect. A known disk that was detached without remove_persistent_disk does not count.
+// CheckKnown returns an error if an associated disk is not known, or if too many disks are attached. A known disk that
+// was detached without remove_persistent_disk does not count.
 func (d *Disks) CheckKnown(associations []settings.DiskAssociation) error {
 	known, devices := map[string]bool{}, map[string]bool{}
 	for cid, p := range d.Known.Disks() {
@@ -71,7 +70,7 @@ func (d *Disks) CheckKnown(associations []settings.DiskAssociation) error {
 	return decide.CheckKnown(known, len(devices), named)
 }
 
-// Associate links persistent disks under the names that jobs know them by.
+// Associate links persistent disks under the names by which jobs find them.
 func (d *Disks) Associate(ctx context.Context, associations []settings.DiskAssociation) (made []decide.Change, err error) {
 	if err := d.Machine.Lock(ctx); err != nil {
 		return nil, err
@@ -95,7 +94,7 @@ func (d *Disks) Associate(ctx context.Context, associations []settings.DiskAssoc
 	return made, nil
 }
 
-// PlanAssociate says which links Associate would make, without waiting and without writing.
+// PlanAssociate returns the changes that Associate would make. It does not wait or write.
 func (d *Disks) PlanAssociate(ctx context.Context, associations []settings.DiskAssociation) (planned []decide.Change,
 	err error) {
 	if err := d.Machine.Lock(ctx); err != nil {
@@ -112,7 +111,7 @@ func (d *Disks) PlanAssociate(ctx context.Context, associations []settings.DiskA
 	return planned, nil
 }
 
-// planLink decides about the link of one disk.
+// planLink returns the change that links a disk, if any is needed.
 func (d *Disks) planLink(a settings.DiskAssociation, find func(device.Hint) (device.Device, error)) ([]decide.Change, error) {
 	link, err := linkIn(d.Machine.Dirs.DiskAssociations(), a.Name)
 	if err != nil {
@@ -132,7 +131,7 @@ func (d *Disks) planLink(a settings.DiskAssociation, find func(device.Hint) (dev
 	return []decide.Change{{Op: decide.Link, Device: dev.Path, Proof: "persistent disk " + a.CID, What: "link as " + link, Target: link}}, nil
 }
 
-// linkIn joins a name from outside to a directory, and only a name.
+// linkIn joins a directory and a name from outside, which must be a plain file name.
 func linkIn(dir, name string) (string, error) {
 	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
 		return "", fmt.Errorf("%q is not a valid link name", name)

@@ -9,20 +9,20 @@ import (
 	"cambium/storage/decide"
 )
 
-// mounted converts a mount to the form that package decide takes.
+// mounted converts a mount for package decide.
 func mounted(e mount.Entry, owner string) decide.Mounted {
 	return decide.Mounted{ID: e.ID, Source: e.Source, Target: e.Target, Device: uint64(e.Number), OnDevice: onDevice(e),
 		Owner: owner}
 }
 
-// note keeps where a disk is mounted, for List. The caller has the lock.
+// note records for List where a disk is mounted. The caller holds the lock.
 func (d *Disks) note(cid string, e mount.Entry, onStore bool) {
-	noted := d.forget(func(n decide.Noted) bool { return n.Owner == cid || n.Shows(mounted(e, cid), d.BindMounted) })
+	noted := d.forget(func(n decide.Noted) bool { return n.Owner == cid || n.SameDisk(mounted(e, cid), d.BindMounted) })
 	noted = append(noted, decide.Noted{Mounted: mounted(e, cid), OnStore: onStore})
 	d.noted.Store(&noted)
 }
 
-// forget ends what is kept about some disks, and returns the rest. The caller has the lock.
+// forget removes the notes that which selects, and returns the rest. The caller holds the lock.
 func (d *Disks) forget(which func(decide.Noted) bool) (rest []decide.Noted) {
 	if before := d.noted.Load(); before != nil {
 		rest = slices.DeleteFunc(slices.Clone(*before), which)
@@ -31,12 +31,12 @@ func (d *Disks) forget(which func(decide.Noted) bool) (rest []decide.Noted) {
 	return rest
 }
 
-// formerOwner returns the disk that was mounted on a directory and whose device is not attached any more; empty if
-// nothing tells.
+// formerOwner returns the disk that is mounted on a directory although its device is detached, or "" if that is not
+// known.
 func (d *Disks) formerOwner(v surroundings, dir string, e mount.Entry) string {
 	if noted := d.noted.Load(); noted != nil {
 		for _, n := range *noted {
-			if n.Shows(mounted(e, ""), d.BindMounted) {
+			if n.SameDisk(mounted(e, ""), d.BindMounted) {
 				return n.Owner
 			}
 		}
@@ -53,18 +53,18 @@ func (d *Disks) formerOwner(v surroundings, dir string, e mount.Entry) string {
 	return ""
 }
 
-// gone reports a mount whose device has been unplugged.
+// gone reports whether the device of a mount was unplugged.
 func gone(e mount.Entry) bool {
 	_, err := blkdev.Lookup("/sys", e.Number)
 	return onDevice(e) && err != nil
 }
 
-// List returns the CIDs of the persistent disks that are mounted, the one on the store first: the Director compares
-// that with its own record. It compares the mount table with what boot, mount_disk and unmount_disk have noted. It
-// reads no disk, asks no source and waits for nothing, so that it answers while a disk hangs. It never fails: a
-// Director that gets no answer, or an empty one, takes a disk in use for one that is gone.
+// List returns the CIDs of the mounted persistent disks, the one on the store first; the Director compares them with
+// its own record. It compares the mount table with the notes of boot, mount_disk and unmount_disk. It reads no disk and
+// waits for nothing, so that it answers while a disk hangs. It never fails, since a Director without an answer, or with
+// an empty one, takes a disk in use for a missing one.
 func (d *Disks) List(context.Context) ([]string, error) {
-	working, _, _ := d.Working() // is about to be mounted
+	working, _, _ := d.CurrentWork() // about to be mounted
 	noted := d.noted.Load()
 	if noted == nil {
 		noted = d.fromRecord()
@@ -81,8 +81,8 @@ func (d *Disks) List(context.Context) ([]string, error) {
 	return decide.ListDisks(all, *noted, working, d.BindMounted), nil
 }
 
-// fromRecord returns the notes to use until boot has looked: the disk on record as the store, if anything that could be
-// it is mounted there.
+// fromRecord returns the notes to use before a boot has observed the disks: the disk on record as the store, if
+// something that may be that disk is mounted there.
 func (d *Disks) fromRecord() *[]decide.Noted {
 	r, _ := d.Machine.Record.Read() // without a record, managed_disk_settings.json names it
 	told, _ := d.Known.ManagedCID()

@@ -19,8 +19,7 @@ import (
 	"cambium/storage/record"
 )
 
-// Mount makes a persistent disk ready and mounts it on the store, or, where another disk is
-// there, on the migration target.
+// Mount prepares a persistent disk and mounts it on the store or, if another disk is there, on the migration target.
 func (d *Disks) Mount(ctx context.Context, cid string) error {
 	if err := d.Reload(ctx); err != nil {
 		return err
@@ -35,17 +34,17 @@ func (d *Disks) Mount(ctx context.Context, cid string) error {
 	return d.Remount(ctx, cid, Asked)
 }
 
-// Occasion is the reason for mounting a disk.
+// Occasion is the reason why a disk is mounted.
 type Occasion int
 
-// The occasions.
+// Reasons for mounting a disk.
 const (
-	Asked    Occasion = iota // mount_disk, or a migration puts a disk back
-	AtBoot                   // it was the store
-	Migrated                 // it was just copied, and the old disk is unmounted: this chooses it
+	Asked    Occasion = iota // mount_disk, or a migration mounts a disk again
+	AtBoot                   // a boot mounts the store
+	Migrated                 // a migration makes the copy the store
 )
 
-// Remount is Mount with the settings in force, for a migration. The caller has the lock.
+// Remount mounts a disk like Mount, without loading the settings again, for a migration. The caller holds the lock.
 func (d *Disks) Remount(ctx context.Context, cid string, why Occasion) error {
 	p, err := d.findKnown(cid)
 	if err != nil {
@@ -55,7 +54,8 @@ func (d *Disks) Remount(ctx context.Context, cid string, why Occasion) error {
 	return mountError(cid, err)
 }
 
-// mountError names the disk that cannot be mounted. One that is refused may be the wrong one, hence the list of all.
+// mountError adds the CID to an error. If the disk is refused, another one may be the right one, so it also lists all
+// disks.
 func mountError(cid string, err error) error {
 	if err == nil {
 		return nil
@@ -67,8 +67,7 @@ func mountError(cid string, err error) error {
 	return err
 }
 
-// MountLast brings the persistent disk back after a reboot. A known disk that is missing is an error, and so is one
-// that holds no store.
+// MountLast mounts the disk that was the store, at boot. If that disk is missing or is not a store, it is an error.
 func (d *Disks) MountLast(ctx context.Context) (made []decide.Change, warning string, err error) {
 	if err := d.Machine.Lock(ctx); err != nil {
 		return nil, "", err
@@ -98,30 +97,30 @@ func (d *Disks) MountLast(ctx context.Context) (made []decide.Change, warning st
 	return made, "", mountError(cid, err)
 }
 
-// storeDisk is the disk that a boot mounts; empty if there is none.
+// storeDisk returns the CID of the disk to mount at boot, or "".
 func (d *Disks) storeDisk(ctx context.Context, v surroundings, replay bool) (cid, warning string, err error) {
 	cid, warning, err = decide.StoreDisk(v.Surroundings)
-	if cid == decide.Pick {
-		cid, err = d.pick(ctx, v, replay)
+	if cid == decide.InspectDisks {
+		cid, err = d.pickStore(ctx, v, replay)
 	}
 	return cid, warning, err
 }
 
-// mount waits for a disk, decides about it and does what was decided.
+// mount waits for a disk, decides about it and makes the changes.
 func (d *Disks) mount(ctx context.Context, p settings.PersistentDisk, why Occasion) ([]decide.Change, error) {
 	dev, err := d.Resolver.Resolve(ctx, d.hint(p))
 	if err != nil {
 		return nil, err
 	}
 	if !d.BindMounted && !dev.Directory {
-		// Locked until it is mounted: udev would have the partitions taken away for a moment.
+		// Hold the disk until it is mounted: udev would remove its partitions for a moment.
 		release, err := disk.Hold(ctx, dev.Path)
 		if err != nil {
 			return nil, err
 		}
 		defer release()
 	}
-	// A crash may have left it where it is looked at.
+	// A crash may have left the disk mounted where it is inspected.
 	if err := mount.Detach(d.Machine.Dirs.DiskLook(), func([]mount.Process) {}); err != nil {
 		return nil, err
 	}
@@ -129,7 +128,7 @@ func (d *Disks) mount(ctx context.Context, p settings.PersistentDisk, why Occasi
 	if err != nil {
 		return nil, err
 	}
-	if err := d.lapse(v, p.CID, dev, true); err != nil {
+	if err := d.dropLapsedRequest(v, p.CID, dev, true); err != nil {
 		return nil, err
 	}
 	o, err := d.observe(ctx, v, p, dev, true)
@@ -145,19 +144,19 @@ func (d *Disks) mount(ctx context.Context, p settings.PersistentDisk, why Occasi
 	if plan.Placed.Store && why != Migrated {
 		at.others = d.candidates(ctx, v, p.CID, true)
 	}
-	if plan.Placed.Store && (plan.Formats() || plan.Leave != "") { // what is lost, or left, is not brought back by a refusal
-		if err := at.choose(decide.Disk{CID: p.CID, Path: dev.Path, FileSystem: o.Found.FileSystem, Said: o.Said}); err != nil {
+	if plan.Placed.Store && (plan.Formats() || plan.Leave != "") { // check before the disk is formatted or unmounted
+		if err := at.checkChoice(decide.Disk{CID: p.CID, Path: dev.Path, FileSystem: o.Found.FileSystem, Statement: o.Statement}); err != nil {
 			return nil, err
 		}
 	}
 	return at.apply(ctx, dev.Path)
 }
 
-// apply does what was decided about the disk at path.
+// apply makes the changes to the disk at path.
 func (p *placing) apply(ctx context.Context, path string) (made []decide.Change, err error) {
 	d, plan, cid := p.Disks, p.plan, p.plan.Placed.CID
 	if plan.Leave != "" {
-		if err := mount.UnmountReporting(ctx, plan.Leave, d.Busy(plan.Leave)); err != nil {
+		if err := mount.UnmountReporting(ctx, plan.Leave, d.LogBusy(plan.Leave)); err != nil {
 			return nil, err
 		}
 	}
@@ -187,19 +186,19 @@ func (p *placing) apply(ctx context.Context, path string) (made []decide.Change,
 	if slices.ContainsFunc(made, mounts) {
 		d.Machine.Log.WithFields(logrus.Fields{"cid": cid, "device": path, "mount": plan.Directory}).
 			Info("persistent disk mounted")
-	} else if err := p.stay(); err != nil {
+	} else if err := p.admitMounted(); err != nil {
 		return made, err
 	}
-	return made, d.record(plan.Placed, path, p.says.Generation)
+	return made, d.record(plan.Placed, path, p.statement.Generation)
 }
 
-// record puts a disk on record that is mounted: as the store, or only as what it is. Its identity protects it from
-// later mistakes; that it cannot be written is not a reason to keep the store away that is on record already.
+// record updates the record of a mounted disk: its identity, which protects it from being formatted, and whether it is
+// the store. If the record cannot be written but already names this disk as the store, that is only a warning.
 func (d *Disks) record(what decide.Placed, path string, generation uint64) error {
 	d.Machine.CrashPoint("record disk")
 	found := record.Disk{Generation: generation}
 	if !d.BindMounted {
-		found, _ = d.identify(path) // what cannot be read stays as it is on record
+		found, _ = d.identify(path) // unreadable identifiers keep their recorded values
 		found.Generation = generation
 	}
 	told, _ := d.Known.ManagedCID()
@@ -211,7 +210,7 @@ func (d *Disks) record(what decide.Placed, path string, generation uint64) error
 		_, wasStore := r.Disks[what.CID]
 		switch {
 		case !what.Store && !wasStore:
-			r.Done(what.CID)
+			r.EndRequest(what.CID)
 		default:
 			if !what.Store {
 				found.Generation = r.Disks[what.CID].Generation
@@ -233,7 +232,7 @@ func (d *Disks) record(what decide.Placed, path string, generation uint64) error
 	return d.publish(what.CID, told)
 }
 
-// publish names the disk on the store where other agents look for it.
+// publish writes the CID of the store to managed_disk_settings.json, for other agents.
 func (d *Disks) publish(cid, told string) error {
 	if told != cid {
 		d.Machine.CrashPoint("publish store")
@@ -244,7 +243,7 @@ func (d *Disks) publish(cid, told string) error {
 	return d.Machine.Record.Update(func(r *record.Record) { r.Published = true })
 }
 
-// cannotBeWritten reports a directory that is full or read-only.
+// cannotBeWritten reports whether the file system is full or read-only.
 func cannotBeWritten(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EROFS) || errors.Is(err, unix.EDQUOT) ||
 		errors.Is(err, os.ErrPermission)

@@ -21,19 +21,19 @@ import (
 	"cambium/storage/record"
 )
 
-// surroundings describes the surroundings of all persistent disks as observed.
+// surroundings describes what was observed around all persistent disks.
 type surroundings struct {
 	decide.Surroundings
 	known map[string]settings.PersistentDisk
-	// resolved maps each known disk to the place where its hint resolved, found without waiting.
+	// resolved maps each known disk to the device to which its hint leads, found without waiting.
 	resolved map[string]resolved
-	// owners are the disks on the store and the migration target, by the ID of their mounts.
+	// owners maps the IDs of mounts on the store and the migration target to CIDs.
 	owners map[int]string
-	// onTarget is the disk that is visible on the migration target, with what it says.
+	// onTarget is the disk that is visible on the migration target.
 	onTarget decide.Disk
-	// storeNumber and targetNumber are the device numbers of the mounts that are visible there.
+	// storeNumber and targetNumber are the device numbers of the visible mounts.
 	storeNumber, targetNumber blkdev.Number
-	// unread says why the disk record cannot be read.
+	// unread is the error of reading the disk record.
 	unread error
 }
 
@@ -42,8 +42,8 @@ type resolved struct {
 	err error
 }
 
-// observeSurroundings observes everything but a single disk. What operators have released is forgotten in what it
-// returns, and only there.
+// observeSurroundings observes everything except the content of a single disk. It leaves out the records of released
+// disks from the result, without changing the file.
 func (d *Disks) observeSurroundings() (v surroundings, err error) {
 	v = surroundings{Surroundings: decide.Surroundings{Store: d.Machine.Dirs.Store(),
 		MigrationTarget: d.Machine.Dirs.StoreMigrationTarget(), Directories: d.BindMounted},
@@ -72,12 +72,12 @@ func (d *Disks) observeSurroundings() (v surroundings, err error) {
 			return v, err
 		}
 	}
-	d.forget(func(decide.Noted) bool { return false }) // from now on, what is not noted is not mounted
+	d.forget(func(decide.Noted) bool { return false }) // make the notes complete, even if empty
 	return v, nil
 }
 
-// observeMountsOn observes which disks are mounted on the store or the migration target, also beneath something else.
-// Of a directory, only what is visible tells which one it is.
+// observeMountsOn observes the disks mounted on the store or the migration target, including hidden ones. With bind
+// mounts, only the visible directory can be identified.
 func (d *Disks) observeMountsOn(v *surroundings, dir string) error {
 	taken, owner := &v.TargetTaken, &v.OnTarget
 	if dir == v.Store {
@@ -109,25 +109,26 @@ func (d *Disks) observeMountsOn(v *surroundings, dir string) error {
 	return err
 }
 
-// observeForDecision fails also where the disk record, which a decision needs, cannot be read.
+// observeForDecision observes the surroundings. It also fails if the disk record, which decisions need, cannot be read.
 func (d *Disks) observeForDecision() (surroundings, error) {
 	v, err := d.observeSurroundings()
 	return v, errors.Join(err, v.unread)
 }
 
-// storeDisk is the disk that was on the store last; empty if none is on record.
+// storeDisk returns the CID of the disk on record as the store, or "".
 func (v surroundings) storeDisk() string {
 	cid, _ := v.Record.StoreDisk(v.ManagedCID)
 	return cid
 }
 
-// observe looks at a disk that was found, and changes nothing on it. With acting set, its partitions are announced to
-// the kernel; otherwise what it says is read without replaying its journal, and when it is mounted if acting.
+// observe observes a disk without changing its content. With acting set, it announces the partitions to the kernel, and
+// leaves the statement of an unmounted disk for when it is mounted; otherwise it reads that without replaying the
+// journal.
 func (d *Disks) observe(ctx context.Context, v surroundings, p settings.PersistentDisk, dev device.Device,
 	acting bool) (o decide.Observed, err error) {
-	o = decide.Observed{Surroundings: v.Surroundings, Persistent: d.wish(v, p), Directory: dev.Directory}
+	o = decide.Observed{Surroundings: v.Surroundings, Persistent: d.desiredState(v, p), Directory: dev.Directory}
 	o.Disk.Path = dev.Path
-	here, elsewhere := v.at(dev.Number, dev.Path)
+	here, elsewhere := v.splitByHint(dev.Number, dev.Path)
 	other := func(cid string) bool { return cid == p.CID }
 	o.Leftover, o.Elsewhere = slices.DeleteFunc(here, other), slices.DeleteFunc(elsewhere, other)
 	if d.BindMounted {
@@ -146,11 +147,11 @@ func (d *Disks) observe(ctx context.Context, v surroundings, p settings.Persiste
 	if err := d.observeDisk(ctx, &o.Persistent, inspected, inspectErr, acting); err != nil {
 		return o, err
 	}
-	return o, d.observeSaid(v, &o, acting)
+	return o, d.observeStatement(v, &o, acting)
 }
 
-// observeSaid reads what a disk says that is mounted. With acting set, another one is read when it is mounted.
-func (d *Disks) observeSaid(v surroundings, o *decide.Observed, acting bool) (err error) {
+// observeStatement sets the statement of a mounted disk. Unless acting is set, it also reads that of an unmounted one.
+func (d *Disks) observeStatement(v surroundings, o *decide.Observed, acting bool) (err error) {
 	part := d.part(o.Disk.Path)
 	number, err := blkdev.NumberOf(part)
 	switch {
@@ -159,17 +160,17 @@ func (d *Disks) observeSaid(v surroundings, o *decide.Observed, acting bool) (er
 	case err != nil:
 		return err
 	case o.MountedOn == v.Store && number == v.storeNumber:
-		o.MountedFor, o.Said = v.OnStore, v.OnStoreIs.Said
+		o.MountedFor, o.Statement = v.OnStore, v.OnStoreIs.Statement
 	case o.MountedOn == v.MigrationTarget && number == v.targetNumber:
-		o.MountedFor, o.Said = v.OnTarget, v.onTarget.Said
+		o.MountedFor, o.Statement = v.OnTarget, v.onTarget.Statement
 	case o.MountedOn == "" && !acting:
-		o.Said, o.Unknown = d.lookWithoutReplay(part)
+		o.Statement, o.Unknown = d.readWithoutReplay(part)
 	}
 	return nil
 }
 
-// wish returns the state that settings and agent.json want of a disk.
-func (d *Disks) wish(v surroundings, p settings.PersistentDisk) decide.Persistent {
+// desiredState returns the desired state of a disk according to settings and agent.json.
+func (d *Disks) desiredState(v surroundings, p settings.PersistentDisk) decide.Persistent {
 	o := decide.Persistent{CID: p.CID, Record: v.Record, Label: d.Label, FileSystem: probe.Ext4,
 		MountOptions: p.MountOptions,
 		AllowForeign: d.Foreign() == "format", AllowNoise: d.Blank() == "noise", Preformatted: d.Preformatted}
@@ -182,7 +183,7 @@ func (d *Disks) wish(v surroundings, p settings.PersistentDisk) decide.Persisten
 	return o
 }
 
-// observeDirectory looks at a disk that is a directory.
+// observeDirectory observes a disk that is a directory.
 func (d *Disks) observeDirectory(o *decide.Observed) (err error) {
 	for dir, taken := range map[string]bool{o.Store: o.StoreTaken, o.MigrationTarget: o.TargetTaken} {
 		if !taken || !o.Directory {
@@ -200,12 +201,12 @@ func (d *Disks) observeDirectory(o *decide.Observed) (err error) {
 		}
 	}
 	if o.Directory {
-		o.Said, err = saidAt(o.Disk.Path, "")
+		o.Statement, err = readStatementAt(o.Disk.Path, "")
 	}
 	return err
 }
 
-// observeDisk looks at what is on a disk that was inspected.
+// observeDisk observes the content of a disk. s and err are the result of inspect.
 func (d *Disks) observeDisk(ctx context.Context, o *decide.Persistent, s layout.State, err error, acting bool) error {
 	if d.Preformatted {
 		return d.observePreformatted(o, s.Path)
@@ -223,7 +224,7 @@ func (d *Disks) observeDisk(ctx context.Context, o *decide.Persistent, s layout.
 			err = d.observePartition(ctx, o, acting)
 		}
 	}
-	if err == nil && decide.Formats(*o) {
+	if err == nil && decide.NeedsSuperblocks(*o) {
 		var found probe.Residue
 		found, err = disk.Survey(ctx, o.Disk, decide.PreparingName)
 		o.Superblocks = found.Superblocks()
@@ -231,7 +232,7 @@ func (d *Disks) observeDisk(ctx context.Context, o *decide.Persistent, s layout.
 	return err
 }
 
-// LabelOf is the partition table that a partitioner of the settings or of agent.json makes.
+// LabelOf returns the type of partition table for a partitioner of the settings or agent.json.
 func LabelOf(partitioner string) layout.Label {
 	if partitioner == "sfdisk" {
 		return layout.MBR
@@ -247,7 +248,7 @@ func (d *Disks) observePreformatted(o *decide.Persistent, path string) (err erro
 	return err
 }
 
-// observePartition looks at the only partition of a disk.
+// observePartition observes the only partition of a disk.
 func (d *Disks) observePartition(ctx context.Context, o *decide.Persistent, acting bool) (err error) {
 	if acting {
 		// The kernel may lack partitions of the table: an earlier agent may have been killed between writing and

@@ -1,6 +1,6 @@
-// Package persistent keeps the disks that the Director knows by their CIDs: recording their hints, preparing and
-// mounting them, growing, unmounting and listing them. It observes, lets package decide decide, and acts. Nothing is
-// formatted that was not proven blank or ours; everything else is refused with what was found.
+// Package persistent manages the disks that the Director knows by CID: it records their hints, and prepares, mounts,
+// grows, unmounts and lists them. It observes, lets package decide make the decisions, and makes the changes. It
+// formats only disks proven to be blank or unfinished disks of its own, and refuses all others with a reason.
 package persistent
 
 import (
@@ -24,7 +24,7 @@ type Resolver interface {
 	Look(h device.Hint) (device.Device, error)
 }
 
-// KnownDisks are the disks that settings and hints name, and which one is on the store.
+// KnownDisks gives access to the disks in settings and hints, and to the CID of the store.
 type KnownDisks interface {
 	Disks() map[string]settings.PersistentDisk
 	PutHint(cid string, hint settings.DiskHint) error
@@ -34,35 +34,36 @@ type KnownDisks interface {
 	ClearManagedCID() error
 }
 
-// Disks are the persistent disks of a machine.
+// Disks manages the persistent disks of a machine.
 type Disks struct {
 	Machine  *machine.Machine
 	Resolver Resolver
 	Known    KnownDisks
-	// Reload reads the settings from their source again; hints of some CPIs come that way.
+	// Reload fetches the settings again, since some CPIs send hints that way.
 	Reload func(context.Context) error
-	// Foreign says what to do with a disk that carries something which is not ours: "refuse" (or empty) or "format".
+	// Foreign returns the policy for a disk with content that is not ours: "refuse" (or "") or "format".
 	Foreign func() string
-	// Associated are the disks that jobs know by names of their own: none of them is the store.
+	// Associated returns the CIDs of disks that jobs find by names of their own. They are never the store.
 	Associated func() []string
-	// Blank says what a blank disk reads as: "zeros" (or empty), or also "noise".
+	// Blank returns the content of a blank disk when read: "zeros" (or ""), or "noise" to accept random bytes, too.
 	Blank func() string
 
-	// BindMounted disks are directories; containers get their disks so.
+	// BindMounted is set if disks are directories, as in containers.
 	BindMounted bool
-	// Preformatted disks carry their file system without a table, and are neither partitioned nor formatted.
+	// Preformatted is set if disks have a file system without a partition table. They are neither partitioned nor
+	// formatted.
 	Preformatted bool
-	// Label is the kind of a new partition table, unless the disk's settings name a partitioner.
+	// Label is the type of new partition tables, unless the disk's settings name a partitioner.
 	Label layout.Label
 
-	// noted are the mounts of disks as boot, mount_disk and unmount_disk saw them last; nil before any of them has
-	// looked. It is changed with the lock, and read without.
+	// noted holds the mounts of disks as last seen by boot, mount_disk and unmount_disk, or nil before the first of
+	// these. Writers hold the lock, readers do not.
 	noted atomic.Pointer[[]decide.Noted]
 }
 
-// Working returns the disk whose file system is being checked or mounted, a sentence that describes the work, and its
-// start; empty if there is none.
-func (d *Disks) Working() (cid, what string, since time.Time) { return d.Machine.Working() }
+// CurrentWork returns the disk whose file system is being checked or mounted, a sentence that describes the work, and
+// its start. All are zero if there is no such work.
+func (d *Disks) CurrentWork() (cid, what string, since time.Time) { return d.Machine.CurrentWork() }
 
 // Add records the hint of a disk that the CPI has attached.
 func (d *Disks) Add(ctx context.Context, cid string, hint settings.DiskHint) error {
@@ -76,7 +77,7 @@ func (d *Disks) Add(ctx context.Context, cid string, hint settings.DiskHint) err
 	return d.Known.PutHint(cid, hint)
 }
 
-// Remove ends the attachment of a disk. Its identity stays on record. One that is not known is fine.
+// Remove records that a disk will be detached. Its identity stays on record. An unknown CID is not an error.
 func (d *Disks) Remove(ctx context.Context, cid string) error {
 	if err := d.Reload(ctx); err != nil {
 		return err
@@ -88,7 +89,7 @@ func (d *Disks) Remove(ctx context.Context, cid string) error {
 	known := d.Known.Disks()
 	delete(known, cid)
 	d.forget(func(n decide.Noted) bool { return n.Owner == cid })
-	// A record that is damaged may be of this disk; without any other it is of none that remains.
+	// A damaged record may name this disk. Without other disks, it cannot name one that remains.
 	if on, err := d.Known.ManagedCID(); on == cid || err != nil && len(known) == 0 {
 		if err := d.Known.ClearManagedCID(); err != nil {
 			return err
@@ -108,10 +109,10 @@ func (d *Disks) findKnown(cid string) (settings.PersistentDisk, error) {
 	return p, nil
 }
 
-// part is the device that carries the file system of the disk at path.
+// part returns the path of the device with the file system of the disk at path.
 func (d *Disks) part(path string) string { return decide.PersistentPart(path, d.Preformatted) }
 
-// sameDir compares what two paths lead to.
+// sameDir reports whether two paths lead to the same directory.
 func sameDir(a, b string) (bool, error) {
 	ia, err := os.Stat(a)
 	if err != nil {

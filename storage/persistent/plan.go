@@ -13,7 +13,7 @@ import (
 	"cambium/storage/record"
 )
 
-// PlanMountLast says what MountLast would change, without waiting and without writing.
+// PlanMountLast returns the changes that MountLast would make. It does not wait or write.
 func (d *Disks) PlanMountLast(ctx context.Context) (changes []decide.Change, warning string, err error) {
 	if err := d.Machine.Lock(ctx); err != nil {
 		return nil, "", err
@@ -35,8 +35,8 @@ func (d *Disks) PlanMountLast(ctx context.Context) (changes []decide.Change, war
 	return plan.Changes, "", mountError(cid, err)
 }
 
-// PlanMount says what mount_disk would do with each disk that is known and that neither boot mounts nor jobs know by a
-// name of their own, without waiting and without writing.
+// PlanMount returns the changes that mount_disk would make to each known disk, except the one that a boot mounts and
+// those that jobs find by names of their own. It does not wait or write.
 func (d *Disks) PlanMount(ctx context.Context) (all []decide.Change, err error) {
 	if err := d.Machine.Lock(ctx); err != nil {
 		return nil, err
@@ -46,9 +46,9 @@ func (d *Disks) PlanMount(ctx context.Context) (all []decide.Change, err error) 
 	if err != nil {
 		return nil, err
 	}
-	ofJobs := d.ofJobs(v)
+	ofJobs := d.jobDevices(v)
 	for _, cid := range v.Known {
-		if cid == v.storeDisk() || slices.Contains(d.named(), cid) || ofJobs[v.resolved[cid].Number] {
+		if cid == v.storeDisk() || slices.Contains(d.associatedCIDs(), cid) || ofJobs[v.resolved[cid].Number] {
 			continue
 		}
 		changes, err := d.planKnown(ctx, v, v.known[cid])
@@ -77,7 +77,7 @@ func (d *Disks) planKnown(ctx context.Context, v surroundings, p settings.Persis
 	return changes, err
 }
 
-// plan is mount without doing anything.
+// plan returns the plan of mount without applying it.
 func (d *Disks) plan(ctx context.Context, v surroundings, p settings.PersistentDisk, atBoot bool) (decide.Plan, error) {
 	l := v.resolved[p.CID]
 	switch {
@@ -86,7 +86,7 @@ func (d *Disks) plan(ctx context.Context, v surroundings, p settings.PersistentD
 	case l.err != nil:
 		return decide.Plan{}, l.err
 	}
-	if err := d.lapse(v, p.CID, l.Device, false); err != nil {
+	if err := d.dropLapsedRequest(v, p.CID, l.Device, false); err != nil {
 		return decide.Plan{}, err
 	}
 	o, err := d.observe(ctx, v, p, l.Device, false)
@@ -101,10 +101,10 @@ func (d *Disks) plan(ctx context.Context, v surroundings, p settings.PersistentD
 	return plan, d.planChoice(ctx, v, o, &plan, l.Device)
 }
 
-// planChoice predicts the decision that placing would make, as far as it can be known without replaying a journal.
+// planChoice predicts the decision of placing, as far as possible without replaying a journal.
 func (d *Disks) planChoice(ctx context.Context, v surroundings, o decide.Observed, plan *decide.Plan, dev device.Device) error {
 	at := &placing{Disks: d, o: o, plan: *plan, identified: dev.Identified}
-	disk := decide.Disk{CID: o.CID, Path: o.Disk.Path, FileSystem: o.Volume.Content.UUID, Said: o.Said}
+	disk := decide.Disk{CID: o.CID, Path: o.Disk.Path, FileSystem: o.Volume.Content.UUID, Statement: o.Statement}
 	if !plan.Placed.Store {
 		return decide.CheckTarget(disk, o.Surroundings, o.Elsewhere)
 	}
@@ -120,10 +120,11 @@ func (d *Disks) planChoice(ctx context.Context, v surroundings, o decide.Observe
 		}
 		return nil
 	}
-	return at.choose(disk)
+	return at.checkChoice(disk)
 }
 
-// Describe says what is on the disk that is attached under a CID, and which disk that is, for a request about it.
+// Describe returns a description of the disk attached under a CID, for an operator, and its fingerprint, for a request
+// about it.
 func (d *Disks) Describe(ctx context.Context, cid string, a record.Action) (text, shown string, err error) {
 	p, err := d.findKnown(cid)
 	if err != nil {
@@ -150,7 +151,7 @@ func (d *Disks) Describe(ctx context.Context, cid string, a record.Action) (text
 	return decide.Describe(o), shown, nil
 }
 
-// fingerprint tells a disk from others.
+// fingerprint returns a text that differs between disks.
 func (d *Disks) fingerprint(dev device.Device) (string, error) {
 	if d.BindMounted || dev.Directory {
 		return "directory " + dev.Path, nil
@@ -159,8 +160,8 @@ func (d *Disks) fingerprint(dev device.Device) (string, error) {
 	return machine.Fingerprint(dev.Path, found)
 }
 
-// lapse drops a request that an operator has made about a disk other than the one that is there. With acting set, also
-// on record.
-func (d *Disks) lapse(v surroundings, cid string, dev device.Device, acting bool) error {
-	return d.Machine.Lapse(v.Record, cid, dev.Path, acting, func() (string, error) { return d.fingerprint(dev) })
+// dropLapsedRequest removes an operator's request from v if it was made about another disk. With acting set, it also
+// removes it from the file.
+func (d *Disks) dropLapsedRequest(v surroundings, cid string, dev device.Device, acting bool) error {
+	return d.Machine.DropLapsedRequest(v.Record, cid, dev.Path, acting, func() (string, error) { return d.fingerprint(dev) })
 }

@@ -12,16 +12,16 @@ import (
 	"cambium/storage/record"
 )
 
-// What the end of a migration does to the store is here, because mount_disk and boot complete it after an interruption.
+// These steps of a migration are here because mount_disk and boot complete them after an interruption.
 
-// SetReadOnly keeps the store from being changed, or allows it again. Of a bind-mounted store only the
-// mount can be made read-only: the file system holds other things as well.
+// SetReadOnly makes the store read-only or writable. For a bind-mounted store it changes only the mount, since the file
+// system contains other data.
 func (d *Disks) SetReadOnly(ctx context.Context, on bool) error {
 	store := d.Machine.Dirs.Store()
 	if !d.BindMounted {
-		return mount.SetReadOnly(ctx, store, on, d.Busy(store))
+		return mount.SetReadOnly(ctx, store, on, d.LogBusy(store))
 	}
-	err := mount.SetBindReadOnly(ctx, store, on, d.Busy(store))
+	err := mount.SetBindReadOnly(ctx, store, on, d.LogBusy(store))
 	if errors.Is(err, unix.ENOSYS) {
 		d.Machine.Log.WithField("mount", store).Warn("this kernel cannot make a single mount read-only; jobs can change the store while it is copied")
 		return nil
@@ -29,7 +29,7 @@ func (d *Disks) SetReadOnly(ctx context.Context, on bool) error {
 	return err
 }
 
-// MakeWritable undoes the read-only phase of a migration, also when its context has ended.
+// MakeWritable makes the store writable after a migration, even if ctx has ended.
 func (d *Disks) MakeWritable(ctx context.Context) error {
 	_, there, err := mount.At(d.Machine.Dirs.Store())
 	if err != nil || !there {
@@ -40,14 +40,14 @@ func (d *Disks) MakeWritable(ctx context.Context) error {
 	}
 	err = d.Machine.Record.Update(func(r *record.Record) { r.ReadOnly = false })
 	if cannotBeWritten(err) {
-		return nil // to make it writable once more does no harm
+		return nil // doing it again later is harmless
 	}
 	return err
 }
 
-// RenewTarget unmounts the disk on the migration target and mounts it again, when nothing holds it any more. After
-// that, all written data is on the disk, the disk is known to mount, and nobody has anything open there. None of this
-// applies to a bind-mounted directory.
+// RenewTarget unmounts the disk on the migration target and mounts it again, once nothing uses it. After that, all data
+// is on the disk, the disk is known to mount, and no process has a file open there. It does nothing for a bind-mounted
+// directory.
 func (d *Disks) RenewTarget(ctx context.Context, cid string) error {
 	if d.BindMounted {
 		return nil
@@ -58,7 +58,7 @@ func (d *Disks) RenewTarget(ctx context.Context, cid string) error {
 		return errors.Join(err, fmt.Errorf("nothing is mounted on %s", target))
 	}
 	d.Machine.CrashPoint("unmount migration target")
-	if err := mount.UnmountReporting(ctx, target, d.Busy(target)); err != nil {
+	if err := mount.UnmountReporting(ctx, target, d.LogBusy(target)); err != nil {
 		return err
 	}
 	if err := d.awaitReleased(ctx, e); err != nil {
@@ -67,8 +67,8 @@ func (d *Disks) RenewTarget(ctx context.Context, cid string) error {
 	return d.Remount(ctx, cid, Asked)
 }
 
-// Commit records the disk on the migration target, which is complete, as the store. It is mounted nowhere then. A
-// process that still uses it cannot hold up the end.
+// Commit records the disk on the migration target, a complete copy, as the store, and detaches it. It does not wait for
+// processes that still use it.
 func (d *Disks) Commit(to string) error {
 	target := d.Machine.Dirs.StoreMigrationTarget()
 	e, _, err := mount.At(target)
@@ -81,14 +81,14 @@ func (d *Disks) Commit(to string) error {
 			return err
 		}
 	}
-	if err := mount.Detach(target, d.Busy(target)); err != nil {
+	if err := mount.Detach(target, d.LogBusy(target)); err != nil {
 		return err
 	}
 	d.Machine.CrashPoint("record new disk")
 	return d.record(decide.Placed{CID: to, Store: true}, path, 0)
 }
 
-// ObserveMigration observes what a migration is decided by.
+// ObserveMigration observes the facts for the decision about a migration.
 func (d *Disks) ObserveMigration() (o decide.Migration, err error) {
 	v, err := d.observeForDecision()
 	if err == nil {

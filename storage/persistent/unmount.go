@@ -16,8 +16,8 @@ import (
 	"cambium/storage/internal/machine"
 )
 
-// Unmount takes a persistent disk off the store, or the migration target, and says what it did in the words the
-// Director knows. The IaaS takes the disk away next, so it also waits until nothing holds it, in any mount namespace.
+// Unmount unmounts a persistent disk from the store or the migration target. Since the IaaS detaches the disk next, it
+// also waits until no mount namespace uses it. It returns the text that Directors expect.
 func (d *Disks) Unmount(ctx context.Context, cid string) (string, error) {
 	if err := d.Machine.Lock(ctx); err != nil {
 		return "", err
@@ -74,7 +74,8 @@ func (d *Disks) unmount(ctx context.Context, v surroundings, cid string) (unmoun
 	return len(order) > 0, err
 }
 
-// unmountFrom unmounts what is visible at a directory. Unmounting a bind mount may have taken it away already.
+// unmountFrom unmounts m, which must be the visible mount at its directory. It may already be gone because a bind mount
+// was unmounted.
 func (d *Disks) unmountFrom(ctx context.Context, m decide.Mounted) error {
 	all, err := mount.AllAt(m.Target)
 	if err != nil || !slices.ContainsFunc(all, func(e mount.Entry) bool { return e.ID == m.ID }) {
@@ -83,26 +84,26 @@ func (d *Disks) unmountFrom(ctx context.Context, m decide.Mounted) error {
 	if top := all[len(all)-1]; top.ID != m.ID {
 		return fmt.Errorf("%s was mounted on %s in the meantime: unmount that first", top.Source, m.Target)
 	}
-	return mount.UnmountReporting(ctx, m.Target, d.Busy(m.Target))
+	return mount.UnmountReporting(ctx, m.Target, d.LogBusy(m.Target))
 }
 
-// Busy logs which processes use a mount that is waited for.
-func (d *Disks) Busy(target string) func([]mount.Process) {
+// LogBusy returns a function that logs the processes which keep a mount busy.
+func (d *Disks) LogBusy(target string) func([]mount.Process) {
 	return func(users []mount.Process) {
 		d.Machine.Log.WithFields(logrus.Fields{"mount": target, "processes": fmt.Sprint(users)}).Warn("persistent disk is busy")
 	}
 }
 
-// awaitReleased detaches what was mounted here from private mount namespaces, and waits until nothing holds it.
+// awaitReleased detaches a mount's file system from private mount namespaces, and waits until nothing uses it.
 func (d *Disks) awaitReleased(ctx context.Context, m mount.Entry) error {
-	// What cannot be detached is named if it is still there when the time is over.
+	// If it remains in use, AwaitReleased names the processes.
 	if err := d.Detach(m); err != nil {
 		d.Machine.Log.WithError(err).Warn("cannot detach a mount from a private namespace")
 	}
-	return mount.AwaitReleased(ctx, m, d.BindMounted, d.Busy(m.Source))
+	return mount.AwaitReleased(ctx, m, d.BindMounted, d.LogBusy(m.Source))
 }
 
-// Detach detaches what was mounted here from private mount namespaces.
+// Detach detaches a mount's file system from private mount namespaces.
 func (d *Disks) Detach(m mount.Entry) error {
 	if released, err := mount.Released(m, d.BindMounted); released || err != nil {
 		return err
@@ -114,8 +115,8 @@ func (d *Disks) Detach(m mount.Entry) error {
 	return err
 }
 
-// observeMounts observes what is mounted, and where the hint of a disk leads that owns none of it. The mounts are also
-// returned by their ID.
+// observeMounts observes the mount table and, if none of the mounts belongs to the disk, resolves its hint. It also
+// returns the mounts by ID.
 func (d *Disks) observeMounts(v surroundings, cid string) (o decide.Mounts, table map[int]mount.Entry, err error) {
 	o, table = decide.Mounts{Surroundings: v.Surroundings}, map[int]mount.Entry{}
 	all, err := mount.Table()
@@ -127,13 +128,13 @@ func (d *Disks) observeMounts(v surroundings, cid string) (o decide.Mounts, tabl
 		o.All = append(o.All, mounted(e, v.owners[e.ID]))
 	}
 	if !slices.Contains(slices.Collect(maps.Values(v.owners)), cid) {
-		o.Resolved = d.followHint(v, cid)
+		o.Resolved = d.resolveHint(v, cid)
 	}
 	return o, table, nil
 }
 
-// followHint looks at the device that the hint of a disk leads to.
-func (d *Disks) followHint(v surroundings, cid string) decide.Resolved {
+// resolveHint returns the device to which the hint of a disk leads.
+func (d *Disks) resolveHint(v surroundings, cid string) decide.Resolved {
 	l := v.resolved[cid]
 	if l.err != nil || d.BindMounted {
 		return decide.Resolved{Err: l.err, Missing: machine.Missing(l.err)}

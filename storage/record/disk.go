@@ -8,16 +8,16 @@ import (
 	"strings"
 )
 
-// Disk identifies one disk among all others.
+// Disk holds the identifiers of a disk.
 type Disk struct {
-	// FileSystem is the UUID of its file system. It identifies the disk.
+	// FileSystem is the UUID of its file system, which identifies the disk.
 	FileSystem string `json:"file_system,omitempty"`
-	// Table is the GUID of its GPT or the signature of its DOS table, empty without a table. It confirms the disk: a
-	// table may have been written anew around the same file system.
+	// Table is the GUID of its GPT or the signature of its DOS table, or "". It only confirms the identity, since a new
+	// table may be written around the same file system.
 	Table string `json:"table,omitempty"`
-	// Bytes is its length; a disk grows and never shrinks.
+	// Bytes is its size. Disks grow and never shrink.
 	Bytes int64 `json:"bytes"`
-	// Generation is the one in the disk's own statement when the disk was mounted on the store; 0 if none could be
+	// Generation is the generation in the disk's statement when it was mounted on the store, or 0 if none could be
 	// written.
 	Generation uint64 `json:"generation,omitempty"`
 }
@@ -33,8 +33,8 @@ func (d Disk) String() string {
 	return strings.Join(append(parts, fmt.Sprintf("%d bytes", d.Bytes)), ", ")
 }
 
-// Conflict shows why the disk that was found cannot be the recorded one; empty if it can. A file system's UUID
-// decides alone where both have one.
+// Conflict returns the reason why the disk found cannot be the recorded one, or "". Partition tables are compared only
+// if one of the two has no file system UUID.
 func (d Disk) Conflict(found Disk) string {
 	switch {
 	case d.FileSystem != "" && found.FileSystem != "" && !strings.EqualFold(d.FileSystem, found.FileSystem):
@@ -48,12 +48,12 @@ func (d Disk) Conflict(found Disk) string {
 	return ""
 }
 
-// usable excludes a DOS table without a signature.
+// usable reports whether a table has an identifier: a DOS table may have none.
 func usable(table string) bool { return strings.Trim(table, "0-") != "" }
 
-// Known finds a record that a disk matches: by its CID, its file system or its partition table, in this order. Such a
-// disk must not be formatted, whatever it looks like.
-func (r Record) Known(cid, fileSystem, table string) (of string, d Disk, known bool) {
+// Find returns the record that matches a disk by CID, file system or partition table, in this order. A disk on record
+// must not be formatted, whatever it contains.
+func (r Record) Find(cid, fileSystem, table string) (of string, d Disk, known bool) {
 	if d, known := r.Disks[cid]; known {
 		return cid, d, true
 	}
@@ -70,13 +70,13 @@ func (r Record) Known(cid, fileSystem, table string) (of string, d Disk, known b
 	return "", Disk{}, false
 }
 
-// Put records a disk as it was found, and ends an operator's request about it. Identifiers that could not be read stay
-// on record, unless there was one.
+// Put records a disk as found and ends an operator's request about it. Identifiers that could not be read keep their
+// recorded values, unless there was a request.
 func (r *Record) Put(cid string, d Disk) {
 	if have, known := r.Disks[cid]; known && r.Asked[cid] == "" {
 		d.FileSystem, d.Table, d.Bytes = cmp.Or(d.FileSystem, have.FileSystem), cmp.Or(d.Table, have.Table),
 			cmp.Or(d.Bytes, have.Bytes)
 	}
 	r.Disks[cid] = d
-	r.Done(cid)
+	r.EndRequest(cid)
 }

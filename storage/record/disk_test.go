@@ -14,7 +14,7 @@ func TestKnown(t *testing.T) {
 		"others":                 {"vol-9", "99999999-dddd", "DDDD", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			of, d, known := r.Known(c.cid, c.fileSystem, c.table)
+			of, d, known := r.Find(c.cid, c.fileSystem, c.table)
 			if of != c.want || known != (c.want != "") || d != r.Disks[c.want] {
 				t.Errorf("Known = %q, %v, %v; want %q", of, d, known, c.want)
 			}

@@ -1,6 +1,5 @@
-// Package record holds the agent's knowledge about disks beyond settings and hints, as one value: which disk is the
-// store, which disk belongs to which CID, what is unfinished, and what an operator has asked. It reads and writes no
-// file; package recordfile does.
+// Package record holds the agent's records about disks in one value: which disk is the store, which disk has which CID,
+// what is unfinished, and the requests of operators. Package recordfile reads and writes it.
 package record
 
 import (
@@ -12,52 +11,53 @@ import (
 	"strings"
 )
 
-// Ephemeral is the key of the ephemeral disk among CIDs, which never begin with a dot.
+// Ephemeral is the key of the ephemeral disk. CIDs never begin with a dot.
 const Ephemeral = ".ephemeral"
 
-// version is the version of the file. A newer one may hold what this agent would not honor.
+// version is the version of the file. Newer versions are refused, since they may contain facts that this agent would
+// ignore.
 const version = 1
 
-// Record is all that is on record about the disks of one agent.
+// Record holds all records about the disks of one agent.
 type Record struct {
 	Version int `json:"version"`
-	// Store is the CID of the disk that this agent had on the store last; empty if there is none.
+	// Store is the CID of the disk that this agent last mounted on the store, or "".
 	Store string `json:"store,omitempty"`
-	// Published is set when managed_disk_settings.json, which other agents read and write, names it as well.
+	// Published is set if managed_disk_settings.json, which other agents read and write, names it, too.
 	Published bool `json:"published,omitempty"`
-	// Disks are the disks that have been a store, by CID. Such a disk is never formatted, and a CID is never given
-	// a disk other than its own.
+	// Disks holds the disks that have been a store, by CID. They are never formatted, and a CID is never used for
+	// another disk than its own.
 	Disks map[string]Disk `json:"disks,omitempty"`
-	// Unfinished identifies what is being prepared for the ephemeral data: a partition table, or partitions after the
-	// root partition. It never applies to others.
+	// Unfinished identifies a partition table, or partitions after the root partition, that are being prepared for the
+	// ephemeral data. It does not apply to any others.
 	Unfinished string `json:"unfinished,omitempty"`
-	// ReadOnly is set while the store is read-only because of a migration.
+	// ReadOnly is set while a migration keeps the store read-only.
 	ReadOnly bool `json:"read_only,omitempty"`
-	// Asked holds the operator's requests about disks, by CID.
+	// Asked holds the requests of operators, by CID.
 	Asked map[string]Action `json:"asked,omitempty"`
-	// Shown identifies the disk that the operator was shown, by CID: the request applies to no other one.
+	// Shown identifies, by CID, the disk that an operator was shown. The request applies only to that disk.
 	Shown map[string]string `json:"shown,omitempty"`
 }
 
-// Action is an operator's request about a disk. The agent acts upon it at its next decision about that disk.
+// Action is an operator's request about a disk. The agent follows it at its next decision about that disk.
 type Action string
 
-// The actions.
+// Requests of operators.
 const (
-	Accept  Action = "accept"  // take the disk that is there for this CID, and record it
-	Release Action = "release" // forget what is on record about this CID
-	Format  Action = "format"  // prepare the disk anew, once, whatever is on it
+	Accept  Action = "accept"  // use the disk found for this CID, and record it
+	Release Action = "release" // delete the record of this CID
+	Format  Action = "format"  // format the disk once, whatever it contains
 )
 
-// Actions lists them.
+// Actions lists all actions.
 var Actions = []Action{Accept, Release, Format}
 
-// New is an empty record.
+// New returns an empty record.
 func New() Record {
 	return Record{Version: version, Disks: map[string]Disk{}, Asked: map[string]Action{}, Shown: map[string]string{}}
 }
 
-// Decode reads a record. It is read whole or not at all.
+// Decode parses a record. It returns an error, and no record, if any part is invalid.
 func Decode(data []byte) (Record, error) {
 	r := New()
 	r.Version = 0
@@ -79,19 +79,20 @@ func Decode(data []byte) (Record, error) {
 	return r, nil
 }
 
-// Encode writes a record.
+// Encode returns the content of the file.
 func (r Record) Encode() ([]byte, error) { return json.Marshal(r) }
 
-// StoreDisk returns the disk that was on the store last. told is the one that managed_disk_settings.json names: another
-// agent has written it there unless this agent has published it.
-func (r Record) StoreDisk(told string) (cid string, byOther bool) {
-	if r.Store != "" && (!r.Published || told == r.Store || told == "") {
-		return r.Store, false // a file that is lost names no other disk
+// StoreDisk returns the CID of the disk that was last mounted on the store. managedCID is the one in
+// managed_disk_settings.json. If this agent has recorded none, or has published its own and the file now names another
+// disk, another agent wrote the file: then managedCID is returned, and byOther is set.
+func (r Record) StoreDisk(managedCID string) (cid string, byOther bool) {
+	if r.Store != "" && (!r.Published || managedCID == r.Store || managedCID == "") {
+		return r.Store, false // a lost file names no other disk
 	}
-	return told, told != ""
+	return managedCID, managedCID != ""
 }
 
-// Accepted is the CID of the only disk that an operator has accepted; empty if there is none, or several.
+// Accepted returns the CID of the disk that an operator has accepted, or "" if there is none or more than one.
 func (r Record) Accepted() (cid string) {
 	for of, a := range r.Asked {
 		if a == Accept {
@@ -104,28 +105,28 @@ func (r Record) Accepted() (cid string) {
 	return cid
 }
 
-// Done ends a request about a disk.
-func (r *Record) Done(cid string) {
+// EndRequest removes the request about a disk.
+func (r *Record) EndRequest(cid string) {
 	delete(r.Asked, cid)
 	delete(r.Shown, cid)
 }
 
-// Lapsed reports a request about a disk other than the one that was found.
+// Lapsed reports whether the request was made about another disk than the one found.
 func (r Record) Lapsed(cid, found string) bool {
 	shown, known := r.Shown[cid]
 	return known && r.Asked[cid] != "" && shown != found
 }
 
-// Remove forgets a disk that is no longer attached. Its identity stays: it is never formatted.
+// Remove records that a disk is no longer attached. Its identity stays on record, so that it is never formatted.
 func (r *Record) Remove(cid string) {
-	r.Done(cid)
+	r.EndRequest(cid)
 	if r.Store == cid {
 		r.Store, r.Published, r.ReadOnly = "", false, false
 	}
 }
 
-// Release forgets the identity of a disk, too. One that settings or hints name stays the store: otherwise jobs would
-// begin with an empty directory.
+// Release removes all records of a disk, including its identity. If settings or hints still name it, it stays on record
+// as the store: otherwise jobs would start with an empty directory.
 func (r *Record) Release(cid string, named bool) {
 	store, published := r.Store, r.Published
 	r.Remove(cid)
@@ -135,7 +136,7 @@ func (r *Record) Release(cid string, named bool) {
 	}
 }
 
-// Pending reports whether the preparation of exactly this table is unfinished.
+// Pending reports whether the preparation of this very table is unfinished.
 func (r Record) Pending(table string) bool {
 	return r.Unfinished != "" && strings.EqualFold(r.Unfinished, table)
 }

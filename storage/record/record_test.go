@@ -99,7 +99,7 @@ func FuzzDecode(f *testing.F) {
 			t.Fatalf("%+v became %+v, %v", r, second, err)
 		}
 		for cid, d := range r.Disks {
-			if of, found, known := r.Known(cid, "", ""); !known || of != cid || found != d || d.Conflict(d) != "" {
+			if of, found, known := r.Find(cid, "", ""); !known || of != cid || found != d || d.Conflict(d) != "" {
 				t.Fatalf("%q is on record as %v, and found as %q %v", cid, d, of, found)
 			}
 		}

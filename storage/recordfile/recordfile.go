@@ -1,5 +1,5 @@
-// Package recordfile keeps the disk record in one file. One that is damaged, or of a newer version, is set aside by the next
-// change: what is on the disks themselves decides then.
+// Package recordfile stores the record of disks in a file. The next change sets a damaged file, or one of a newer
+// version, aside; the agent then relies on what the disks themselves contain.
 package recordfile
 
 import (
@@ -19,16 +19,16 @@ import (
 	"cambium/storage/record"
 )
 
-// ErrDamaged means that there is a record which cannot be used. An empty one is returned with it.
+// ErrDamaged is returned, with an empty record, if the file cannot be used.
 var ErrDamaged = errors.New("the disk record is damaged")
 
-// File is the file with the record of one agent.
+// File is the file with an agent's record.
 type File struct{ dirs vcap.Dirs }
 
-// In returns the file of the agent with these directories.
+// In returns the file below these directories.
 func In(dirs vcap.Dirs) File { return File{dirs} }
 
-// Read returns the record; an empty one if there is no file.
+// Read returns the record, or an empty one if there is no file.
 func (f File) Read() (record.Record, error) {
 	data, err := os.ReadFile(f.dirs.DiskRecord())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -44,7 +44,8 @@ func (f File) Read() (record.Record, error) {
 	return r, nil
 }
 
-// Update changes the record, and writes it if it is another one then. A command and the agent may both do so.
+// Update changes the record and writes it if it is different afterwards. It locks the file, since commands and the
+// agent may change it at the same time.
 func (f File) Update(change func(*record.Record)) (err error) {
 	if err := os.MkdirAll(filepath.Dir(f.dirs.DiskRecord()), 0o755); err != nil {
 		return err
@@ -77,7 +78,8 @@ func (f File) write(r record.Record, change func(*record.Record)) error {
 	return nil
 }
 
-// locked keeps other processes from changing the record. Only root can hold the lock, for as long as one write takes.
+// locked calls do while it holds the lock against other processes. Only root can take it, and each writer holds it only
+// briefly.
 func (f File) locked(do func() error) (err error) {
 	lock, err := os.OpenFile(f.dirs.DiskRecordLock(), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -90,7 +92,8 @@ func (f File) locked(do func() error) (err error) {
 	return do()
 }
 
-// Ask leaves an operator's request for the agent. shown is which disk the operator was shown; without one it is for any.
+// Ask records an operator's request for the agent. shown identifies the disk that the operator was shown; if it is
+// empty, the request is for any.
 func (f File) Ask(a record.Action, cid, shown string) error {
 	if cid == "" {
 		return errors.New("the disk's CID is empty")
@@ -109,7 +112,7 @@ func (f File) Ask(a record.Action, cid, shown string) error {
 		return err
 	}
 	return f.Update(func(r *record.Record) {
-		r.Done(cid)
+		r.EndRequest(cid)
 		r.Asked[cid] = a
 		if shown != "" {
 			r.Shown[cid] = shown
@@ -117,7 +120,7 @@ func (f File) Ask(a record.Action, cid, shown string) error {
 	})
 }
 
-// setAside renames what is damaged, so that an operator can inspect it.
+// setAside renames the damaged file, so that an operator can inspect it.
 func (f File) setAside() error {
 	path := f.dirs.DiskRecord()
 	if err := os.Rename(path, path+".damaged"); err != nil {

@@ -18,22 +18,22 @@ import (
 	"cambium/storage/record"
 )
 
-// Apply makes the changes of a plan and returns those that were made. The record of unfinished work is written before
-// anything is made, and cleared when everything is, before the disk is used. key is the CID or that of the ephemeral disk.
+// Apply makes the changes of a plan and returns those it made. It records unfinished work before the first change, and
+// clears that record after the last one, before the disk is used. key is the CID, or the key of the ephemeral disk.
 func (m *Machine) Apply(ctx context.Context, key string, p decide.Plan) (made []decide.Change, err error) {
 	return m.ApplyAdmitting(ctx, key, p, nil)
 }
 
-// ApplyAdmitting is Apply that asks, before what is mounted gets a path, whether it may: admit is given the directory at
-// its top.
+// ApplyAdmitting makes the changes of a plan like Apply. Before it attaches a mount to its path, it calls admit with
+// the top directory; if admit fails, the disk is not mounted.
 func (m *Machine) ApplyAdmitting(ctx context.Context, key string, p decide.Plan,
 	admit func(top *os.File) error) ([]decide.Change, error) {
 	made, notGrown, err := m.makeAll(ctx, key, p, admit)
-	m.compare(p.Fills, errors.Join(notGrown, err))
+	m.compare(p.SizeCheck, errors.Join(notGrown, err))
 	return made, err
 }
 
-// makeAll makes the changes of a plan. notGrown says why a file system could not be grown.
+// makeAll makes the changes of a plan. notGrown is the error if a file system could not be grown.
 func (m *Machine) makeAll(ctx context.Context, key string, p decide.Plan,
 	admit func(top *os.File) error) (made []decide.Change, notGrown, err error) {
 	if p.Begin != "" {
@@ -85,12 +85,12 @@ func (m *Machine) changing(ctx context.Context, c decide.Change) (made func()) {
 	return m.Change(ctx, fmt.Sprintf("%s %s", c.Op, c.Device))
 }
 
-// begin puts a preparation on record.
+// begin records an unfinished preparation.
 func (m *Machine) begin(what string) error {
 	return m.Record.Update(func(r *record.Record) { r.Unfinished = what })
 }
 
-// uses reports a change that takes a complete file system for granted.
+// uses reports whether a change requires a complete file system.
 func uses(op decide.Op) bool {
 	switch op {
 	case decide.GrowPartition, decide.UseSwap, decide.CheckFileSystem, decide.Mount, decide.GrowFileSystem:
@@ -99,7 +99,7 @@ func uses(op decide.Op) bool {
 	return false
 }
 
-// apply makes one change. onRecord says that a preparation is put on record.
+// apply makes one change. onRecord is set if the preparation is recorded.
 func (m *Machine) apply(ctx context.Context, key string, c decide.Change, onRecord bool,
 	admit func(top *os.File) error) error {
 	log := m.Log.WithFields(logrus.Fields{"device": c.Device, "proof": c.Proof})
@@ -137,7 +137,7 @@ func (m *Machine) apply(ctx context.Context, key string, c decide.Change, onReco
 		return disk.Rename(ctx, c.Device, c.Partition, c.Name)
 	case decide.UseSwap:
 		err := filesystem.SwapOn(c.Device)
-		if errors.Is(err, unix.EPERM) { // as in most containers: the kernel's swap is their host's
+		if errors.Is(err, unix.EPERM) { // as in most containers, whose host manages swap
 			log.WithError(err).Warn("swap is not permitted here; going on without")
 			return nil
 		}
@@ -157,14 +157,14 @@ func (m *Machine) apply(ctx context.Context, key string, c decide.Change, onReco
 	return fmt.Errorf("%s: unknown change: %s", c.Device, c.Op)
 }
 
-// mount mounts a file system, at no path before it is admitted.
+// mount mounts a file system. If admit is set, it is attached to its path only once it is admitted.
 func (m *Machine) mount(ctx context.Context, c decide.Change, admit func(top *os.File) error) error {
 	if admit == nil {
 		return mount.Device(ctx, c.Device, c.Target, string(c.FileSystem), c.MountOptions)
 	}
 	place := m.Dirs.DiskLook()
 	if err := EnsureDir(place, 0o700); errors.Is(err, unix.EROFS) || errors.Is(err, unix.ENOSPC) {
-		place = c.Target // where it is for a moment only
+		place = c.Target // it is there only briefly
 	} else if err != nil {
 		return err
 	}
@@ -177,7 +177,7 @@ func (m *Machine) mount(ctx context.Context, c decide.Change, admit func(top *os
 	})
 }
 
-// bind binds a directory that is admitted.
+// bind bind-mounts a directory, after admit has accepted it.
 func (m *Machine) bind(ctx context.Context, c decide.Change, admit func(top *os.File) error) error {
 	if admit != nil {
 		top, err := os.Open(c.Device)
@@ -191,8 +191,8 @@ func (m *Machine) bind(ctx context.Context, c decide.Change, admit func(top *os.
 	return mount.Bind(ctx, c.Device, c.Target, 0)
 }
 
-// damaged says what to do about a file system that the kernel refuses, such as an ext4 of whose superblock a power cut
-// left one sector old and one new.
+// damaged adds a remedy to the error of a file system that the kernel rejects as damaged. A power cut can leave an ext4
+// superblock with one old and one new sector.
 func damaged(c decide.Change, err error) error {
 	f, ours := managedfs.Find(string(c.FileSystem))
 	if !ours || !errors.Is(err, unix.EBADMSG) && !errors.Is(err, unix.EUCLEAN) {
@@ -227,9 +227,9 @@ func (m *Machine) createTable(ctx context.Context, c decide.Change, onRecord boo
 	return m.Announce(ctx, c.Device)
 }
 
-// growFileSystem extends a mounted file system. Some sandboxes withhold the capability that ext4 wants for that; then it is
-// unmounted and grown, if mountedNow says that nothing can have begun to use it. notGrown says why it was not grown: that
-// is not a reason to keep its data away.
+// growFileSystem grows a mounted file system. Some sandboxes lack the capability that ext4 needs for that. If
+// mountedNow is set, so that nothing uses the file system yet, it is then unmounted, grown and mounted again. notGrown
+// is the error of growing it, because of which a mount must not fail.
 func (m *Machine) growFileSystem(ctx context.Context, c decide.Change, mountedNow bool) (grown bool, notGrown, err error) {
 	grown, notGrown = filesystem.Grow(c.Device, c.Target, c.FileSystem)
 	if errors.Is(notGrown, unix.EPERM) && mountedNow && filesystem.GrowsUnmounted(c.FileSystem) {

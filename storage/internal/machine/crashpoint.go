@@ -2,7 +2,7 @@
 
 package machine
 
-// crashPoints is nothing in a shipped agent; see crashpoint_tests.go.
+// crashPoints is empty in a shipped agent; see crashpoint_tests.go.
 type crashPoints struct{}
 
 // CrashPoint does nothing.

@@ -2,7 +2,7 @@
 
 package machine
 
-// crashPoints lets tests end the agent before a step that changes something. Only builds of these tests contain it.
+// crashPoints lets tests end the agent before a change. Only test builds contain it.
 type crashPoints struct {
 	CrashPoint func(step string)
 }

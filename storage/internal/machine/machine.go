@@ -1,5 +1,5 @@
-// Package machine serves all kinds of disks: it has the one lock, the disk record, the observation of a partition, the
-// proof that a disk is idle, and the thin functions that make the changes which package decide asks for.
+// Package machine contains what all kinds of disks share: the lock, the disk record, the observation of partitions, the
+// proof that a disk is idle, and the functions that make the changes planned by package decide.
 package machine
 
 import (
@@ -30,38 +30,37 @@ import (
 	"cambium/storage/recordfile"
 )
 
-// Machine is shared by all disks of one agent.
+// Machine holds the state shared by all disks of an agent.
 type Machine struct {
-	lock chan struct{} // full during a disk operation: one at a time
+	lock chan struct{} // full during a disk operation
 
 	Dirs vcap.Dirs
 	// Record is the file with the record of disks.
 	Record recordfile.File
 	Log    *logrus.Entry
 
-	// WorkProgress, if set, is called every second with a description of long work, and with "" when it has
-	// ended.
+	// WorkProgress, if not nil, is called every second with a description of long work, and with "" at its end.
 	WorkProgress func(text string)
 
 	// Change, if set, is called with each change of a disk before it is made; what it returns, after that.
 	Change func(ctx context.Context, what string) (made func())
 
-	// Shortfall, if set, is called with the reason why the file system on a directory is smaller than its disk, and with
-	// "" when it is not any more.
+	// Shortfall, if not nil, is called with the reason why the file system on a directory is smaller than its disk, and
+	// with "" once that no longer applies.
 	Shortfall func(dir, text string)
-	short     map[string]bool // where it was called with a reason; changed with the lock
+	short     map[string]bool // directories with a reason; changed under the lock
 
-	working sync.Mutex // guards what follows
+	working sync.Mutex // guards current
 	current work
 
-	// How the machine is observed; tests replace these.
+	// Tests replace these functions.
 	RootMount   func() (mount.Entry, bool, error)
 	InContainer func() bool
 	Memory      func() (int64, error)
 	crashPoints
 }
 
-// New returns the machine that the agent runs on.
+// New returns the machine on which the agent runs.
 func New(dirs vcap.Dirs, log *logrus.Entry) *Machine {
 	return &Machine{lock: make(chan struct{}, 1), Dirs: dirs, Record: recordfile.In(dirs), Log: log,
 		short:       map[string]bool{},
@@ -69,8 +68,8 @@ func New(dirs vcap.Dirs, log *logrus.Entry) *Machine {
 		InContainer: inContainer, Memory: memTotal, crashPoints: newCrashPoints()}
 }
 
-// Lock waits until no other disk operation is under way, which may take as long as the check of a file system, or until
-// ctx ends.
+// Lock waits for the current disk operation to end, which may take as long as the check of a file system, and begins
+// another one. It returns an error if ctx ends before.
 func (m *Machine) Lock(ctx context.Context) error {
 	select {
 	case m.lock <- struct{}{}:
@@ -87,23 +86,23 @@ func (m *Machine) Unlock() {
 }
 
 const (
-	// nodeLimit bounds the wait for the node of a partition that was announced to the kernel.
+	// nodeLimit bounds the wait for the device node of a new partition.
 	nodeLimit = 30 * time.Second
-	// UnmountLimit bounds the wait for a busy mount; cloudfoundry/bosh-agent waits as long.
+	// UnmountLimit bounds the wait for a busy mount. cloudfoundry/bosh-agent waits as long.
 	UnmountLimit = 600 * time.Second
 )
 
-// HintOf translates a hint of the settings.
+// HintOf converts a hint of the settings for package device.
 func HintOf(cid string, h settings.DiskHint) device.Hint {
 	return device.Hint{CID: cid, Path: h.Path, VolumeID: h.VolumeID, DeviceID: h.DeviceID, LUN: h.LUN, HostDeviceID: h.HostDeviceID, ISCSI: h.ISCSI != nil}
 }
 
-// Missing reports that a disk was looked for and not found.
+// Missing reports whether the error is that a disk was not found.
 func Missing(err error) bool {
 	return errors.Is(err, device.ErrAbsent) || errors.Is(err, device.ErrTimedOut)
 }
 
-// ReadRecord returns the disk record. One that is damaged is an empty one: the disks decide.
+// ReadRecord returns the disk record. A damaged one counts as empty, so that the disks themselves decide.
 func (m *Machine) ReadRecord() (record.Record, error) {
 	r, err := m.Record.Read()
 	if errors.Is(err, recordfile.ErrDamaged) {
@@ -113,15 +112,15 @@ func (m *Machine) ReadRecord() (record.Record, error) {
 	return r, err
 }
 
-// Announce makes the kernel know the partitions of a disk.
+// Announce makes the kernel read the partition table of a disk.
 func (m *Machine) Announce(ctx context.Context, path string) error {
 	ctx, cancel := context.WithTimeout(ctx, nodeLimit)
 	defer cancel()
 	return disk.Announce(ctx, path)
 }
 
-// Volume observes a partition. What is mounted is not probed: it has been made, and the kernel knows what it is.
-// Where the partition has no node, it is read through its disk.
+// Volume observes a partition. A mounted one is not probed, since the kernel knows its type. A partition without a
+// device node is read through its disk.
 func (m *Machine) Volume(s layout.State, n int) (decide.Volume, error) {
 	node := layout.PartitionPath(s.Path, n)
 	if _, err := blkdev.NumberOf(node); errors.Is(err, os.ErrNotExist) {
@@ -136,7 +135,7 @@ func (m *Machine) Volume(s layout.State, n int) (decide.Volume, error) {
 	return m.Device(node)
 }
 
-// Device observes a device that may carry a file system or swap.
+// Device observes a device that may contain a file system or swap.
 func (m *Machine) Device(node string) (v decide.Volume, err error) {
 	number, err := blkdev.NumberOf(node)
 	if err != nil {
@@ -166,8 +165,8 @@ func (m *Machine) Device(node string) (v decide.Volume, err error) {
 	return v, err
 }
 
-// MountedAt tells where a device's file system is mounted; empty means nowhere. The first of the directories where it is counts:
-// jobs may bind it elsewhere. A device that is not there is mounted nowhere.
+// MountedAt returns the mount point of a device's file system, or "". If it is mounted on several directories, as jobs
+// may bind it elsewhere, the first of directories counts. A device that does not exist is not mounted.
 func MountedAt(node string, directories ...string) (string, error) {
 	number, err := blkdev.NumberOf(node)
 	if errors.Is(err, os.ErrNotExist) {
@@ -189,7 +188,7 @@ func MountedAt(node string, directories ...string) (string, error) {
 	return all[len(all)-1].Target, nil
 }
 
-// Serial is the serial number of a disk, where it has one.
+// Serial returns the serial number of a disk, or "".
 func Serial(number blkdev.Number) string {
 	info, err := blkdev.Lookup("/sys", number)
 	if err != nil {
@@ -204,7 +203,7 @@ func memTotal() (int64, error) {
 	return int64(info.Totalram) * int64(info.Unit), err
 }
 
-// EnsureDir makes a directory with exactly this mode; one that is there is left as it is.
+// EnsureDir creates a directory with exactly this mode. It leaves an existing one unchanged.
 func EnsureDir(path string, mode os.FileMode) error {
 	if err := os.Mkdir(path, mode); err != nil {
 		if errors.Is(err, os.ErrExist) {
@@ -220,7 +219,7 @@ func EnsureDir(path string, mode os.FileMode) error {
 	return os.Chmod(path, mode)
 }
 
-// ProveIdle shows that a disk is not in use: the proof before its table is replaced.
+// ProveIdle returns an error unless the disk is provably not in use, which must be known before its table is replaced.
 func (m *Machine) ProveIdle(path string, number blkdev.Number) error {
 	root, err := m.rootNumbers()
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"cambium/storage/record"
 )
 
-// Fingerprint tells a disk from others, for an operator's request about it: by the identifier of its file system, size
-// and serial number, or, where it is given without a file system, by what it begins with.
+// Fingerprint returns a text that differs between disks, for an operator's request: the UUID of the file system, the
+// table's identifier, the size and the serial number. Without a file system, it contains a hash of the first MiB, too.
 func Fingerprint(path string, d record.Disk) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -37,9 +37,9 @@ func Fingerprint(path string, d record.Disk) (string, error) {
 	return fmt.Sprintf("%s, %x", text, sum.Sum(nil)), nil
 }
 
-// Lapse drops a request that an operator has made about a disk other than the one at path, whose fingerprint is found.
-// With acting set, also on record.
-func (m *Machine) Lapse(r record.Record, key, path string, acting bool, found func() (string, error)) error {
+// DropLapsedRequest removes an operator's request from r if it was made about another disk than the one at path, whose
+// fingerprint found returns. With acting set, it also removes it from the file.
+func (m *Machine) DropLapsedRequest(r record.Record, key, path string, acting bool, found func() (string, error)) error {
 	asked := r.Asked[key]
 	if asked == "" {
 		return nil
@@ -48,11 +48,11 @@ func (m *Machine) Lapse(r record.Record, key, path string, acting bool, found fu
 	if err != nil || !r.Lapsed(key, text) {
 		return err
 	}
-	r.Done(key)
+	r.EndRequest(key)
 	if !acting {
 		return nil
 	}
 	m.Log.WithFields(logrus.Fields{"disk": key, "device": path, "request": string(asked)}).
 		Warn("the disk is not the one that an operator was shown: the request lapses")
-	return m.Record.Update(func(r *record.Record) { r.Done(key) })
+	return m.Record.Update(func(r *record.Record) { r.EndRequest(key) })
 }

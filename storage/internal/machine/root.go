@@ -12,11 +12,11 @@ import (
 	"cambium/platform/disk/layout"
 )
 
-// ErrNoRootDisk means that "/" is not on a partition that could be grown or accompanied.
+// ErrNoRootDisk is returned if "/" is not on a partition of a disk.
 var ErrNoRootDisk = errors.New("the root file system is not on a partition of a disk")
 
-// RootDisk finds the disk and the partition of "/": by path first, because the node in /dev
-// may have been given another meaning, and by number where the path is only a placeholder.
+// RootDisk returns the disk and the partition number of "/". It uses the path in the mount table, since the node in
+// /dev may have been reused, or the device number if that path is only a placeholder.
 func (m *Machine) RootDisk() (path string, partition int, err error) {
 	if m.InContainer() {
 		return "", 0, fmt.Errorf("%w: this is a container", ErrNoRootDisk)
@@ -54,22 +54,22 @@ func (m *Machine) RootDisk() (path string, partition int, err error) {
 	return path, partition, nil
 }
 
-// rootNumbers are the devices that hold "/": its disk and the partition, by path and by
-// number. Nothing else may ever be done to them than growing and appending.
+// rootNumbers returns the devices of "/": its partition and its disk, by path and by number. They must never be changed
+// except by growing and appending partitions.
 func (m *Machine) rootNumbers() (map[blkdev.Number]bool, error) {
 	numbers := map[blkdev.Number]bool{}
 	add := func(n blkdev.Number) {
 		numbers[n] = true
 		info, err := blkdev.Lookup("/sys", n)
 		if err != nil {
-			return // not a device of this kernel, such as an overlay
+			return // not a block device, such as an overlay
 		}
 		if info.Partition > 0 {
 			if disk, err := numberIn(filepath.Dir(info.Dir)); err == nil {
 				numbers[disk] = true
 			}
 		}
-		// Below LVM or RAID, the disks underneath.
+		// With LVM or RAID, also the underlying disks.
 		slaves, _ := os.ReadDir(filepath.Join(info.Dir, "slaves"))
 		for _, s := range slaves {
 			dir, err := filepath.EvalSymlinks(filepath.Join(info.Dir, "slaves", s.Name()))
@@ -101,7 +101,7 @@ func (m *Machine) rootNumbers() (map[blkdev.Number]bool, error) {
 	return numbers, nil
 }
 
-// inContainer reports a machine whose root disk belongs to the host.
+// inContainer reports whether this is a container, whose root disk belongs to the host.
 func inContainer() bool {
 	for _, mark := range []string{"/run/systemd/container", "/.dockerenv", "/run/.containerenv"} {
 		if _, err := os.Stat(mark); err == nil {

@@ -10,8 +10,8 @@ import (
 	"cambium/storage/decide"
 )
 
-// compare reports whether a file system is as large as its disk. failed is the error of growing it.
-func (m *Machine) compare(f decide.Fills, failed error) {
+// compare compares a file system with its disk and reports a shortfall. failed is the error of growing it.
+func (m *Machine) compare(f decide.SizeCheck, failed error) {
 	if f.Directory == "" {
 		return
 	}
@@ -19,7 +19,7 @@ func (m *Machine) compare(f decide.Fills, failed error) {
 	if err == nil && !mounted {
 		return
 	}
-	o := decide.Filled{Partition: f.Partition, Failed: failed,
+	o := decide.Sizes{Partition: f.Partition, Failed: failed,
 		Persistent: f.Directory == m.Dirs.Store() || f.Directory == m.Dirs.StoreMigrationTarget()}
 	if err == nil && f.Partition > 0 {
 		o.Disk, err = disk.Inspect(f.Disk)
@@ -39,7 +39,7 @@ func (m *Machine) compare(f decide.Fills, failed error) {
 	m.reportShortfall(f.Directory, text)
 }
 
-// reportShortfall passes on why the file system on a directory is smaller than its disk; the caller has the lock.
+// reportShortfall calls Shortfall. The caller holds the lock.
 func (m *Machine) reportShortfall(dir, text string) {
 	if m.Shortfall == nil || text == "" && !m.short[dir] {
 		return
@@ -48,7 +48,7 @@ func (m *Machine) reportShortfall(dir, text string) {
 	m.Shortfall(dir, text)
 }
 
-// withdrawShortfalls ends the reports about file systems that are not mounted any more; the caller has the lock.
+// withdrawShortfalls ends the reports about file systems that are no longer mounted. The caller holds the lock.
 func (m *Machine) withdrawShortfalls() {
 	for dir, short := range m.short {
 		if _, mounted, err := mount.At(dir); short && err == nil && !mounted {

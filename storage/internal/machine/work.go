@@ -9,16 +9,16 @@ import (
 	"cambium/storage/record"
 )
 
-// work is an operation on a file system that can take hours: a check, or a mount that replays a large journal.
+// work is an operation on a file system that may take hours: a check, or a mount that replays a large journal.
 type work struct {
 	cid   string // of a persistent disk
 	what  string
 	since time.Time
 }
 
-// Working is the persistent disk whose file system is being checked or mounted, what is done in a sentence, and since when; empty
-// if there is none. It does not wait for the lock.
-func (m *Machine) Working() (cid, what string, since time.Time) {
+// CurrentWork returns the persistent disk whose file system is being checked or mounted, a sentence that describes the
+// work, and its start. All are zero if there is no such work. It does not wait for the lock.
+func (m *Machine) CurrentWork() (cid, what string, since time.Time) {
 	m.working.Lock()
 	defer m.working.Unlock()
 	return m.current.cid, m.current.what, m.current.since
@@ -30,8 +30,8 @@ func (m *Machine) setWork(w work) {
 	m.current = w
 }
 
-// work does something with a file system that can take hours. key is the CID, or that of the ephemeral disk's record; what
-// is the rest of a sentence about the disk.
+// work calls do, which may take hours, and reports its progress. key is the CID, or the key of the ephemeral disk. what
+// ends a sentence that begins with the disk.
 func (m *Machine) work(key, device, what string, do func(percent func(int)) error) error {
 	w := work{cid: key, what: "persistent disk " + key + " " + what, since: time.Now()}
 	if key == record.Ephemeral {
