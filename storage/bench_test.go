@@ -69,7 +69,7 @@ func BenchmarkSurveyOfASlowDisk(b *testing.B) {
 	served.Set(name, fusetest.SlowBy(latency))
 	defer served.Set(name, fusetest.OK)
 	for b.Loop() {
-		if found, err := disk.Survey(context.Background(), s, ""); err != nil || !found.Zeros() {
+		if found, err := disk.Survey(context.Background(), s, ""); err != nil || !found.IsEmpty() {
 			b.Fatal(found, err)
 		}
 	}

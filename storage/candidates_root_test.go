@@ -25,7 +25,7 @@ func TestRootDisksOfJobsAreLeftAlone(t *testing.T) {
 		b.put("of a job")
 		copied := clone(t, dev)
 		b.ok(disk.Announce(ctx, copied.Path))
-		if used, err := filesystem.Journal(copied.Path+"p1", probe.Ext4); err != nil || !used {
+		if used, err := filesystem.JournalUsed(copied.Path+"p1", probe.Ext4); err != nil || !used {
 			t.Fatalf("the journal is used: %v, %v", used, err)
 		}
 		b.put("one")

@@ -66,7 +66,7 @@ func TestRootD05StaleMarkCostsNothing(t *testing.T) {
 	b.unmounted("vol-1", "Unmounted partition of vol-1")
 	part := dev.Path + "p1"
 	tool(t, part, "debugfs", "-w", "-R", "sif /file links_count 5", part)
-	if sound, err := filesystem.Sound(ctx, part, probe.Ext4); err != nil || sound {
+	if sound, err := filesystem.IsConsistent(ctx, part, probe.Ext4); err != nil || sound {
 		t.Fatalf("the damage does not show: %v, %v", sound, err)
 	}
 	b.ok(os.Remove(b.Dirs.DiskRecord())) // otherwise the identity protects the disk

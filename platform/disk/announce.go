@@ -14,12 +14,11 @@ import (
 	"cambium/platform/disk/layout"
 )
 
-// Announce makes the kernel know exactly the partitions that the disk's table has, and waits
-// until their nodes are there. Partitions that are known already are not touched, so it can
-// be called at every start; that the kernel has no parser for the table does not matter.
+// Announce makes the kernel's partitions of a disk match its table (BLKPG), and waits for their device nodes.
+// Partitions that already match are not touched, so it may be called on a disk in use. The kernel need not be able to
+// parse the table.
 //
-// Where the kernel refuses but a block device of the partition's name is there all the same,
-// that node counts as the partition's.
+// If the kernel refuses a partition, but a device node of its name exists, that node is used.
 func Announce(ctx context.Context, path string) error {
 	s, err := inspectDisk(path, func(layout.Table) bool { return false })
 	if err != nil {
@@ -75,16 +74,15 @@ func Announce(ctx context.Context, path string) error {
 	return nil
 }
 
-// mapped reports whether a disk is a device-mapper one, a multipath disk for instance. The kernel has no
-// partitions of those. They are mappings of their own, which kpartx makes when udev tells it that the table
-// has changed; its names are the ones that are waited for.
+// mapped reports whether this is a device-mapper disk, such as a multipath disk. The kernel has no partitions on these:
+// kpartx creates a mapping for each, when udev reports a change of the table.
 func mapped(path string) bool { return filepath.Dir(path) == "/dev/mapper" }
 
 // mappedLimit bounds the wait for kpartx, which udev starts.
 const mappedLimit = 30 * time.Second
 
-// awaitNode waits until the partition's path is a block device; where the kernel calls the
-// partition by that very name, the numbers must agree as well, or the node is a stale one.
+// awaitNode waits until the partition's path is a block device. If the kernel uses the same name for the partition, the
+// device numbers must match, too; otherwise the node is stale.
 func awaitNode(ctx context.Context, path string, disk blkdev.Number, n int) error {
 	node := layout.PartitionPath(path, n)
 	if mapped(path) {

@@ -15,8 +15,8 @@ import (
 	"cambium/platform/filesystem/probe"
 )
 
-// Survey looks what is on the whole disk, its partition table aside, in its partitions and outside of them. unfinished
-// is the name of a partition whose entry is left over from a table that was never completed, and says nothing.
+// Survey reads the whole disk, inside and outside of its partitions, for remaining content. The partition table itself
+// does not count. unfinished is a partition name whose entry, left by a table that was never completed, is ignored.
 func Survey(ctx context.Context, s layout.State, unfinished string) (r probe.Residue, err error) {
 	var starts []int64
 	for _, p := range s.Table.Partitions {
@@ -32,7 +32,7 @@ func Survey(ctx context.Context, s layout.State, unfinished string) (r probe.Res
 	return r, err
 }
 
-// SurveyPartition looks whether a partition is blank.
+// SurveyPartition reads a partition for remaining content.
 func SurveyPartition(ctx context.Context, s layout.State, p layout.Partition) (r probe.Residue, err error) {
 	err = opened(s, func(f *os.File) (err error) {
 		r, err = probe.Survey(ctx, io.NewSectionReader(f, p.Start, p.Size), p.Size, nil)
@@ -47,7 +47,8 @@ func opened(s layout.State, look func(*os.File) error) error {
 		return fmt.Errorf("read disk: %w", err)
 	}
 	defer f.Close()
-	// A disk's pages are cached apart from those of its partitions. The places are far apart: reading ahead is in vain.
+	// The page cache of a disk is separate from those of its partitions. The reads are far apart, so readahead is
+	// useless.
 	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
 	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM)
 	if err := look(f); err != nil {
@@ -59,7 +60,7 @@ func opened(s layout.State, look func(*os.File) error) error {
 // extent is a range of bytes.
 type extent struct{ start, end int64 }
 
-// ownTable are the places of the partition table itself, which is not content of the disk.
+// ownTable returns the extents of the partition table itself, which is not content.
 func ownTable(s layout.State, r io.ReaderAt, unfinished string) ([]extent, error) {
 	sector := int64(s.Sector)
 	last := s.Bytes / sector * sector
@@ -68,7 +69,7 @@ func ownTable(s layout.State, r io.ReaderAt, unfinished string) ([]extent, error
 		if s.Table.Label == layout.GPT {
 			hidden = append(hidden, extent{sector, 2 * sector}, extent{last - sector, last})
 		}
-		if s.Table.Moved { // the second copy lies where the disk ended before it grew
+		if s.Table.Moved { // the second copy is at the end of the disk before it grew
 			place := make([]byte, 8)
 			if err := probe.ReadFull(r, place, sector+gptOtherOffset); err != nil {
 				return nil, err
@@ -79,9 +80,9 @@ func ownTable(s layout.State, r io.ReaderAt, unfinished string) ([]extent, error
 		}
 		return hidden, nil
 	}
-	hidden := []extent{{bootCode, bootCode + 4}} // a disk signature names a disk and holds nothing
-	// The first part of a GPT to be written are the entries of its second copy.
-	entries, entry := layout.Usable(layout.GPT, s.Bytes, s.Sector), make([]byte, layout.GPTEntrySize)
+	hidden := []extent{{bootCode, bootCode + 4}} // the disk signature
+	// A new GPT is written from its end: first the entries of the second copy.
+	entries, entry := layout.UsableEnd(layout.GPT, s.Bytes, s.Sector), make([]byte, layout.GPTEntrySize)
 	if unfinished == "" || entries < 0 {
 		return hidden, nil
 	}
@@ -94,8 +95,8 @@ func ownTable(s layout.State, r io.ReaderAt, unfinished string) ([]extent, error
 	return hidden, nil
 }
 
-// gptNameOffset is the offset of the name in an entry of a GPT, and gptOtherOffset the offset in a header of the field
-// that locates the other header.
+// gptNameOffset is the offset of the name in a GPT entry. gptOtherOffset is the offset, in a GPT header, of the
+// location of the other header.
 const (
 	gptNameOffset  = 56
 	gptOtherOffset = 32
@@ -108,7 +109,7 @@ func utf16Bytes(text string) (b []byte) {
 	return b
 }
 
-// masked shows zeros in place of some bytes.
+// masked reads zeros in place of the hidden extents.
 type masked struct {
 	r      io.ReaderAt
 	hidden []extent

@@ -29,7 +29,7 @@ func TestSurveyLeavesTheTableOut(t *testing.T) {
 			data := make([]byte, 128)
 			copy(data, strings.Repeat("\x55", 48))
 			copy(data[gptNameOffset:], utf16Bytes(name))
-			pokeImage(t, image, layout.Usable(layout.GPT, size, 512), data)
+			pokeImage(t, image, layout.UsableEnd(layout.GPT, size, 512), data)
 		}
 	}
 	for _, c := range []struct {
@@ -56,7 +56,7 @@ func TestSurveyLeavesTheTableOut(t *testing.T) {
 				t.Fatal(err)
 			}
 			r, err := Survey(t.Context(), s, "ours")
-			if err != nil || r.Zeros() != c.blank {
+			if err != nil || r.IsEmpty() != c.blank {
 				t.Errorf("%+v, %v; want blank: %v", r, err, c.blank)
 			}
 		})

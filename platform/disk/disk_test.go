@@ -183,7 +183,7 @@ func TestGrowMovesTheBackup(t *testing.T) {
 	if !s.Table.Moved {
 		t.Error("a grown disk was not noticed")
 	}
-	end := layout.Usable(layout.GPT, 200*layout.MiB, 512) / layout.MiB * layout.MiB
+	end := layout.UsableEnd(layout.GPT, 200*layout.MiB, 512) / layout.MiB * layout.MiB
 	if err := Grow(ctx, path, 1, end); err != nil {
 		t.Fatal(err)
 	}
@@ -223,7 +223,7 @@ func TestGrowKeepsTheFirstSector(t *testing.T) {
 			if err := os.Truncate(path, 200*layout.MiB); err != nil {
 				t.Fatal(err)
 			}
-			if err := Grow(ctx, path, 1, layout.Usable(layout.GPT, 200*layout.MiB, 512)); err != nil {
+			if err := Grow(ctx, path, 1, layout.UsableEnd(layout.GPT, 200*layout.MiB, 512)); err != nil {
 				t.Fatal(err)
 			}
 			if !hybrid { // it covers the whole disk

@@ -13,12 +13,11 @@ import (
 	"cambium/internal/blkdev"
 )
 
-// Hold keeps the lock of a disk until release is called, from before its table is written until its
-// partitions are in use. udev rereads a table as soon as the writer closes the disk, and the kernel
-// then removes all partitions and adds them again: between writing and mounting they would be gone
-// for a moment. Mounted partitions are not removed.
+// Hold locks a disk until release is called. The lock is needed from before its table is written until its partitions
+// are in use: once the writer closes the disk, udev makes the kernel reread the table, which removes all partitions and
+// adds them again, unless they are mounted.
 func Hold(ctx context.Context, path string) (release func(), err error) {
-	// Opened for reading: udev takes the closing of a writer for a change of the content.
+	// Open it for reading: udev takes the close of a writer for a change of the content.
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("lock disk: %w", err)
@@ -37,8 +36,8 @@ func Hold(ctx context.Context, path string) (release func(), err error) {
 	}, nil
 }
 
-// holds are the disks that this process holds. The kernel's lock belongs to an open file, so that
-// a second one of the same process would wait for the first.
+// holds records the disks that this process has locked. The lock belongs to the open file, so a second file of the same
+// process would wait for the first.
 var holds held
 
 type held struct {
@@ -66,11 +65,11 @@ func (h *held) has(path string) bool {
 	return err == nil && h.numbers[n]
 }
 
-// lockLimit bounds the wait for the lock of a disk. It is longer than the three minutes after which udev ends a rule that hangs.
-// It is a variable for tests.
+// lockLimit bounds the wait for the lock of a disk. It exceeds the three minutes after which udev ends a hanging rule.
+// Tests change it.
 var lockLimit = 4 * time.Minute
 
-// lock takes the lock of an open disk, and closes it when that fails.
+// lock locks an open disk. If that fails, it closes the file.
 func lock(ctx context.Context, f *os.File) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, lockLimit, fmt.Errorf("another program has held its lock for %v: find that program with lslocks", lockLimit))
 	defer cancel()

@@ -1,7 +1,6 @@
-// Package disk reads and writes partition tables. Reading never writes, whatever is found. Writing
-// happens under the lock that udev honors, is verified by reading back, and each partition is
-// announced to the kernel separately (BLKPG), which also works on a disk in use. Whether a disk may
-// be written is the caller's decision and proof.
+// Package disk reads and writes partition tables. It writes while it holds the lock that udev honors, and verifies the
+// result by reading it back. It announces each partition to the kernel separately (BLKPG), which works on a disk in
+// use. The caller must have proven that the disk may be changed.
 package disk
 
 import (
@@ -28,20 +27,19 @@ import (
 	"cambium/platform/filesystem/probe"
 )
 
-// format reads and writes one kind of partition table.
+// format reads and writes one type of partition table.
 type format struct {
 	label layout.Label
-	// detect looks at the first two sectors.
+	// detect examines the first two sectors.
 	detect func(head []byte, sector int) bool
-	// remains is the kind that package probe reports for a disk on which only the second copy of such a table is left.
+	// remains is the kind that package probe reports if only the second copy of the table exists.
 	remains probe.Kind
 	read    func(r io.ReaderAt, size int64, sector int) (layout.Table, error)
 	write   func(t layout.Table, f *os.File, size int64, sector int) error
 	newID   func() string
 }
 
-// formats lists the tables that package layout describes. The order is that of detection: a GPT protects itself with a
-// DOS table.
+// formats lists the supported tables in the order of detection: a GPT also contains a protective DOS table.
 var formats = []format{
 	{label: layout.GPT, detect: isGPT, remains: probe.GPT, read: readGPT, write: writeGPT,
 		newID: func() string { return strings.ToUpper(uuid.NewString()) }},
@@ -58,7 +56,7 @@ func formatOf(l layout.Label) (format, error) {
 	return format{}, fmt.Errorf("label %q is not supported", l)
 }
 
-// NewID is an identifier for a new table.
+// NewID returns an identifier for a new table.
 func NewID(l layout.Label) (string, error) {
 	f, err := formatOf(l)
 	if err != nil {
@@ -67,12 +65,12 @@ func NewID(l layout.Label) (string, error) {
 	return f.newID(), nil
 }
 
-// Inspect reads what is on a disk or image. The content is probed only where there is no partition table.
+// Inspect reads the partition table of a disk or image. If there is none, it probes the content.
 func Inspect(path string) (layout.State, error) {
 	return inspectDisk(path, func(t layout.Table) bool { return t.Label == layout.None })
 }
 
-// inspectDisk probes the content only if it is wanted.
+// inspectDisk reads the table, and probes the content if wanted returns true.
 func inspectDisk(path string, wanted func(layout.Table) bool) (layout.State, error) {
 	s := layout.State{Path: path}
 	f, err := os.Open(path)
@@ -80,8 +78,8 @@ func inspectDisk(path string, wanted func(layout.Table) bool) (layout.State, err
 		return s, fmt.Errorf("read disk: %w", err)
 	}
 	defer f.Close()
-	// A disk's pages are cached apart from those of its partitions: without this, a table or
-	// file system written through a partition could be seen as it was before.
+	// The page cache of a disk is separate from those of its partitions. It may contain outdated data after a write
+	// through a partition.
 	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
 	if s.Bytes, err = blkdev.Size(f); err != nil {
 		return s, fmt.Errorf("read disk: %w", err)
@@ -113,8 +111,8 @@ func inspectDisk(path string, wanted func(layout.Table) bool) (layout.State, err
 	return s, nil
 }
 
-// beneath are the signatures of a whole disk besides its table and its trailer. They only explain: what cannot be read
-// is left out.
+// beneath returns the signatures of a whole disk besides its table and trailer. They are only informative, so read
+// errors are ignored.
 func beneath(r io.ReaderAt, size int64, trailer probe.Kind) []probe.Kind {
 	content, err := probe.Identify(r, size)
 	if err != nil || content.Blank() {
@@ -125,8 +123,8 @@ func beneath(r io.ReaderAt, size int64, trailer probe.Kind) []probe.Kind {
 	})
 }
 
-// read finds the partition table of a disk; a disk without one, or with one that does not count, gives Label None. It
-// returns ErrDamaged rather than guess.
+// read reads the partition table of a disk. Label is None if there is no table, or if other content outweighs it. If in
+// doubt, it returns ErrDamaged.
 func read(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
 	if sector < 512 || sector > 64<<10 || sector&(sector-1) != 0 {
 		return layout.Table{}, fmt.Errorf("sector size %d is not supported", sector)
@@ -152,8 +150,7 @@ func read(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
 		}
 		return table, err
 	}
-	// Tables are written from the end, after what the disk held was cleared: what a crash left may be the second copy
-	// alone.
+	// Tables are written from the end, after the disk was wiped. A crash may leave only the second copy.
 	content, err := probe.Identify(r, size)
 	if err != nil || len(content.Also) > 0 {
 		return layout.Table{}, err
@@ -169,8 +166,8 @@ func read(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
 	return layout.Table{}, nil
 }
 
-// onlyBegun says whether the place of the first copy of a GPT holds nothing else: zeros, and sectors of the entries as
-// the second copy has them.
+// onlyBegun reports whether the location of the first copy of a GPT contains only zeros and those sectors of the
+// entries that match the second copy, so that a write was interrupted.
 func onlyBegun(r io.ReaderAt, size int64, sector int) (bool, error) {
 	const entries = 128 * 128
 	first, second := make([]byte, 2*sector+entries), make([]byte, entries)
@@ -190,15 +187,16 @@ func onlyBegun(r io.ReaderAt, size int64, sector int) (bool, error) {
 	return true, nil
 }
 
-// outweighed says whether something else on a disk counts, and not its table. A table counts whose entries hold
-// something, whatever older signature is beneath it. Otherwise a consistent file system over the whole disk counts, and
-// then the boot sector of one, which ends like a DOS table. An intact first copy of a GPT lies where these would be.
+// outweighed reports whether other content of a disk takes precedence over its table. The table counts if there is
+// content in its partitions, whatever older signatures remain. Otherwise a consistent file system on the whole disk
+// counts, and then a boot sector, which ends like a DOS table. An intact first copy of a GPT always counts, since it
+// would have overwritten these.
 func outweighed(t layout.Table, label layout.Label, r io.ReaderAt, size int64) (bool, error) {
 	if t.Label == layout.GPT && (t.Lost == "" || t.Lost == layout.SecondCopy) {
 		return false, nil
 	}
 	for _, p := range t.Partitions {
-		held, err := probe.Holds(io.NewSectionReader(r, p.Start, p.Size), p.Size)
+		held, err := probe.HasContent(io.NewSectionReader(r, p.Start, p.Size), p.Size)
 		if held || err != nil {
 			return false, err
 		}
@@ -209,10 +207,10 @@ func outweighed(t layout.Table, label layout.Label, r io.ReaderAt, size int64) (
 	}
 	if !bare {
 		content, err := probe.Identify(r, size)
-		return content.Kind.BootSector(), err
+		return content.Kind.HasBootSector(), err
 	}
-	for _, p := range t.Partitions { // of what an entry holds, the first superblock may be lost
-		lost, err := probe.Headless(io.NewSectionReader(r, p.Start, p.Size), p.Size)
+	for _, p := range t.Partitions { // a partition's first superblock may be lost
+		lost, err := probe.FirstSuperblockLost(io.NewSectionReader(r, p.Start, p.Size), p.Size)
 		if lost || err != nil {
 			return false, err
 		}
@@ -220,15 +218,15 @@ func outweighed(t layout.Table, label layout.Label, r io.ReaderAt, size int64) (
 	return true, nil
 }
 
-// isGPT is the kernel's rule: a GPT counts only with its protective entry. A disk whose first sector holds no table at
-// all is one more case: it may have lost that sector, or its table was never completed.
+// isGPT follows the kernel, which requires the protective entry. It also accepts a GPT header if the first sector has
+// no table: that sector may be lost, or the table was never completed.
 func isGPT(head []byte, sector int) bool {
 	return protected(head) || !isMBR(head, sector) && string(head[sector:sector+8]) == gptMagic
 }
 
 const gptMagic = "EFI PART"
 
-// protected reports the protective entry of a GPT in the first sector.
+// protected reports whether the first sector contains the protective entry of a GPT.
 func protected(sector0 []byte) bool { return isMBR(sector0, 512) && hasType(sector0, 0xee) }
 
 func isMBR(head []byte, _ int) bool { return head[510] == 0x55 && head[511] == 0xaa }
@@ -242,7 +240,7 @@ func hasType(sector0 []byte, kind byte) bool {
 	return false
 }
 
-// maxEntries bounds the entries that a header can make us read; every tool writes 128.
+// maxEntries bounds the number of entries to read. All tools write 128.
 const maxEntries = 4096
 
 func readGPT(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
@@ -271,7 +269,7 @@ func readGPT(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
 	}
 	read, err := gpt.Read(file{r: r, size: size}, sector, sector)
 	if err != nil {
-		// If the disk has grown, the second copy lies at its former end, which the protective table tells.
+		// If the disk has grown, the second copy is at its former end, to which the protective entry extends.
 		before, sizeErr := protectedSize(r, sector)
 		if sizeErr != nil {
 			return layout.Table{}, sizeErr
@@ -297,10 +295,10 @@ func readGPT(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
 	return t, check(&t)
 }
 
-// place returns the extent of the header of the first copy.
+// place returns the extent of the first copy's header.
 func place(sector int) extent { return extent{int64(sector), 2 * int64(sector)} }
 
-// lost returns the part of a GPT that is missing or damaged.
+// lost returns the part of a GPT that is missing or damaged, or "".
 func lost(t *gpt.Table, r io.ReaderAt, sector int) (layout.Part, error) {
 	head := make([]byte, 512)
 	if err := probe.ReadFull(r, head, 0); err != nil {
@@ -312,7 +310,7 @@ func lost(t *gpt.Table, r io.ReaderAt, sector int) (layout.Part, error) {
 	if t.RecoveredFromBackup {
 		return layout.FirstCopy, nil
 	}
-	// Without the header of the first copy, the library reads the second one, at the end of what it takes for the disk.
+	// With the first header hidden, the library reads the second one, at the former end of the disk.
 	length := int64(t.TotalSize())
 	second, err := gpt.Read(file{r: masked{r, []extent{place(sector)}}, size: length}, sector, sector)
 	if err != nil || !second.Equal(t) {
@@ -321,14 +319,14 @@ func lost(t *gpt.Table, r io.ReaderAt, sector int) (layout.Part, error) {
 	return "", nil
 }
 
-// readGrown reads the table of a disk as it was before it grew.
+// readGrown reads the table of a disk that has grown. before is its former size.
 func readGrown(r io.ReaderAt, size, before int64, sector int) (layout.Table, error) {
 	t, err := readGPT(io.NewSectionReader(r, 0, before), before, sector)
 	t.Moved = before != size
 	return t, err
 }
 
-// protectedSize is the length of the disk that a GPT's protective DOS table was written for; 0 if it does not tell.
+// protectedSize returns the size of the disk according to a GPT's protective entry, or 0 if unknown.
 func protectedSize(r io.ReaderAt, sector int) (int64, error) {
 	head := make([]byte, 512)
 	if err := probe.ReadFull(r, head, 0); err != nil {
@@ -372,12 +370,12 @@ func readMBR(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
 	return t, check(&t)
 }
 
-// bootCode is the length of the boot code in the sector of a DOS table. The disk signature follows it.
+// bootCode is the size of the boot code in the first sector. The disk signature follows it.
 const bootCode = 440
 
-// nameMBR returns the name of the single partition of a DOS table; empty if it has none. Such a table has no place for
-// one: the name is in the boot code, which is otherwise empty, and the type says so. A program that writes another
-// table sets another type, and foreign raw data of that type has no name.
+// nameMBR returns the name of the single partition in a DOS table, or "". DOS tables have no names, so it is stored in
+// the boot code, which is empty otherwise, and the partition has the type NamedMBR. Other programs set another type
+// when they write a table, and other raw data of that type has no name.
 func nameMBR(sector0 []byte) string {
 	for i := range 4 {
 		kind := sector0[tableOffset+16*i+4]
@@ -409,7 +407,7 @@ func check(t *layout.Table) error {
 	return nil
 }
 
-// file is a read-only file for go-diskfs.
+// file adapts a reader to the file interface of go-diskfs.
 type file struct {
 	r    io.ReaderAt
 	size int64

@@ -22,12 +22,11 @@ import (
 	"cambium/platform/filesystem/probe"
 )
 
-// open locks a disk for writing. udev and systemd-repart honor the same lock: they probe the
-// disk only when the new table is complete.
+// open locks a disk for writing. udev and systemd-repart honor the lock, so that they do not read an incomplete table.
 func open(ctx context.Context, path string, exclusive bool) (*os.File, error) {
 	flags := os.O_RDWR
 	if exclusive {
-		// The kernel refuses it while the disk or a partition is mounted or held.
+		// The open fails while the disk or a partition is mounted or held.
 		flags |= unix.O_EXCL
 	}
 	f, err := os.OpenFile(path, flags, 0)
@@ -41,14 +40,13 @@ func open(ctx context.Context, path string, exclusive bool) (*os.File, error) {
 		return nil, errors.Join(errors.New("the disk is read-only: attach it read-write"), f.Close())
 	}
 	if holds.has(path) {
-		return f, nil // the lock is ours already
+		return f, nil // already locked by this process
 	}
 	return f, lock(ctx, f)
 }
 
-// Create replaces whatever the disk carries by a new table. Old signatures of the disk and at
-// the beginning and end of each new partition are wiped first, so that nothing old shows
-// through. guid names the new table; empty means a random one.
+// Create replaces the content of a disk with a new table. It wipes old signatures on the disk and at both ends of each
+// partition. guid identifies the new table; if it is empty, a random one is used.
 func Create(ctx context.Context, path string, label layout.Label, guid string, parts []layout.Partition) error {
 	f, err := open(ctx, path, true)
 	if err != nil {
@@ -78,16 +76,14 @@ func create(f *os.File, label layout.Label, guid string, parts []layout.Partitio
 			return err
 		}
 	}
-	// The old table must be durably erased first: the new one could make old content at the same
-	// offset look like ours.
+	// Erase the old table durably before writing: old content at the offset of a new partition would look like ours.
 	if err := f.Sync(); err != nil {
 		return err
 	}
 	return write(want, f, size, sector)
 }
 
-// Append adds partitions after the existing ones, which stay as they are, also while they
-// are in use.
+// Append adds partitions after the existing ones, which are unchanged and may be in use.
 func Append(ctx context.Context, path string, parts []layout.Partition) error {
 	return change(ctx, path, "append partitions to", func(f *os.File, t *layout.Table) error {
 		for _, p := range parts {
@@ -100,8 +96,8 @@ func Append(ctx context.Context, path string, parts []layout.Partition) error {
 	})
 }
 
-// Grow extends partition n to the end given, and moves the second copy of a GPT to the end of the
-// disk. A partition that already reaches it does not change; shrinking is an error.
+// Grow moves the end of partition n, and the second copy of a GPT to the end of the disk. A partition that already ends
+// there is unchanged; shrinking is an error.
 func Grow(ctx context.Context, path string, n int, end int64) error {
 	return change(ctx, path, "grow a partition of", func(_ *os.File, t *layout.Table) error {
 		for i := range t.Partitions {
@@ -119,12 +115,12 @@ func Grow(ctx context.Context, path string, n int, end int64) error {
 	})
 }
 
-// Repair writes a GPT anew, of which a part is lost.
+// Repair rewrites a GPT of which a part is lost.
 func Repair(ctx context.Context, path string) error {
 	return change(ctx, path, "repair the partition table of", func(*os.File, *layout.Table) error { return nil })
 }
 
-// Rename gives partition n another name. In a DOS table only a single partition can have one.
+// Rename changes the name of partition n. In a DOS table, only a single partition can have a name.
 func Rename(ctx context.Context, path string, n int, name string) error {
 	return change(ctx, path, "rename a partition of", func(_ *os.File, t *layout.Table) error {
 		for i := range t.Partitions {
@@ -192,12 +188,12 @@ func fits(t layout.Table, size int64, sector int) error {
 			return fmt.Errorf("partition %d: a %s table holds at most %d", p.Number, t.Label, t.Label.Slots())
 		case !t.Label.Named() && p.Name != "" && (len(t.Partitions) > 1 || p.Number > 1 || !printable(p.Name) || len(p.Name) > bootCode):
 			return fmt.Errorf("partition %d cannot be named %q in a %s table", p.Number, p.Name, t.Label)
-		case !t.Label.Addresses(p.End(), sector):
+		case !t.Label.CanAddress(p.End(), sector):
 			return fmt.Errorf("partition %d would end beyond 2 TiB, which a DOS partition table cannot address: "+
 				"attach a new disk, which gets a GPT, and migrate to it", p.Number)
-		case p.End() > layout.Usable(t.Label, size, sector):
+		case p.End() > layout.UsableEnd(t.Label, size, sector):
 			return fmt.Errorf("partition %d: ends at %d, beyond the last usable byte %d", p.Number, p.End(),
-				layout.Usable(t.Label, size, sector))
+				layout.UsableEnd(t.Label, size, sector))
 		}
 	}
 	return nil
@@ -235,8 +231,8 @@ func writeGPT(t layout.Table, f *os.File, size int64, sector int) error {
 		return err
 	}
 	protect(sector0, size/int64(sector))
-	// The order matters for a power cut: go-diskfs and this function write the second copy first.
-	// The first sector is ours to write: the library's is wrong beyond 2 TiB, and clears hybrid entries and boot flags.
+	// go-diskfs writes the second copy first, which makes a power cut harmless. The first sector is written here, since
+	// the library's is wrong beyond 2 TiB and clears hybrid entries and boot flags.
 	if err := g.Write(f, size); err != nil {
 		return err
 	}
@@ -244,11 +240,11 @@ func writeGPT(t layout.Table, f *os.File, size int64, sector int) error {
 	return err
 }
 
-// tableOffset is the offset of the first entry in the sector of a DOS table.
+// tableOffset is the offset of the first entry of a DOS table in its sector.
 const tableOffset = 446
 
-// protect puts the protective entry for a disk into its first sector. One that is there keeps its boot flag and the
-// entries of a hybrid table beside it, and follows the end of the disk if nothing is between them.
+// protect sets the protective entry in the first sector. An existing one keeps its boot flag and the other entries of a
+// hybrid table, and is extended to the end of the disk if no entry follows it.
 func protect(sector0 []byte, sectors int64) {
 	const size = 16
 	length := uint32(min(sectors-1, math.MaxUint32))
@@ -275,7 +271,7 @@ func protect(sector0 []byte, sectors int64) {
 	}
 }
 
-// preserve keeps what a rewritten GPT had and Table does not carry: attributes of entries.
+// preserve copies the attributes of entries, which Table does not contain, from the GPT that is replaced.
 func preserve(f *os.File, g *gpt.Table, size int64, sector int) error {
 	if g.GUID == "" {
 		return nil
@@ -299,7 +295,7 @@ func writeMBR(t layout.Table, f *os.File, _ int64, sector int) error {
 	if err := probe.ReadFull(f, sector0, 0); err != nil {
 		return err
 	}
-	// An existing table keeps its boot code, its disk signature and its boot flags.
+	// Keep the boot code, disk signature and boot flags of an existing table.
 	old, err := mbr.Read(file{r: f}, sector, sector)
 	if fresh := err != nil; fresh {
 		old = nil
@@ -322,11 +318,11 @@ func writeMBR(t layout.Table, f *os.File, _ int64, sector int) error {
 	if err := m.Write(memory{sector: sector0}, 0); err != nil {
 		return err
 	}
-	_, err = f.WriteAt(sector0, 0) // at once: a part of it would be a disk that is neither blank nor ours
+	_, err = f.WriteAt(sector0, 0) // in one write: half a sector would be neither blank nor ours
 	return err
 }
 
-// entryMBR returns an entry of a DOS table, with what old, unless nil, had there.
+// entryMBR returns entry i of a DOS table. It copies the other fields from old, unless that is nil.
 func entryMBR(t layout.Table, i int, old *mbr.Table, sector int) (*mbr.Partition, error) {
 	entry := &mbr.Partition{Index: i + 1}
 	p, ok := t.Partition(i + 1)
@@ -357,8 +353,8 @@ func entryMBR(t layout.Table, i int, old *mbr.Table, sector int) (*mbr.Partition
 	return entry, nil
 }
 
-// writeName puts the name of a DOS table's partition into the boot code, or removes the one that is there. Other boot code
-// stays.
+// writeName stores the name of a DOS table's partition in the boot code, or removes it. Other boot code is left
+// unchanged.
 func writeName(t layout.Table, sector0 []byte) error {
 	boot := sector0[:bootCode]
 	if nameMBR(sector0) != "" {
@@ -374,7 +370,7 @@ func writeName(t layout.Table, sector0 []byte) error {
 	return nil
 }
 
-// memory is a sector to which go-diskfs writes.
+// memory is a sector in memory to which go-diskfs writes.
 type memory struct {
 	file
 	sector []byte
@@ -382,7 +378,7 @@ type memory struct {
 
 func (m memory) WriteAt(b []byte, offset int64) (int, error) { return copy(m.sector[offset:], b), nil }
 
-// verify reads the table back and compares it with the one that was to be written.
+// verify reads the table back and compares it with the one written.
 func verify(t layout.Table, f *os.File, size int64, sector int) error {
 	have, err := read(f, size, sector)
 	if err != nil {

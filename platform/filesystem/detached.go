@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountDetached mounts a device read-only without attaching it to a path, and returns its root directory: fsmount(2) puts
-// the mount into an anonymous namespace, and closing the descriptor ends it. flags are further options of the driver, such
-// as noload for ext4, whose journal is replayed otherwise.
+// mountDetached mounts a device read-only without attaching it to a path, and returns its root directory. fsmount(2)
+// puts the mount in an anonymous namespace, and closing the descriptor unmounts it. flags are mount options, such as
+// noload for ext4, whose journal is replayed otherwise.
 func mountDetached(device, driver string, flags ...string) (*os.File, error) {
 	config, err := unix.Fsopen(driver, unix.FSOPEN_CLOEXEC)
 	if err != nil {

@@ -1,6 +1,5 @@
-// Package filesystem makes, grows and checks the file systems that the agent uses, and swap; package probe says what
-// is on a device. Nothing here decides whether a device may be written: Make and FormatSwap write to whatever they are
-// given, so the caller proves first.
+// Package filesystem creates, grows, checks and reads the file systems that the agent uses, and swap. Package probe
+// identifies content. Make and FormatSwap overwrite any device: the caller must have proven that it may be overwritten.
 package filesystem
 
 import (
@@ -15,7 +14,7 @@ import (
 	"cambium/platform/filesystem/probe"
 )
 
-// Probe identifies what is on the device or image at path. It opens read-only and never writes.
+// Probe identifies the content of the device or image at path, which it opens read-only.
 func Probe(path string) (probe.Content, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -34,14 +33,14 @@ func Probe(path string) (probe.Content, error) {
 	return c, nil
 }
 
-// ProbeAt identifies what is on a part of a device, for a partition that has no node of its own.
+// ProbeAt identifies the content of a part of a device, for a partition without a device node.
 func ProbeAt(path string, start, size int64) (probe.Content, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return probe.Content{}, fmt.Errorf("probe: %w", err)
 	}
 	defer f.Close()
-	// A disk's pages are cached apart from those of its partitions.
+	// The page cache of a disk is separate from those of its partitions.
 	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
 	c, err := probe.Identify(io.NewSectionReader(f, start, size), size)
 	if err != nil {
@@ -50,8 +49,8 @@ func ProbeAt(path string, start, size int64) (probe.Content, error) {
 	return c, nil
 }
 
-// HalfGrown reports a file system at a byte of a device whose growth was interrupted, which its next mount completes. It
-// reads a sector of each of its groups.
+// HalfGrown reports whether growing the file system at offset start of a device was interrupted. The next mount
+// completes it. For xfs, it reads one sector of each allocation group.
 func HalfGrown(path string, start int64, kind probe.Kind) (bool, error) {
 	if kind != probe.XFS {
 		return false, nil

@@ -8,19 +8,20 @@ import (
 	"cambium/platform/filesystem/probe"
 )
 
-// managedKind adds to package managedfs what the programs and the kernel do with a file system of that kind.
+// managedKind adds to package managedfs how programs and the kernel handle one kind of file system.
 type managedKind struct {
-	// repair mends what needs no decision, or all; nil where the kernel does that at a mount.
+	// repair repairs errors: those that need no decision, or all. It is nil if the kernel does that when it mounts.
 	repair func(ctx context.Context, device string, all bool, percent func(int)) error
-	// finished reports whether the making of an unmounted file system was completed.
+	// finished reports whether an unmounted file system was created completely.
 	finished func(ctx context.Context, device string, c probe.Content) (bool, error)
-	// journal reports whether the journal of an unmounted file system may hold changes that are not replayed.
+	// journal reports whether the journal of an unmounted file system may contain changes to replay.
 	journal func(r io.ReaderAt) (bool, error)
-	// length returns the length of the mounted file system in bytes.
+	// length returns the size of the mounted file system in bytes.
 	length func(device, dir *os.File) (int64, error)
-	// grow extends the mounted file system to a length.
+	// grow grows the mounted file system to a size in bytes.
 	grow func(dir *os.File, length int64) error
-	// growUnmounted is used where the kernel lacks the capability to grow a mounted one; nil where it never does.
+	// growUnmounted grows an unmounted file system, for sandboxes where the kernel does not permit it while mounted. It
+	// is nil if that is not supported.
 	growUnmounted func(ctx context.Context, device string) error
 }
 
@@ -31,5 +32,5 @@ var managedKinds = map[probe.Kind]managedKind{
 	probe.XFS: {finished: finishedXFS, journal: probe.XFSJournal, length: lengthXFS, grow: growXFS},
 }
 
-// GrowsUnmounted reports a kind that can be grown while it is not mounted.
+// GrowsUnmounted reports whether file systems of this kind can be grown while they are not mounted.
 func GrowsUnmounted(kind probe.Kind) bool { return managedKinds[kind].growUnmounted != nil }

@@ -10,15 +10,16 @@ import (
 	"cambium/platform/filesystem/probe"
 )
 
-// Look gives a function the root directory of an unmounted file system, and writes nothing to it. A journal is not
-// replayed.
-func Look(device string, kind probe.Kind, look func(top *os.Root) error) error {
+// WithRoot calls read with the root directory of an unmounted file system. It does not write to the device and does not
+// replay the journal.
+func WithRoot(device string, kind probe.Kind, look func(top *os.Root) error) error {
 	f, _ := managedfs.Find(string(kind))
 	return lookAt(device, kind, f.Look, look)
 }
 
-// Replay is Look that has the journal replayed first, which writes to the device.
-func Replay(device string, kind probe.Kind, look func(top *os.Root) error) error {
+// WithReplayedRoot calls read with the root directory of an unmounted file system after the journal was replayed, which
+// writes to the device.
+func WithReplayedRoot(device string, kind probe.Kind, look func(top *os.Root) error) error {
 	f, _ := managedfs.Find(string(kind))
 	return lookAt(device, kind, f.Replay, look)
 }
@@ -32,7 +33,7 @@ func lookAt(device string, kind probe.Kind, options []string, look func(top *os.
 		return fmt.Errorf("inspect %s on %s: %w", kind, device, err)
 	}
 	defer mounted.Close()
-	// The descriptor of a mount is not an open directory; its handle in /proc leads there.
+	// The descriptor of a mount is not an open directory, but its link in /proc leads to one.
 	top, err := os.OpenRoot("/proc/self/fd/" + strconv.Itoa(int(mounted.Fd())))
 	if err == nil {
 		err = errors.Join(look(top), top.Close())
@@ -43,8 +44,8 @@ func lookAt(device string, kind probe.Kind, options []string, look func(top *os.
 	return nil
 }
 
-// Journal reports whether the journal of an unmounted file system may hold what Look does not show.
-func Journal(device string, kind probe.Kind) (used bool, err error) {
+// JournalUsed reports whether the journal of an unmounted file system may contain changes that WithRoot does not show.
+func JournalUsed(device string, kind probe.Kind) (used bool, err error) {
 	m, ok := managedKinds[kind]
 	if !ok {
 		return false, fmt.Errorf("inspect %s: %q is not supported", device, kind)

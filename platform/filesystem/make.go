@@ -18,8 +18,8 @@ import (
 	"cambium/platform/filesystem/probe"
 )
 
-// Make creates a file system on the device. mkfs runs non-interactively: the caller has proven that
-// the device may be overwritten.
+// Make creates a file system on a device, without asking. The caller must have proven that the device may be
+// overwritten.
 func Make(ctx context.Context, device string, kind probe.Kind) error {
 	f, ok := managedfs.Find(string(kind))
 	if !ok {
@@ -31,19 +31,19 @@ func Make(ctx context.Context, device string, kind probe.Kind) error {
 	return nil
 }
 
-// runOn runs a program of a file system on a device.
+// runOn runs a program with a device as its last argument.
 func runOn(ctx context.Context, program []string, device string) error {
 	args := append(slices.Clone(program[1:]), device)
 	_, err := command.Run(ctx, command.Cmd{Name: program[0], Args: args})
 	return err
 }
 
-// Check lets the file system's own program repair what it can repair without a decision, or everything; without that,
-// more is an error, since the next step is the operator's. percent is called with the progress, if the program reports it.
+// Check repairs a file system with its own program: errors that need no decision, or all errors if all is set.
+// Remaining errors need an operator. percent is called with the progress if the program reports it.
 func Check(ctx context.Context, device string, kind probe.Kind, all bool, percent func(int)) error {
 	m := managedKinds[kind]
 	if m.repair == nil {
-		return nil // xfs replays its log when it is mounted, and the mount fails if it cannot
+		return nil // xfs replays its log when mounted, or the mount fails
 	}
 	return m.repair(ctx, device, all, percent)
 }
@@ -70,9 +70,9 @@ func repairExt4(ctx context.Context, device string, all bool, percent func(int))
 	return nil
 }
 
-// Finished reports whether the making of an unmounted file system that this content was read from was completed. What has
-// ever been mounted counts as complete: it may hold files.
-func Finished(ctx context.Context, device string, c probe.Content) (bool, error) {
+// IsComplete reports whether an unmounted file system was created completely. c is the result of probing it. One that
+// was ever mounted counts as complete, since it may contain files.
+func IsComplete(ctx context.Context, device string, c probe.Content) (bool, error) {
 	m, ok := managedKinds[c.Kind]
 	if !ok {
 		return true, nil
@@ -84,15 +84,15 @@ func finishedExt4(ctx context.Context, device string, c probe.Content) (bool, er
 	if !c.NeverMounted {
 		return true, nil
 	}
-	return Sound(ctx, device, probe.Ext4)
+	return IsConsistent(ctx, device, probe.Ext4)
 }
 
 func finishedXFS(_ context.Context, _ string, c probe.Content) (bool, error) {
 	return !c.Incomplete, nil
 }
 
-// Sound reports whether an unmounted file system is consistent, without changing it.
-func Sound(ctx context.Context, device string, kind probe.Kind) (bool, error) {
+// IsConsistent checks an unmounted file system without changing it.
+func IsConsistent(ctx context.Context, device string, kind probe.Kind) (bool, error) {
 	f, ok := managedfs.Find(string(kind))
 	if !ok {
 		return false, fmt.Errorf("check %s: %q is not supported", device, kind)
@@ -108,10 +108,10 @@ func Sound(ctx context.Context, device string, kind probe.Kind) (bool, error) {
 	return true, nil
 }
 
-// List returns the names in the root directory of an unmounted file system, and writes nothing to it. Those of
-// directories end with a slash. What fsck has put into lost+found is listed as well.
+// List returns the names in the root directory of an unmounted file system, without writing to the device. Names of
+// directories end with a slash. The files in lost+found, which fsck puts there, are included.
 func List(device string, kind probe.Kind) (names []string, err error) {
-	err = Look(device, kind, func(top *os.Root) (err error) {
+	err = WithRoot(device, kind, func(top *os.Root) (err error) {
 		if names, err = list(top, "."); err != nil || !slices.Contains(names, "lost+found/") {
 			return err
 		}
@@ -144,11 +144,11 @@ func list(top *os.Root, path string) (names []string, err error) {
 	return names, nil
 }
 
-// maxListed bounds what a directory can make us read.
+// maxListed bounds the number of entries read from a directory.
 const maxListed = 1000
 
-// GrowUnmounted extends a file system that is not mounted to the size of its device, for where the
-// kernel does not let us do it while it is mounted.
+// GrowUnmounted grows an unmounted file system to the size of its device, for sandboxes where the kernel does not
+// permit it while mounted.
 func GrowUnmounted(ctx context.Context, device string, kind probe.Kind) error {
 	m, ok := managedKinds[kind]
 	if !ok || m.growUnmounted == nil {
@@ -157,7 +157,7 @@ func GrowUnmounted(ctx context.Context, device string, kind probe.Kind) error {
 	return m.growUnmounted(ctx, device)
 }
 
-// resize2fs wants the file system checked first.
+// resize2fs requires that the file system was checked.
 func growUnmountedExt4(ctx context.Context, device string) error {
 	if err := repairExt4(ctx, device, false, func(int) {}); err != nil {
 		return err
@@ -180,8 +180,8 @@ func Growable(device, dir string, kind probe.Kind) (bool, error) {
 	return err == nil && probe.WorthGrowing(length, size), err
 }
 
-// Lengths returns the length of the file system mounted on dir, 0 if it is of a kind that cannot be grown, and that of
-// its device.
+// Lengths returns the size of the file system mounted on dir, or 0 if its kind cannot be grown, and the size of its
+// device.
 func Lengths(device, dir string, kind probe.Kind) (length, size int64, err error) {
 	err = withMounted(device, dir, func(f, d *os.File, bytes int64) (err error) {
 		size = bytes
@@ -193,8 +193,8 @@ func Lengths(device, dir string, kind probe.Kind) (length, size int64, err error
 	return length, size, err
 }
 
-// Grow extends the file system mounted on dir to the size of its device, through the kernel
-// and while it is in use. It reports whether it changed anything; shrinking never happens.
+// Grow grows the mounted file system to the size of its device while it is in use. It reports whether the file system
+// became larger. It never shrinks it.
 func Grow(device, dir string, kind probe.Kind) (grown bool, err error) {
 	m, ok := managedKinds[kind]
 	if !ok {
@@ -202,8 +202,8 @@ func Grow(device, dir string, kind probe.Kind) (grown bool, err error) {
 	}
 	err = withMounted(device, dir, func(f, d *os.File, size int64) error {
 		before, err := m.length(f, d)
-		// To grow an xfs to the length that it has completes what a power cut has interrupted: the kernel writes the
-		// copies of its superblock last.
+		// Growing an xfs to its own size completes a growth that a power cut has interrupted: the kernel writes the
+		// copies of the superblock last.
 		if err != nil || kind != probe.XFS && !probe.WorthGrowing(before, size) {
 			return err
 		}
@@ -220,7 +220,7 @@ func Grow(device, dir string, kind probe.Kind) (grown bool, err error) {
 	return grown, err
 }
 
-// withMounted opens a device and the directory on which it is mounted.
+// withMounted calls do with an open device and the open directory on which it is mounted.
 func withMounted(device, dir string, do func(device, dir *os.File, size int64) error) error {
 	f, err := os.Open(device)
 	if err != nil {
@@ -240,7 +240,7 @@ func withMounted(device, dir string, do func(device, dir *os.File, size int64) e
 }
 
 func lengthExt4(device, _ *os.File) (int64, error) {
-	have, err := probe.Ext(device)
+	have, err := probe.ReadExt(device)
 	if err == nil && (have.Kind != probe.Ext4 || have.Bytes == 0) {
 		err = errors.New("no ext4 superblock")
 	}
@@ -256,7 +256,7 @@ func growExt4(dir *os.File, length int64) error {
 	return ioctl(dir, ext4ResizeFS, unsafe.Pointer(&blocks))
 }
 
-// geometryXFS returns the length of a block, how many there are, and the share of inodes in percent.
+// geometryXFS returns the block size, the number of blocks, and the maximum percentage of inodes.
 func geometryXFS(dir *os.File) (block uint32, blocks uint64, percent uint32, err error) {
 	var geometry [112]byte
 	if err := ioctl(dir, xfsGeometryV1, unsafe.Pointer(&geometry)); err != nil {

@@ -5,10 +5,10 @@ import (
 	"fmt"
 )
 
-// passes reads the progress that e2fsck writes, a line "PASS CURRENT MAXIMUM DEVICE" at a time, among its messages.
+// passes parses the progress of e2fsck: lines "PASS CURRENT MAXIMUM DEVICE" among its messages.
 type passes struct {
 	percent func(int)
-	rest    []byte // of a line that has not ended
+	rest    []byte // of an incomplete line
 	last    int
 }
 
@@ -34,10 +34,10 @@ func (p *passes) Write(data []byte) (int, error) {
 // maxLine is longer than any line of progress.
 const maxLine = 4096
 
-// passEnds are the percentages at which the five passes of e2fsck end, by its own estimate of their shares.
+// passEnds lists the percentages at which the five passes of e2fsck end, according to its own estimate.
 var passEnds = [...]int{0, 70, 90, 92, 95, 100}
 
-// percentOf parses the progress in one line of e2fsck; most of its lines have none.
+// percentOf parses the progress in a line. Most lines have none.
 func percentOf(line string) (int, bool) {
 	var pass, current, maximum int
 	if n, _ := fmt.Sscanf(line, "%d %d %d ", &pass, &current, &maximum); n != 3 || pass < 1 || pass >= len(passEnds) || maximum < 1 || current < 0 || current > maximum {

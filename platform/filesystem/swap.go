@@ -16,7 +16,7 @@ import (
 	"cambium/internal/blkdev"
 )
 
-// FormatSwap writes a swap header, which destroys what was on the device.
+// FormatSwap writes a swap header, which destroys the content of the device.
 func FormatSwap(device string) error {
 	f, err := os.OpenFile(device, os.O_RDWR|unix.O_EXCL, 0)
 	if err != nil {
@@ -53,7 +53,7 @@ func writeSwap(f interface {
 	return f.Sync()
 }
 
-// SwapOn activates a swap device; an active one is left as it is.
+// SwapOn activates a swap device, unless it is active.
 func SwapOn(device string) error {
 	active, err := SwapActive(device)
 	if err != nil || active {
@@ -70,7 +70,8 @@ func SwapOn(device string) error {
 	return nil
 }
 
-// SwapActive compares by device number, since /proc/swaps may know another name.
+// SwapActive reports whether a device is in use as swap. It compares device numbers, since /proc/swaps may contain
+// another path.
 func SwapActive(device string) (bool, error) {
 	want, err := blkdev.NumberOf(device)
 	if err != nil {
@@ -88,7 +89,7 @@ func SwapActive(device string) (bool, error) {
 	return false, nil
 }
 
-// ActiveSwaps returns the numbers of all devices that are in use as swap.
+// ActiveSwaps returns the numbers of all devices in use as swap.
 func ActiveSwaps() ([]blkdev.Number, error) {
 	f, err := os.Open("/proc/swaps")
 	if errors.Is(err, os.ErrNotExist) {

@@ -17,7 +17,7 @@ func growTo(s layout.State, n int) (end int64, obstacle string) {
 	if !ok {
 		return 0, "not in the table"
 	}
-	limit := layout.Usable(s.Table.Label, s.Bytes, s.Sector) / layout.MiB * layout.MiB
+	limit := layout.UsableEnd(s.Table.Label, s.Bytes, s.Sector) / layout.MiB * layout.MiB
 	for _, other := range s.Table.Partitions {
 		if other.Start > p.Start {
 			limit = min(limit, other.Start)
@@ -26,7 +26,7 @@ func growTo(s layout.State, n int) (end int64, obstacle string) {
 	switch {
 	case limit-p.End() < layout.MiB:
 		return 0, ""
-	case !s.Table.Label.Addresses(limit, s.Sector):
+	case !s.Table.Label.CanAddress(limit, s.Sector):
 		return 0, "it would cross 2 TiB, which a DOS partition table cannot address"
 	case s.Trailer != "":
 		return 0, fmt.Sprintf("its end contains the metadata of a %s", s.Trailer)

@@ -96,7 +96,7 @@ func newEphemeral(s layout.State, agentID string, ram int64, swapMiB *uint64, la
 	l := Layout{Label: label}
 	start := int64(layout.MiB)
 	add := func(size int64, kind string) int {
-		end := down(min(start+size, s.Bytes-1, layout.Usable(label, s.Bytes, s.Sector)))
+		end := down(min(start+size, s.Bytes-1, layout.UsableEnd(label, s.Bytes, s.Sector)))
 		n := len(l.Partitions)
 		p := layout.Partition{Number: n + 1, Start: start, Size: end - start, Type: kind}
 		if label.Named() {
@@ -170,7 +170,7 @@ func onRoot(o Ephemeral) (l Layout, made []layout.Partition, err error) {
 		if n > l.Label.Slots() {
 			return 0, fmt.Errorf("no free entry in the partition table of %s", s.Path)
 		}
-		end := min(start+size, layout.Usable(l.Label, s.Bytes, s.Sector))
+		end := min(start+size, layout.UsableEnd(l.Label, s.Bytes, s.Sector))
 		p := layout.Partition{Number: n, Start: start, Size: (end - start) / int64(s.Sector) * int64(s.Sector),
 			Type: l.Label.DataType()}
 		if l.Label.Named() {
@@ -205,7 +205,7 @@ func (l Layout) recognize(after []layout.Partition, o Ephemeral) (Layout, error)
 	for _, p := range after {
 		v := o.Volumes[p.Number]
 		c := v.Content
-		blank := c.Blank() && (v.Residue.Zeros() || strings.HasPrefix(p.Name, ephemeralPrefix(o.AgentID)))
+		blank := c.Blank() && (v.Residue.IsEmpty() || strings.HasPrefix(p.Name, ephemeralPrefix(o.AgentID)))
 		fits := o.Pending || blank || p.Number == l.Swap && (v.ActiveSwap || c.Kind == probe.Swap) ||
 			p.Number == l.Data && c.Data()
 		if !fits && c.Blank() {
@@ -283,7 +283,7 @@ func newPersistent(s layout.State, label layout.Label) []layout.Partition {
 
 // onePartition returns the size of a partition over the whole disk.
 func onePartition(s layout.State, label layout.Label) int64 {
-	return down(min(s.Bytes-1, layout.Usable(label, s.Bytes, s.Sector))) - layout.MiB
+	return down(min(s.Bytes-1, layout.UsableEnd(label, s.Bytes, s.Sector))) - layout.MiB
 }
 
 // carriesPersistent reports whether a table has a single partition with the name of a persistent disk's. Older agents

@@ -25,7 +25,7 @@ func lookAt(disk string, s probe.Superblock, from int64) string {
 	f, managed := managedfs.Find(string(s.Kind))
 	at := from + s.Start
 	command := ""
-	switch check := s.Repair("$d", true); {
+	switch check := s.RepairCommand("$d", true); {
 	case s.Start < 0:
 	case s.Backup > 0 && check != "":
 		command = fmt.Sprintf("d=$(losetup --read-only --find --show --offset %d %s); %s; losetup --detach $d", at, disk,
@@ -41,5 +41,5 @@ func lookAt(disk string, s probe.Superblock, from int64) string {
 
 // repair returns commands to inspect and repair a file system that begins at the start of its partition.
 func repair(part string, s probe.Superblock) string {
-	return managedfs.Repairing(s.Repair(part, true), s.Repair(part, false)) + ". "
+	return managedfs.Repairing(s.RepairCommand(part, true), s.RepairCommand(part, false)) + ". "
 }

@@ -27,7 +27,7 @@ type matrixVolume struct {
 	trace bool
 }
 
-func (v matrixVolume) zeros() bool { return v.content.Blank() && v.residue.Zeros() }
+func (v matrixVolume) zeros() bool { return v.content.Blank() && v.residue.IsEmpty() }
 
 // superblocks returns what a survey finds of the volume, which begins at start.
 func (v matrixVolume) superblocks(start int64) (found []probe.Superblock) {

@@ -204,7 +204,7 @@ func (o Persistent) judge() (judgment, error) {
 	switch {
 	case v.Verdict == create && onePartition(o.Disk, o.Label) < layout.MiB:
 		return v, fmt.Errorf("%s has %s, which is too small for a partition", o.Disk.Path, size(o.Disk.Bytes))
-	case v.Verdict == create && !o.Label.Addresses(o.Disk.Bytes, o.Disk.Sector):
+	case v.Verdict == create && !o.Label.CanAddress(o.Disk.Bytes, o.Disk.Sector):
 		return v, fmt.Errorf("%s is larger than 2 TiB, which a DOS partition table cannot address: "+
 			"set env.persistent_disk_partitioner to parted", o.Disk.Path)
 	case (v.Verdict == create || v.Verdict == format) && !o.FileSystem.Managed():
@@ -271,7 +271,7 @@ func judge(o Persistent) judgment {
 		if t.Label != layout.None {
 			blank, what = "empty partition table", "the partition table is empty"
 		}
-		if !o.Residue.Zeros() {
+		if !o.Residue.IsEmpty() {
 			return o.notBlank(what, 0)
 		}
 		return judgment{Verdict: create, Proof: fmt.Sprintf("%s, %s", blank, size(o.Disk.Bytes))}
@@ -289,7 +289,7 @@ func judge(o Persistent) judgment {
 		return refuse("partition %d holds %s", p.Number, content)
 	case o.Pending:
 		return judgment{Verdict: format, Proof: fmt.Sprintf("partition %d has no file system, and says that it is being prepared", p.Number)}
-	case !o.Residue.Zeros() && !(o.Residue.Noise && o.AllowNoise):
+	case !o.Residue.IsEmpty() && !(o.Residue.Noise && o.AllowNoise):
 		return o.notBlank(fmt.Sprintf("partition %d has no file system", p.Number), p.Start)
 	case strings.HasPrefix(p.Name, persistentPrefix):
 		proof := fmt.Sprintf("partition %d is named %s and blank", p.Number, p.Name)
@@ -309,7 +309,7 @@ func (o Persistent) notBlank(what string, from int64) judgment {
 	case len(o.Residue.Found) > 0:
 		s := o.Residue.Found[0]
 		v := judgment{Proof: what + ", but " + describe(s, from), Advice: lookAt(o.Disk.Path, s, from)}
-		if len(o.Disk.Table.Partitions) == 1 && s.Start == 0 && s.Repair("", false) != "" {
+		if len(o.Disk.Table.Partitions) == 1 && s.Start == 0 && s.RepairCommand("", false) != "" {
 			v.Advice = repair(o.Part(), s)
 		}
 		return v

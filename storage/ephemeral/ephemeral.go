@@ -310,7 +310,7 @@ func (d *Disks) replacedVolume(ctx context.Context, s layout.State, data int, an
 	if o.Names, o.Unlisted = filesystem.List(node, kind); o.Unlisted != nil {
 		return nil
 	}
-	if o.Journal, err = filesystem.Journal(node, kind); err != nil {
+	if o.Journal, err = filesystem.JournalUsed(node, kind); err != nil {
 		return err
 	}
 	// The kernel releases a mount shortly after its descriptor is closed.

@@ -141,7 +141,7 @@ func (d *Disks) readIdentity(ctx context.Context, v surroundings, cid string, de
 		found.Statement, err = readStatementAt(at, c.UUID)
 		return found, err
 	}
-	if used, err := filesystem.Journal(part, c.Kind); !replay && (err != nil || used) {
+	if used, err := filesystem.JournalUsed(part, c.Kind); !replay && (err != nil || used) {
 		return decide.Disk{}, err
 	}
 	found.Statement, err = readUnmounted(part, c, replay)
@@ -153,9 +153,9 @@ func (d *Disks) readIdentity(ctx context.Context, v surroundings, cid string, de
 
 // readUnmounted reads the statement on an unmounted file system.
 func readUnmounted(part string, c probe.Content, replay bool) (s decide.Statement, err error) {
-	into := filesystem.Look
+	into := filesystem.WithRoot
 	if replay {
-		into = filesystem.Replay
+		into = filesystem.WithReplayedRoot
 	}
 	err = into(part, c.Kind, func(root *os.Root) error {
 		top, err := root.Open(".")
@@ -176,7 +176,7 @@ func (d *Disks) readWithoutReplay(part string) (s decide.Statement, unknown bool
 	if err != nil || !c.Kind.Managed() {
 		return s, false
 	}
-	if used, err := filesystem.Journal(part, c.Kind); err != nil || used {
+	if used, err := filesystem.JournalUsed(part, c.Kind); err != nil || used {
 		return s, true
 	}
 	s, err = readUnmounted(part, c, false)

@@ -283,6 +283,6 @@ func (d *Disks) observePartition(ctx context.Context, o *decide.Persistent, acti
 			return err
 		}
 	}
-	o.Finished, err = filesystem.Finished(ctx, o.Part(), o.Volume.Content)
+	o.Finished, err = filesystem.IsComplete(ctx, o.Part(), o.Volume.Content)
 	return err
 }

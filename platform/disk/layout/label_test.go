@@ -15,7 +15,7 @@ func TestWhatTablesCanAddress(t *testing.T) {
 		{GPT, mbrLimit + 512, 512, true},
 		{None, mbrLimit + 512, 512, true},
 	} {
-		if got := c.label.Addresses(c.end, c.sector); got != c.want {
+		if got := c.label.CanAddress(c.end, c.sector); got != c.want {
 			t.Errorf("%q addresses %d with sectors of %d: %v, want %v", c.label, c.end, c.sector, got, c.want)
 		}
 	}
@@ -26,7 +26,7 @@ func TestWhatTablesCanAddress(t *testing.T) {
 	}{
 		{MBR, 512, 100 * MiB}, {GPT, 512, 100*MiB - 33*512}, {GPT, 4096, 100*MiB - 5*4096}, {None, 512, 100 * MiB},
 	} {
-		if got := Usable(c.label, 100*MiB+100, c.sector); got != c.want {
+		if got := UsableEnd(c.label, 100*MiB+100, c.sector); got != c.want {
 			t.Errorf("usable of %q with sectors of %d: %d, want %d", c.label, c.sector, got, c.want)
 		}
 	}

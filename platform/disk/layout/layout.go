@@ -1,5 +1,5 @@
-// Package layout describes how a disk is divided: partition tables and their kinds, the partitions and their paths, and
-// a disk as it was found. It holds values alone; package disk reads and writes them.
+// Package layout describes how a disk is partitioned: labels, partition tables, partitions and their paths, and the
+// observed state of a disk. It contains only values; package disk reads and writes them.
 package layout
 
 import (
@@ -8,66 +8,66 @@ import (
 	"cambium/platform/filesystem/probe"
 )
 
-// MiB is the unit partitions are aligned to.
+// MiB is the alignment of partitions.
 const MiB = 1 << 20
 
-// ErrDamaged means that there is a table, or the remains of one, that cannot be trusted. Such
-// a disk is neither blank nor ours.
+// ErrDamaged is returned for a table, or the remains of one, that cannot be trusted. Such a disk is neither blank nor
+// ours.
 var ErrDamaged = errors.New("damaged partition table")
 
-// Table is a partition table as read, in bytes.
+// Table is a partition table. Offsets and sizes are in bytes.
 type Table struct {
 	Label      Label
 	GUID       string
 	Partitions []Partition // by number
-	// Lost is the part of a GPT that is missing or damaged; empty if it is whole.
+	// Lost is the part of a GPT that is missing or damaged, or "".
 	Lost Part
-	// Moved is set when the disk is larger than the GPT says: the second copy is not at its end.
+	// Moved is set if the disk is larger than the GPT says, so that the second copy is not at its end.
 	Moved bool
-	// Fixed says why a table must not be rewritten, though it can be read.
+	// Fixed is the reason why the table cannot be rewritten, or "".
 	Fixed string
 }
 
-// Part is a part of a GPT.
+// Part names a part of a GPT.
 type Part string
 
-// The parts. The kernel does not believe a GPT without its protective entry in the first sector.
+// Parts of a GPT. The kernel ignores a GPT without the protective entry in the first sector.
 const (
 	ProtectiveEntry Part = "protective entry"
 	FirstCopy       Part = "first copy"
 	SecondCopy      Part = "second copy"
 )
 
-// Partition is one entry of a table.
+// Partition is an entry of a table.
 type Partition struct {
 	Number int
 	Start  int64
 	Size   int64
-	// Name is kept in a DOS table only if the partition is the single one: see NamedMBR.
+	// Name can be stored in a DOS table only if there is no other partition; see NamedMBR.
 	Name string
-	Type string // GUID in GPT, two hexadecimal digits in MBR
+	Type string // a GUID for GPT, two hexadecimal digits for MBR
 	GUID string // GPT only
 }
 
-// End is the first byte after the partition.
+// End returns the offset after the last byte of the partition.
 func (p Partition) End() int64 { return p.Start + p.Size }
 
-// State is a disk as it was found.
+// State describes a disk as observed.
 type State struct {
 	Path   string
 	Bytes  int64
 	Sector int
-	// Content describes the disk as a whole: a table, a file system, or nothing.
+	// Content is what was found on the whole disk, if it has no table.
 	Content probe.Content
 	Table   Table
-	// Trailer is the kind of metadata at the end of a disk that carries a table; a partition must not be grown over it.
+	// Trailer is the kind of metadata at the end of a disk with a table, over which a partition must not be grown.
 	Trailer probe.Kind
-	// Beneath are older signatures of the whole disk, which its table outlived: sfdisk does not wipe them. They do not
-	// count. They are looked for beneath a DOS table only; a GPT leaves them no room.
+	// Beneath lists older signatures on the whole disk, which sfdisk does not wipe; they are ignored. Only disks with a
+	// DOS table have them, since a GPT overwrites them.
 	Beneath []probe.Kind
 }
 
-// Partition returns the entry with number n.
+// Partition returns the entry with number n, if any.
 func (t Table) Partition(n int) (Partition, bool) {
 	for _, p := range t.Partitions {
 		if p.Number == n {

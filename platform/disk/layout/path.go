@@ -6,12 +6,12 @@ import (
 	"strings"
 )
 
-// PartitionPath returns the path of partition n of a disk, by the naming rule of its kind:
+// PartitionPath returns the path of partition n of a disk. The naming depends on the kind of disk:
 //
 //	/dev/sda, /dev/vda, /dev/xvda         /dev/sda1
 //	/dev/nvme0n1, loop0, mmcblk0, md0     /dev/nvme0n1p1 (a name that ends in a digit)
 //	/dev/mapper/name                      /dev/mapper/name-part1
-//	/dev/disk/by-id/link and its siblings /dev/disk/by-id/link-part1
+//	/dev/disk/by-id/link (and others)     /dev/disk/by-id/link-part1
 func PartitionPath(disk string, n int) string {
 	number := strconv.Itoa(n)
 	switch {
@@ -23,8 +23,7 @@ func PartitionPath(disk string, n int) string {
 	return disk + number
 }
 
-// SplitPath takes a partition's path apart by name: the disk and the number. ok is false
-// for a path that names no partition.
+// SplitPath splits a partition's path into the disk and the number. ok is false if the path is not that of a partition.
 func SplitPath(part string) (disk string, n int, ok bool) {
 	digits := len(part)
 	for digits > 0 && isDigit(part[digits-1]) {

@@ -11,8 +11,8 @@ import (
 	"math/bits"
 )
 
-// checks tell metadata that its owner would accept from bytes that only look like it. at is the offset of the
-// signature. A kind without a row cannot prove itself.
+// checks distinguish valid metadata from bytes that only look like it. at is the offset of the signature. Kinds without
+// a row cannot be verified.
 var checks = map[Kind]func(r io.ReaderAt, at, size int64) (bool, error){
 	extFamily: func(r io.ReaderAt, _, size int64) (bool, error) { return consistentExt(r, size) },
 	XFS:       func(r io.ReaderAt, _, size int64) (bool, error) { return consistentXFS(r, size) },
@@ -22,7 +22,8 @@ var checks = map[Kind]func(r io.ReaderAt, at, size int64) (bool, error){
 	Bcache:    checkBcache,
 }
 
-// Consistent reports an ext or xfs whose superblock and first group agree with each other, and that fits its device.
+// Consistent reports whether the device starts with an ext or xfs whose superblock and first group are consistent, and
+// which fits the device.
 func Consistent(r io.ReaderAt, size int64) (bool, error) {
 	if ext, err := consistentExt(r, size); ext || err != nil {
 		return ext, err
@@ -30,9 +31,9 @@ func Consistent(r io.ReaderAt, size int64) (bool, error) {
 	return consistentXFS(r, size)
 }
 
-// Holds reports a device with content that is not an accident: metadata that pass their own check, or a long signature
-// of a kind that has none.
-func Holds(r io.ReaderAt, size int64) (bool, error) {
+// HasContent reports whether a device contains metadata that pass their own check, or a signature too long to be
+// accidental.
+func HasContent(r io.ReaderAt, size int64) (bool, error) {
 	matches, err := find(r, size)
 	if err != nil {
 		return false, err
@@ -53,14 +54,14 @@ func Holds(r io.ReaderAt, size int64) (bool, error) {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Feature flags and fields of ext that consistentExt needs.
+// Feature flags and fields of ext.
 const (
 	extMetadataChecksum = 0x0400 // read-only compatible
 	extChecksumOffset   = 0x3fc
 )
 
-// consistentExt reports an ext file system that the kernel would mount as far as its superblock and the descriptor of
-// its first block group tell, and that fits its device.
+// consistentExt reports whether there is an ext that the kernel would mount, judging by its superblock and first group
+// descriptor, and that fits the device.
 func consistentExt(r io.ReaderAt, size int64) (bool, error) {
 	sb, err := readAll(r, 1024, 1024)
 	if sb == nil {
@@ -77,7 +78,7 @@ func consistentExt(r io.ReaderAt, size int64) (bool, error) {
 	}
 	block := int64(1024) << u32(sb, 0x18)
 	wide := u32(sb, 0x60)&extState64Bit != 0 && binary.LittleEndian.Uint16(sb[0xfe:]) >= 64
-	group, err := readAll(r, 64, (1024/block+1)*block) // in the block after that of the superblock
+	group, err := readAll(r, 64, (1024/block+1)*block) // in the block after the superblock
 	if group == nil {
 		return false, err
 	}
@@ -93,7 +94,7 @@ func consistentExt(r io.ReaderAt, size int64) (bool, error) {
 	return true, nil
 }
 
-// extGeometry reports whether the numbers of a superblock agree with each other, whatever its magic is.
+// extGeometry reports whether the fields of a superblock are consistent. It does not check the magic.
 func extGeometry(sb []byte) bool {
 	u32 := func(o int) uint64 { return uint64(binary.LittleEndian.Uint32(sb[o:])) }
 	blocks, first, shift := u32(0x4), u32(0x14), u32(0x18)
@@ -111,8 +112,8 @@ func extGeometry(sb []byte) bool {
 	return u32(0) == (blocks-first+perGroup-1)/perGroup*inodes
 }
 
-// consistentXFS reports an xfs that the kernel would mount as far as its superblock and the headers of its first
-// allocation group tell, and that fits its device.
+// consistentXFS reports whether there is an xfs that the kernel would mount, judging by its superblock and the headers
+// of its first allocation group, and that fits the device.
 func consistentXFS(r io.ReaderAt, size int64) (bool, error) {
 	sb, err := readAll(r, 512, 0)
 	if sb == nil {
@@ -144,12 +145,12 @@ func consistentXFS(r io.ReaderAt, size int64) (bool, error) {
 	return true, nil
 }
 
-// xfsGeometry reports whether the numbers of a superblock agree with each other, whatever its magic is.
+// xfsGeometry reports whether the fields of a superblock are consistent. It does not check the magic.
 func xfsGeometry(sb []byte) bool {
 	u16 := func(o int) uint32 { return uint32(binary.BigEndian.Uint16(sb[o:])) }
 	u32 := func(o int) uint32 { return binary.BigEndian.Uint32(sb[o:]) }
 	power := func(n uint32, log byte, least, most byte) bool { return log >= least && log <= most && n == 1<<log }
-	// The lengths of blocks, sectors and inodes, each beside its logarithm.
+	// The sizes of blocks, sectors and inodes, and their logarithms.
 	if !power(u32(4), sb[120], 9, 16) || !power(u16(102), sb[121], 9, 15) || !power(u16(104), sb[122], 8, 11) {
 		return false
 	}
@@ -157,7 +158,7 @@ func xfsGeometry(sb []byte) bool {
 	return groups > 0 && perGroup > 0 && blocks <= groups*perGroup && blocks > (groups-1)*perGroup
 }
 
-// checkMD is the kernel's check of a version 1 superblock: it knows where it is, and its words add up.
+// checkMD checks a version 1 superblock like the kernel: its own location and its checksum.
 func checkMD(r io.ReaderAt, at, _ int64) (bool, error) {
 	const fixed, sum = 256, 216
 	sb, err := readAll(r, 4096, at)
@@ -178,7 +179,7 @@ func checkMD(r io.ReaderAt, at, _ int64) (bool, error) {
 	return uint32(total)+uint32(total>>32) == want, nil
 }
 
-// checkLVM is LVM's check of a label: it knows its sector, and its checksum is right.
+// checkLVM checks a label like LVM: its own sector and its checksum.
 func checkLVM(r io.ReaderAt, at, _ int64) (bool, error) {
 	const sum, summed, initial = 16, 20, 0xf597a6cf
 	label, err := readAll(r, 512, at)
@@ -189,7 +190,7 @@ func checkLVM(r io.ReaderAt, at, _ int64) (bool, error) {
 		^crc32.Update(^uint32(initial), crc32.IEEETable, label[summed:]) == binary.LittleEndian.Uint32(label[sum:]), nil
 }
 
-// checkLUKS checks the digest of a version 2 header, and the numbers of one of version 1, which has none.
+// checkLUKS checks the digest of a version 2 header. Version 1 has no digest, so it checks the fields.
 func checkLUKS(r io.ReaderAt, at, size int64) (bool, error) {
 	const length, most, sum = 4096, 4 << 20, 448
 	header, err := readAll(r, length, at)
@@ -203,7 +204,7 @@ func checkLUKS(r io.ReaderAt, at, size int64) (bool, error) {
 	case version != 2 || bytes64 < length || bytes64 > most || binary.BigEndian.Uint64(header[256:]) != uint64(at):
 		return false, nil
 	case cString(header[72:104]) != "sha256":
-		return true, nil // a digest that no released cryptsetup writes
+		return true, nil // no released cryptsetup writes another digest
 	default:
 		if header, err = readAll(r, int(bytes64), at); header == nil {
 			return false, err
@@ -215,7 +216,7 @@ func checkLUKS(r io.ReaderAt, at, size int64) (bool, error) {
 	return bytes.Equal(got[:], want), nil
 }
 
-// checkBcache is the kernel's check of a superblock: it knows where it is, and its checksum is right.
+// checkBcache checks a superblock like the kernel: its own location and its checksum.
 func checkBcache(r io.ReaderAt, at, _ int64) (bool, error) {
 	const magicOffset, summed, keys, fixed = 24, 8, 206, 208
 	at -= magicOffset
@@ -239,7 +240,7 @@ func checkBcache(r io.ReaderAt, at, _ int64) (bool, error) {
 	return want == binary.LittleEndian.Uint64(stored), nil
 }
 
-// readAll reads n bytes at an offset. It returns nil and no error where the device ends before.
+// readAll reads n bytes at an offset. It returns nil without an error if the device is too small.
 func readAll(r io.ReaderAt, n int, at int64) ([]byte, error) {
 	b := make([]byte, n)
 	err := ReadFull(r, b, at)

@@ -5,7 +5,7 @@ import (
 	"io"
 )
 
-// ExtJournal reports whether the journal of an ext holds what has to be replayed.
+// ExtJournal reports whether the journal of an ext has to be replayed.
 func ExtJournal(r io.ReaderAt) (bool, error) {
 	const recover = 0x0004
 	var features [4]byte
@@ -13,11 +13,11 @@ func ExtJournal(r io.ReaderAt) (bool, error) {
 	return binary.LittleEndian.Uint32(features[:])&recover != 0, err
 }
 
-// xfsLogHead is the length of the part of an xfs log that is read: more than the record that mkfs writes.
+// xfsLogHead is the size of the part of an xfs log that is read. It is larger than the record that mkfs writes.
 const xfsLogHead = 1 << 20
 
-// XFSJournal reports whether the log of an xfs has been used: it may then hold what has to be replayed. That it does
-// not is told by its end, which only a search through the log finds. mkfs writes one record, at its beginning.
+// XFSJournal reports whether the log of an xfs was ever used, and may have to be replayed. To be sure, one would have
+// to search the log for its end. mkfs writes a single record at its beginning.
 func XFSJournal(r io.ReaderAt) (bool, error) {
 	const record = 0xfeedbabe
 	var sb [512]byte
@@ -27,7 +27,7 @@ func XFSJournal(r io.ReaderAt) (bool, error) {
 	block, perGroup := int64(binary.BigEndian.Uint32(sb[4:])), int64(binary.BigEndian.Uint32(sb[84:]))
 	at, bits := int64(binary.BigEndian.Uint64(sb[48:])), sb[124]
 	length := min(int64(binary.BigEndian.Uint32(sb[96:]))*block, xfsLogHead)
-	if at == 0 { // on another device
+	if at == 0 { // the log is on another device
 		return true, nil
 	}
 	head := make([]byte, length)

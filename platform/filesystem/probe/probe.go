@@ -1,7 +1,7 @@
-// Package probe says what is on a device from its bytes: signatures, superblocks and whether they are consistent, or
-// that it is blank. It opens no device and no file: others give it what it reads, or the one thing it writes, Wipe.
+// Package probe identifies the content of a device from its bytes: signatures, superblocks and their consistency, or
+// that it is blank. It opens no devices or files; callers pass readers, and a writer to Wipe.
 //
-// Size: what a superblock looks like, whether it is consistent and where its copies are is one subject.
+// It is large because the format, the consistency and the copies of superblocks belong together.
 package probe
 
 import (
@@ -17,7 +17,7 @@ import (
 // Kind names the content of a device.
 type Kind string
 
-// The kinds that matter to the agent.
+// Kinds that the agent handles.
 const (
 	Blank   Kind = "blank"   // no known signature at any of its offsets
 	Unknown Kind = "unknown" // a signature with an invalid superblock
@@ -30,7 +30,7 @@ const (
 	DOS     Kind = "dos"
 )
 
-// The kinds that are named in refusals, or mounted where disks come formatted. What is not listed is bytes.
+// Kinds that refusals name, or that are mounted if disks come formatted. Anything else counts as data of unknown kind.
 const (
 	Btrfs    Kind = "btrfs"
 	LVM      Kind = "LVM physical volume"
@@ -59,28 +59,26 @@ type Content struct {
 	Also  []Kind // further signatures, of lower precedence than Kind
 	Label string
 	UUID  string
-	// Bytes is the length of the file system as its superblock says, where that is known.
+	// Bytes is the size of the file system according to its superblock, if known.
 	Bytes int64
-	// Errors is set when the file system has recorded errors of its own.
+	// Errors is set if the file system has recorded errors.
 	Errors bool
-	// NeverMounted is set when the superblock shows that it was never mounted.
+	// NeverMounted is set if the superblock shows that the file system was never mounted.
 	NeverMounted bool
-	// Incomplete is set when the superblock says that its making was not finished.
+	// Incomplete is set if the superblock shows that the file system was not created completely.
 	Incomplete bool
 }
 
-// Blank reports that no known signature was found.
+// Blank reports whether no known signature was found.
 func (c Content) Blank() bool { return c.Kind == Blank }
 
-// Data reports a file system that the agent uses, and nothing else beside it that could be
-// the real owner of the device.
+// Data reports whether there is a managed file system and no other signature that may be the real owner of the device.
 func (c Content) Data() bool {
 	if !c.Kind.Managed() {
 		return false
 	}
 	for _, k := range c.Also {
-		// A boot sector may end like a partition table; any other signature makes the result
-		// ambiguous.
+		// A boot sector may end like a partition table. Any other signature makes the result ambiguous.
 		if k != DOS {
 			return false
 		}
@@ -100,8 +98,7 @@ func (c Content) String() string {
 	return b.String()
 }
 
-// Identify looks at every offset where a known signature may be. What cannot be read is an
-// error, never blank.
+// Identify searches all offsets of known signatures. A read error is returned, and never counts as blank.
 func Identify(r io.ReaderAt, size int64) (Content, error) {
 	matches, err := find(r, size)
 	if err != nil {
@@ -110,15 +107,15 @@ func Identify(r io.ReaderAt, size int64) (Content, error) {
 	return describe(matches, r)
 }
 
-// match is a signature that was found.
+// match is a signature found on a device.
 type match struct {
 	kind   Kind
 	offset int64
-	// strong says that the signature is too long to be an accident in random data.
+	// strong is set if the signature is too long to be accidental in random data.
 	strong bool
 }
 
-// describe says what a device holds, from the signatures on it.
+// describe returns the content of a device from its signatures.
 func describe(matches []match, r io.ReaderAt) (Content, error) {
 	if len(matches) == 0 {
 		return Content{Kind: Blank}, nil
@@ -135,14 +132,14 @@ func describe(matches []match, r io.ReaderAt) (Content, error) {
 	return c, nil
 }
 
-// readers parse the superblock of the kinds of which the agent needs more than the signature.
+// readers parse the superblocks of kinds for which the signature is not enough.
 var readers = map[Kind]func(*Content, io.ReaderAt) error{
 	extFamily: (*Content).readExt,
 	XFS:       (*Content).readXFS,
 	Swap:      (*Content).readSwap,
 }
 
-// find returns the signatures on a device, in the order of precedence.
+// find returns the signatures on a device, in order of precedence.
 func find(r io.ReaderAt, size int64) (matches []match, err error) {
 	for _, s := range signatures {
 		offset, found, err := s.on(r, size)
@@ -156,19 +153,18 @@ func find(r io.ReaderAt, size int64) (matches []match, err error) {
 	return ownContent(matches, r, size)
 }
 
-// strongMagic is the length from which on a signature is not an accident.
+// strongMagic is the minimum length of a signature that is not accidental.
 const strongMagic = 4
 
-// ownHead is the length of the area at the beginning of ext4 and xfs that holds metadata of their own, and where a
-// RAID, LVM or encryption header written over them shows. After it, a file may hold any bytes.
+// ownHead is the size of the area at the beginning of ext4 and xfs which contains their own metadata, and in which a
+// RAID, LVM or encryption header written later is visible. After it, files may contain any bytes.
 const ownHead = 64 << 10
 
-// ownContent leaves out the signatures inside the extent of a file system: those bytes are its own, whatever they look
-// like. In a consistent file system, these are all signatures except for metadata in its head that passes its own
-// check. In one that is only valid, they are those after its head. RAID metadata at the end of a device lies after the
-// file system that it carries.
+// ownContent removes the signatures that are content of a file system. In a consistent file system, these are all
+// signatures, except for metadata in its head that pass their own check. In one with only a valid superblock, they are
+// those after its head. RAID metadata at the end of a device is outside the file system.
 func ownContent(matches []match, r io.ReaderAt, size int64) ([]match, error) {
-	var valid, consistent int64 // lengths
+	var valid, consistent int64 // sizes in bytes
 	proven := map[match]bool{}
 	for _, m := range matches {
 		var err error
@@ -196,7 +192,7 @@ func ownContent(matches []match, r io.ReaderAt, size int64) ([]match, error) {
 	}), nil
 }
 
-// ReadFull reads all of b at an offset, or fails: a device that ends early is not one that has nothing there.
+// ReadFull reads all of b at an offset, or returns an error, even if the device ends early.
 func ReadFull(r io.ReaderAt, b []byte, offset int64) error {
 	n, err := r.ReadAt(b, offset)
 	if n == len(b) {
@@ -208,7 +204,7 @@ func ReadFull(r io.ReaderAt, b []byte, offset int64) error {
 	return fmt.Errorf("read %d bytes at %d: %w", len(b), offset, err)
 }
 
-// Feature sets by which libblkid, too, tells the three ext generations apart.
+// Feature sets that distinguish the ext generations, as libblkid does.
 const (
 	extHasJournal    = 0x0004
 	extJournalDevice = 0x0008
@@ -224,8 +220,8 @@ const (
 	xfsMagic = "XFSB"
 )
 
-// Ext reads the superblock of an ext and nothing else: what is mounted as one is one.
-func Ext(r io.ReaderAt) (c Content, err error) { return c, c.readExt(r) }
+// ReadExt reads the superblock of an ext without looking for other signatures, for a mounted file system.
+func ReadExt(r io.ReaderAt) (c Content, err error) { return c, c.readExt(r) }
 
 func (c *Content) readExt(r io.ReaderAt) error {
 	var sb [1024]byte
@@ -237,8 +233,8 @@ func (c *Content) readXFS(r io.ReaderAt) error {
 	return c.readSuperblock(r, sb[:], 0, parseXFS)
 }
 
-// HalfGrown reports an xfs whose superblock has copies of another length: the power was cut while it was grown, and
-// xfs_repair would believe the copies. It reads a sector of each allocation group.
+// HalfGrown reports whether an xfs has superblocks with different sizes: a power cut has interrupted its growth, and
+// xfs_repair would believe the copies. It reads one sector of each allocation group.
 func HalfGrown(r io.ReaderAt) (bool, error) {
 	var sb, other [512]byte
 	if err := ReadFull(r, sb[:], 0); err != nil {
@@ -252,7 +248,7 @@ func HalfGrown(r io.ReaderAt) (bool, error) {
 	group, groups := u32(4)*u32(84), u32(88)
 	for n := int64(1); n < groups && group >= smallestXFSGroup; n++ {
 		if err := ReadFull(r, other[:], n*group); errors.Is(err, io.ErrUnexpectedEOF) {
-			return false, nil // it does not fit its device
+			return false, nil // the file system exceeds its device
 		} else if err != nil {
 			return false, err
 		}
@@ -263,10 +259,10 @@ func HalfGrown(r io.ReaderAt) (bool, error) {
 	return false, nil
 }
 
-// smallestXFSGroup is the kernel's limit; it bounds how many superblocks are read.
+// smallestXFSGroup is the kernel's minimum. It bounds the number of superblocks to read.
 const smallestXFSGroup = 16 << 20
 
-// readSuperblock parses a superblock. If it is invalid, or the device ends within it, the kind is Unknown.
+// readSuperblock parses a superblock. The kind is Unknown if it is invalid or the device too small.
 func (c *Content) readSuperblock(r io.ReaderAt, sb []byte, offset int64, parse func([]byte) (Content, bool)) error {
 	err := ReadFull(r, sb, offset)
 	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
@@ -284,7 +280,7 @@ func (c *Content) readSuperblock(r io.ReaderAt, sb []byte, offset int64, parse f
 	return nil
 }
 
-// parseExt reads a superblock of ext2, ext3 or ext4, the first one or a backup.
+// parseExt parses a superblock of ext2, ext3 or ext4, or a backup.
 func parseExt(sb []byte) (c Content, ok bool) {
 	u16 := func(o int) uint16 { return binary.LittleEndian.Uint16(sb[o:]) }
 	u32 := func(o int) uint32 { return binary.LittleEndian.Uint32(sb[o:]) }
@@ -313,11 +309,11 @@ func parseExt(sb []byte) (c Content, ok bool) {
 	c.Label = cString(sb[0x78:0x88])
 	c.UUID = formatUUID(sb[0x68:0x78])
 	c.Errors = u16(0x3a)&extStateErrors != 0 || u32(0x194) != 0
-	c.NeverMounted = sb[0x274] == 0 && u32(0x2c) == 0 && u16(0x34) == 0 // the time of the last mount, and their number
+	c.NeverMounted = sb[0x274] == 0 && u32(0x2c) == 0 && u16(0x34) == 0 // time of the last mount, number of mounts
 	return c, true
 }
 
-// parseXFS reads a superblock of xfs, the first one or that of another allocation group.
+// parseXFS parses a superblock of xfs, of any allocation group.
 func parseXFS(sb []byte) (c Content, ok bool) {
 	block, blocks := binary.BigEndian.Uint32(sb[4:]), binary.BigEndian.Uint64(sb[8:])
 	if string(sb[:4]) != xfsMagic || block < 512 || block > 64<<10 || bits.OnesCount32(block) != 1 || blocks == 0 ||

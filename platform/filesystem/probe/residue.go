@@ -13,64 +13,64 @@ import (
 	"sync/atomic"
 )
 
-// Superblock describes what an ext or xfs has left on a device, or another signature at its beginning.
+// Superblock describes the remains of an ext or xfs on a device, or another signature at its beginning.
 type Superblock struct {
-	// Kind is Unknown for a magic with numbers that make no sense.
+	// Kind is Unknown if there is a magic with invalid fields.
 	Kind Kind
-	// Start is the byte of the device at which the file system begins; -1 if it does not begin on the device.
+	// Start is the offset of the file system on the device, or -1 if it begins before the device.
 	Start int64
-	// Backup is the offset of the copy from Start, or from the beginning of the device if Start is -1, in bytes; 0 for
-	// the first copy.
+	// Backup is the offset of a backup from Start, or from the beginning of the device if Start is -1. It is 0 for the
+	// first superblock.
 	Backup int64
 	// Block is the block size of an ext file system.
 	Block int64
-	// Bytes is the length of the file system and UUID its identifier, where its superblock tells.
+	// Bytes and UUID are the size and identifier of the file system, if known.
 	Bytes int64
 	UUID  string
-	// damaged says that its magic or its numbers are lost.
+	// damaged is set if the magic or the fields are lost.
 	damaged bool
 }
 
-// Residue describes data found on a device that shows no signature, or on a whole disk.
+// Residue describes data found on a device without a signature, or on a whole disk.
 type Residue struct {
 	Found []Superblock
-	// NonZero is the offset of the first byte found that is not zero; -1 if all that was read is zeros.
+	// NonZero is the offset of the first byte found that is not zero, or -1.
 	NonZero int64
-	// Noise is set when all that was read is uniformly random or zeros: encryption below looks so, content never does.
+	// Noise is set if all data read is zero or uniformly random, as on an encrypted volume. Real content never is.
 	Noise bool
 }
 
-// Zeros reports that nothing at all was found.
-func (r Residue) Zeros() bool { return len(r.Found) == 0 && r.NonZero < 0 }
+// IsEmpty reports whether nothing was found.
+func (r Residue) IsEmpty() bool { return len(r.Found) == 0 && r.NonZero < 0 }
 
-// Superblocks returns the superblocks of ext and xfs, damaged ones included.
+// Superblocks returns the superblocks of ext and xfs, even damaged ones.
 func (r Residue) Superblocks() []Superblock {
 	return slices.DeleteFunc(slices.Clone(r.Found), func(s Superblock) bool { return !s.Kind.ExtOrXFS() })
 }
 
 const (
-	// surveyedHead and surveyedTail are read whole, in chunks. Partitions that do not begin at a whole MiB, as those of
-	// old programs, begin in that head.
+	// surveyedHead and surveyedTail are read completely, in chunks. Partitions of old programs, which are not aligned
+	// to a MiB, begin in the head.
 	surveyedHead = 8 << 20
 	surveyedTail = 2 << 20
 	surveyChunk  = 256 << 10
 
-	// scanned is the length of the head of a device in which every MiB is looked at.
+	// scanned is the size of the head in which the start of every MiB is read.
 	scanned = 1 << 30
 	mib     = 1 << 20
-	// sample is the unit in which bytes are judged to be zeros, noise or neither. samples is the number of those that
-	// are read, spread over the device.
+	// sample is the size of a unit that is classified as zeros, noise or neither. samples is the number of units read
+	// all over the device.
 	sample  = 4096
 	samples = 1000
-	// depth bounds how many reads wait at a time.
+	// depth bounds the number of concurrent reads.
 	depth = 16
 )
 
-// Survey reports whether a device is blank, and what was found otherwise. It reads the head and tail, which may hold
-// signatures and the second superblock of an xfs, every MiB of the first GiB and, while nothing but zeros or noise was
-// found, samples of the whole device. The number of reads is bounded, and all of them are made: a survey that does not
-// end in time is an error. In all that it reads it finds superblocks of ext and xfs. starts are the offsets of the
-// partitions: there, as at every MiB, a damaged superblock counts as well.
+// Survey searches a device for remaining content. It reads the head and tail, which may contain signatures and the
+// second superblock of an xfs, every MiB of the first GiB and, as long as it finds only zeros or noise, samples all
+// over the device. In all of that it looks for superblocks of ext and xfs. starts are the offsets of the partitions:
+// there, and at every MiB, even a damaged superblock counts. The number of reads is bounded, and a survey that cannot
+// finish them is an error.
 func Survey(ctx context.Context, r io.ReaderAt, size int64, starts []int64) (Residue, error) {
 	s := survey{r: r, size: size, starts: starts, residue: Residue{NonZero: -1, Noise: true}}
 	first := slices.Concat(s.fixed(), s.grid(), s.backups())
@@ -79,7 +79,7 @@ func Survey(ctx context.Context, r io.ReaderAt, size int64, starts []int64) (Res
 	if err := s.read(ctx, first); err != nil {
 		return Residue{}, err
 	}
-	if err := s.signatures(); err != nil { // which reads what has just been read
+	if err := s.signatures(); err != nil { // from the page cache
 		return Residue{}, err
 	}
 	if s.residue.NonZero < 0 || s.residue.Noise {
@@ -90,14 +90,14 @@ func Survey(ctx context.Context, r io.ReaderAt, size int64, starts []int64) (Res
 	s.residue.Found = firstCopies(s.residue.Found)
 	s.residue.Noise = s.residue.Noise && s.residue.NonZero >= 0 && !s.strong
 	if s.residue.Noise {
-		s.residue.Found = nil // two bytes at the right place are an accident in random data
+		s.residue.Found = nil // two matching bytes are accidental in random data
 	}
 	return s.residue, nil
 }
 
-// Headless reports a file system of the agent's kinds that begins with the device and has lost its first superblock, by
-// the backups at the usual places.
-func Headless(r io.ReaderAt, size int64) (bool, error) {
+// FirstSuperblockLost reports whether the backups at the usual offsets are those of a managed file system that starts
+// with the device and has lost its first superblock.
+func FirstSuperblockLost(r io.ReaderAt, size int64) (bool, error) {
 	s := survey{r: r, size: size, starts: []int64{0}}
 	buffer := make([]byte, surveyChunk)
 	for _, p := range append(s.fixed(), s.backups()...) {
@@ -113,33 +113,34 @@ type survey struct {
 	r      io.ReaderAt
 	size   int64
 	starts []int64
-	// total counts the places, and done those that have been looked at.
+	// total is the number of places to read, and done the number already read.
 	total, done int
 
-	mu      sync.Mutex // guards what follows while places are read
+	mu      sync.Mutex // guards residue and strong
 	residue Residue
-	// strong says that a signature was found which is not an accident in random data.
+	// strong is set if a signature was found that is too long to be accidental.
 	strong bool
 }
 
 // place is a range of bytes.
 type place struct{ from, to int64 }
 
-// fixed are the places that are read whole. The second superblock of an xfs is in one of them: each allocation group
-// has one, and a new xfs has four groups, or groups of one TiB, so that the second begins at a quarter of the disk,
-// shifted by where the partition begins (up to 4 MiB after the disk) and ends (up to 8 MiB before it).
+// fixed returns the places that are read completely. One of them contains the second superblock of an xfs, which is in
+// the second allocation group. A new xfs has four groups, or groups of 1 TiB, so that the second group begins at a
+// quarter of the disk, shifted by the start of the partition (up to 4 MiB) and its end (up to 8 MiB before that of the
+// disk).
 func (s *survey) fixed() (places []place) {
 	quarter := s.size / 4
 	for _, p := range []place{{0, surveyedHead}, {s.size - surveyedTail, s.size}, {quarter - 2*mib, quarter + 13<<18},
 		{1<<40 - 64<<10, 1<<40 + 64<<10}, {1<<40 + mib - 64<<10, 1<<40 + mib + 64<<10}} {
 		from, to := max(p.from, 0)/sample*sample, min(p.to, s.size)
 		for from < to {
-			// The last sample of a device that has no whole number of them begins a little earlier.
+			// The last sample of the device may overlap the one before.
 			from = max(min(from, to-sample), 0)
 			end := from + min(surveyChunk, max((to-from)/sample*sample, min(to, sample)))
 			places = append(places, place{from, end})
 			if end-from == surveyChunk && end < to {
-				end -= sample // a superblock may lie across the end of a chunk
+				end -= sample // a superblock may extend over two chunks
 			}
 			from = end
 		}
@@ -147,9 +148,9 @@ func (s *survey) fixed() (places []place) {
 	return places
 }
 
-// grid is every MiB after the head: file systems that begin at one have their backups at one, too. Groups of ext have 8
-// MiB or a multiple of that, so that at those the backups of file systems are which begin within the first 64 KiB of
-// the device.
+// grid returns every MiB after the head: file systems that begin at a MiB have their backups at one, too. Groups of ext
+// have a multiple of 8 MiB, so at these offsets it also reads the backups of file systems that begin within the first
+// 64 KiB of the device.
 func (s *survey) grid() (places []place) {
 	for at := int64(surveyedHead); at < min(s.size, scanned); at += mib {
 		length := int64(sample)
@@ -161,7 +162,7 @@ func (s *survey) grid() (places []place) {
 	return slices.DeleteFunc(places, func(p place) bool { return p.to > s.size })
 }
 
-// backups returns the places of ext's first backup superblocks in the partitions.
+// backups returns the places of the first backup superblocks of ext in the partitions.
 func (s *survey) backups() (places []place) {
 	for _, start := range s.starts {
 		for _, backup := range []int64{0, 8 * mib, 32 * mib, 128 * mib} {
@@ -171,8 +172,8 @@ func (s *survey) backups() (places []place) {
 	return slices.DeleteFunc(places, func(p place) bool { return p.to > s.size })
 }
 
-// samples are spread over what is neither head nor tail, one in each of as many equal parts, at places that are random
-// and the same each time: what is refused once is refused again.
+// samples returns one place in each of many equal parts between head and tail. They are pseudo-random, but the same
+// each time, so that a refused disk is refused again.
 func (s *survey) samples() (places []place) {
 	room := s.size - surveyedHead - surveyedTail
 	n := min(samples, room/sample)
@@ -185,9 +186,8 @@ func (s *survey) samples() (places []place) {
 	return places
 }
 
-// read looks at all of the places, several at a time, the last one first: whatever has the device's bytes in a file
-// takes rising offsets for a sequential reader, and reads ahead all that is in between. A read that hangs is
-// abandoned when the context ends: the kernel gives it up at some time.
+// read reads all places, several at a time and the last one first: with increasing offsets, the kernel would detect a
+// sequential reader and read ahead everything in between. Reads that hang are abandoned at the end of ctx.
 func (s *survey) read(ctx context.Context, places []place) error {
 	var left atomic.Int64
 	left.Store(int64(len(places)))
@@ -227,7 +227,7 @@ func (s *survey) read(ctx context.Context, places []place) error {
 	return nil
 }
 
-// judgeBytes judges bytes that were read, and finds superblocks in them.
+// judgeBytes classifies bytes and searches them for superblocks.
 func (s *survey) judgeBytes(b []byte, at int64) {
 	for ; len(b) > 0; b, at = b[min(sample, len(b)):], at+sample {
 		one := b[:min(sample, len(b))]
@@ -247,13 +247,13 @@ func (s *survey) judgeBytes(b []byte, at int64) {
 
 var zeroSample [sample]byte
 
-// uniform reports bytes that look random: each value about as often as any other. This is the chi-squared statistic of
-// 256 values; for random bytes its mean is 255 and its standard deviation 22.6. A superblock, a table or text exceeds
-// the limit by thousands, random data by chance once in 10^19 samples.
+// uniform reports whether bytes look random, by the chi-squared statistic of their 256 values. For random bytes its
+// mean is 255 and its standard deviation 22.6. A superblock, a table or text exceeds the limit by thousands, random
+// data once in 10^19 samples.
 func uniform(b []byte) bool {
 	const limit = 525
 	if len(b) < sample {
-		return false // a device that is smaller than one sample
+		return false // the device is smaller than one sample
 	}
 	var count [256]int
 	for _, v := range b {
@@ -266,7 +266,7 @@ func uniform(b []byte) bool {
 	return float64(sum)*256/float64(len(b))-float64(len(b)) <= limit
 }
 
-// signatures looks for the first copy of anything at the beginning.
+// signatures searches the device for signatures and records the first.
 func (s *survey) signatures() error {
 	matches, err := find(s.r, s.size)
 	if err != nil || len(matches) == 0 {
@@ -282,15 +282,15 @@ func (s *survey) signatures() error {
 	return nil
 }
 
-// begins says whether a file system usually begins at a place, or has a backup there. Near the beginning of the device,
-// and at that of a partition, its magic alone counts.
+// begins reports whether a file system usually begins at an offset, or has a backup there, and whether a magic alone
+// proves one there: near the beginning of the device, and at the beginning of a partition.
 func (s *survey) begins(at int64) (usually, surely bool) {
 	start := slices.Contains(s.starts, at)
 	return start || at%mib == 0, start || at%mib == 0 && at < surveyedHead
 }
 
-// ext looks for a superblock of ext in bytes at a place: the first one, which is 1 KiB into the file system, or a
-// backup, which tells the number of its group.
+// ext searches bytes for a superblock of ext: the first one, 1 KiB into the file system, or a backup, which contains
+// its group number.
 func (s *survey) ext(b []byte, at int64) {
 	var sb [1024]byte
 	usually, surely := s.begins(at - 1024)
@@ -318,8 +318,8 @@ func (s *survey) ext(b []byte, at int64) {
 	s.add(found)
 }
 
-// xfs looks for a superblock of xfs in bytes at a place: the first one, or that of another allocation group, whose
-// number is in the header of its free space, which follows.
+// xfs searches bytes for a superblock of xfs, of any allocation group. The header that follows it contains the group
+// number.
 func (s *survey) xfs(b []byte, at int64) {
 	usually, surely := s.begins(at)
 	magic := string(b[:4]) == xfsMagic
@@ -342,7 +342,7 @@ func (s *survey) xfs(b []byte, at int64) {
 	s.add(found)
 }
 
-// copyAt says that the superblock was found at a place of the device which is so many bytes into the file system.
+// copyAt sets the location of a superblock found at offset at of the device and offset backup of the file system.
 func (s *Superblock) copyAt(at, backup int64) {
 	s.Start, s.Backup = at-backup, backup
 	if s.Start < 0 {
@@ -355,7 +355,7 @@ func (s *survey) add(found Superblock) {
 	s.strong = s.strong || found.Kind != Unknown
 }
 
-// firstCopies sorts superblocks by where they are, damaged ones last, and leaves the first one of each file system.
+// firstCopies sorts superblocks by location, damaged ones last, and keeps the first of each file system.
 func firstCopies(all []Superblock) (first []Superblock) {
 	slices.SortStableFunc(all, func(a, b Superblock) int {
 		if a.damaged != b.damaged {
@@ -373,8 +373,8 @@ func firstCopies(all []Superblock) (first []Superblock) {
 	return first
 }
 
-// Trailer returns what keeps its metadata at the end of a device: RAID and DRBD members do, and show what they carry
-// from the beginning on. It is empty where there is none.
+// Trailer returns the kind of RAID or DRBD metadata at the end of a device, or "". The members of such devices show
+// their content from the beginning on.
 func Trailer(r io.ReaderAt, size int64) (Kind, error) {
 	for _, s := range layerSignatures() {
 		if s.offset >= 0 {
@@ -387,9 +387,9 @@ func Trailer(r io.ReaderAt, size int64) (Kind, error) {
 	return "", nil
 }
 
-// Repair returns the command that brings back a file system of which only a backup of the superblock is good, on the
-// device that it begins on; empty if there is none. With readOnly set, the command only looks.
-func (s Superblock) Repair(device string, readOnly bool) string {
+// RepairCommand returns the command to repair a file system of which only a backup superblock is intact, or "". device
+// is where the file system begins. With readOnly set, the command only checks it.
+func (s Superblock) RepairCommand(device string, readOnly bool) string {
 	look := map[bool]string{true: "-n "}[readOnly]
 	switch {
 	case s.Kind == XFS:

@@ -70,10 +70,10 @@ func TestSurveyFindsBackups(t *testing.T) {
 				t.Fatalf("Probe = %s, %v; want the damage to hide it", found, err)
 			}
 			r := surveyed(t, path)
-			if len(r.Found) != 1 || r.Found[0] != c.want || r.Noise || r.Zeros() {
+			if len(r.Found) != 1 || r.Found[0] != c.want || r.Noise || r.IsEmpty() {
 				t.Fatalf("%+v, want %+v", r, c.want)
 			}
-			if got := r.Found[0].Repair("DEV", false); got != c.repair {
+			if got := r.Found[0].RepairCommand("DEV", false); got != c.repair {
 				t.Errorf("repair %q, want %q", got, c.repair)
 			}
 		})
@@ -162,7 +162,7 @@ func TestSurveyIsBounded(t *testing.T) {
 	for _, size := range []int64{4 << 10, 1 << 20, 8 << 20, 10<<20 + 4096, 1 << 30, 10 << 30, 3 << 40, 64 << 40} {
 		r := &countedReader{size: size}
 		got, err := Survey(t.Context(), r, size, nil)
-		if n := r.reads.Load(); err != nil || !got.Zeros() || n > 2200 {
+		if n := r.reads.Load(); err != nil || !got.IsEmpty() || n > 2200 {
 			t.Errorf("%d bytes: %+v, %v after %d reads; want zeros after at most 2200", size, got, err, n)
 		}
 	}
@@ -176,7 +176,7 @@ func TestSurveyDoesNotDependOnSpeed(t *testing.T) {
 			r := &countedReader{size: size, latency: latency, text: scanned + 64*mib}
 			begin := time.Now()
 			got, err := Survey(t.Context(), r, size, nil)
-			if err != nil || got.Zeros() {
+			if err != nil || got.IsEmpty() {
 				t.Errorf("%v for a read: %+v, %v: a disk of text counts as blank", latency, got, err)
 			}
 			if took := time.Since(begin); latency == 10*time.Millisecond && took > 3*time.Second {

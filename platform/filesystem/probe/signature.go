@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// A signature is a magic string at one place of a device. A negative offset counts from the
-// end of the device, rounded down to align first.
+// signature is a magic string at an offset of a device. A negative offset counts from the end, which is first rounded
+// down to a multiple of align.
 type signature struct {
 	kind   Kind
 	offset int64
@@ -14,7 +14,7 @@ type signature struct {
 	magic  string
 }
 
-// on looks for the signature on a device, and returns where it would be.
+// on looks for the signature on a device, and returns its offset.
 func (s signature) on(r io.ReaderAt, size int64) (offset int64, found bool, err error) {
 	offset = s.offset
 	if offset < 0 {
@@ -28,11 +28,9 @@ func (s signature) on(r io.ReaderAt, size int64) (offset int64, found bool, err 
 	return offset, string(b) == s.magic, err
 }
 
-// signatures lists the known magic numbers in the order of precedence: layers that are built upon a
-// disk (RAID, LVM, encryption) come before what may be found inside them, file systems before
-// partition tables, since a boot sector ends like a table. These are the kinds that the agent handles, that prove
-// themselves, or that Linux mounts. Everything else is bytes: it makes a disk not blank all the same, and is
-// not named.
+// signatures lists the known signatures in order of precedence: layers on a disk (RAID, LVM, encryption), then file
+// systems, then partition tables, since a boot sector ends like a table. These are the kinds that the agent handles,
+// that can be verified, or that Linux mounts. Anything else makes a disk not blank, too, but has no name.
 var signatures = slices.Concat(layerSignatures(), fileSystemSignatures(), tableSignatures())
 
 // places collects signatures.
@@ -48,7 +46,7 @@ func (p *places) fromEnd(kind Kind, magic string, align, offset int64) {
 	*p = append(*p, signature{kind: kind, offset: -offset, align: align, magic: magic})
 }
 
-// layerSignatures are of what builds upon a disk.
+// layerSignatures returns those of RAID, LVM, encryption and other layers.
 func layerSignatures() (s places) {
 	s.at(MD, "\xfc\x4e\x2b\xa9", 0, 4096)
 	s.fromEnd(MD, "\xfc\x4e\x2b\xa9", 4096, 8192)
@@ -72,7 +70,7 @@ func layerSignatures() (s places) {
 	return s
 }
 
-// fileSystemSignatures are of file systems and swap.
+// fileSystemSignatures returns those of file systems and swap.
 func fileSystemSignatures() (s places) {
 	s.at(extFamily, extMagic, 1024+56)
 	s.at(XFS, xfsMagic, 0)
@@ -97,7 +95,7 @@ func fileSystemSignatures() (s places) {
 	return s
 }
 
-// tableSignatures are of partition tables.
+// tableSignatures returns those of partition tables.
 func tableSignatures() (s places) {
 	s.at(GPT, "EFI PART", 512, 4096)
 	s.fromEnd(GPT, "EFI PART", 512, 512)

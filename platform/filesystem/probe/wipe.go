@@ -7,10 +7,9 @@ import (
 	"io"
 )
 
-// Wipe clears every place where a signature may be within [start, start+length) of the device,
-// so that nothing there is recognized any more. What reads as zeros is not written: a fresh volume
-// stays as sparse as it is, and the next flush has little to do. It is for disks whose content
-// is disposable by contract or was released by the operator.
+// Wipe clears all locations of signatures in [start, start+length) of the device, so that none is recognized there. It
+// does not write where it reads zeros, so that a sparse volume remains sparse. Use it only for disks whose content may
+// be lost or was released by an operator.
 func Wipe(f interface {
 	io.ReaderAt
 	io.WriterAt
@@ -23,7 +22,7 @@ func Wipe(f interface {
 		from, to = max(from, 0), min(to, length)
 		for from < to {
 			n := min(wipeChunk, to-from)
-			// An unreadable range is written all the same: the disk may then remap its sectors.
+			// Write to an unreadable range, too: the disk may then remap its sectors.
 			if _, err := f.ReadAt(have[:n], start+from); err != nil || !bytes.Equal(have[:n], zero[:n]) {
 				if _, err := f.WriteAt(zero[:n], start+from); err != nil {
 					return fmt.Errorf("wipe %d bytes at %d: %w", n, start+from, err)
@@ -33,7 +32,7 @@ func Wipe(f interface {
 		}
 		return nil
 	}
-	// Head and tail hold all but three kinds; those are cleared by themselves.
+	// All but three kinds are in the head and tail.
 	if err := errors.Join(clear(0, 1<<20+64<<10), clear(length-1<<20, length)); err != nil {
 		return err
 	}
