@@ -27,7 +27,7 @@ func grown(w *world) {
 	if err := os.MkdirAll(w.dirs().Store(), 0o700); err != nil {
 		w.t.Fatal(err)
 	}
-	if err := mount.Device(ctx, part, w.dirs().Store(), "xfs", nil); err != nil {
+	if err := mount.MountDevice(ctx, part, w.dirs().Store(), "xfs", nil); err != nil {
 		w.t.Fatal(err)
 	}
 	write(w.t, filepath.Join(w.dirs().Store(), "file"), "precious")

@@ -156,7 +156,7 @@ func filledBy(t testing.TB, dev, kind string, fill func(dir string)) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := mount.Device(context.Background(), dev, dir, kind, nil); err != nil {
+	if err := mount.MountDevice(context.Background(), dev, dir, kind, nil); err != nil {
 		t.Fatal(err)
 	}
 	fill(dir)

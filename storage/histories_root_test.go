@@ -411,7 +411,7 @@ func TestRootHistoryAnotherDiskOnTheStore(t *testing.T) {
 	b, old, fresh := migrating(t, 64<<20)
 	b.put("one")
 	b.unmountAll()
-	b.ok(mount.Device(ctx, layout.PartitionPath(fresh.Path, 1), b.Dirs.Store(), "ext4", nil))
+	b.ok(mount.MountDevice(ctx, layout.PartitionPath(fresh.Path, 1), b.Dirs.Store(), "ext4", nil))
 	for range 2 {
 		b.fails(boot(b.disks()), "new is mounted on", "but old is on record", "agent disk accept new")
 		if r, err := b.Record.Read(); err != nil || r.Store != "old" || b.records.mounted != "old" {
@@ -422,7 +422,7 @@ func TestRootHistoryAnotherDiskOnTheStore(t *testing.T) {
 	b.ok(boot(b.disks()))
 	b.used(old, "old", "one")
 	b.unmountAll()
-	b.ok(mount.Device(ctx, layout.PartitionPath(fresh.Path, 1), b.Dirs.Store(), "ext4", nil))
+	b.ok(mount.MountDevice(ctx, layout.PartitionPath(fresh.Path, 1), b.Dirs.Store(), "ext4", nil))
 	b.records.mounted = "new" // another agent did that
 	b.ok(boot(b.disks()))
 	b.onStoreIs(fresh, "new")
@@ -592,7 +592,7 @@ func TestRootHistoryDirectory(t *testing.T) {
 	tool(t, dev.Path, "mkfs.ext4", "-qF", dev.Path)
 	dir := filepath.Join(t.TempDir(), "volume")
 	b.ok(os.Mkdir(dir, 0o755))
-	b.ok(mount.Device(ctx, dev.Path, dir, "ext4", nil))
+	b.ok(mount.MountDevice(ctx, dev.Path, dir, "ext4", nil))
 	b.attach("old", dir)
 	t.Cleanup(b.unmountAll)
 	b.ok(b.Mount(ctx, "old"))
@@ -602,7 +602,7 @@ func TestRootHistoryDirectory(t *testing.T) {
 	b.unmountAll()
 	b.ok(mount.Unmount(ctx, dir))
 	b.withheld("old", "its volume may not be mounted", "agent disk accept old")
-	b.ok(mount.Device(ctx, dev.Path, dir, "ext4", nil))
+	b.ok(mount.MountDevice(ctx, dev.Path, dir, "ext4", nil))
 	b.ok(boot(b.disks()))
 	b.kept(b.Dirs.Store(), "one")
 }

@@ -112,7 +112,7 @@ func TestRootAnotherDiskUnderOneCID(t *testing.T) {
 		t.Error("the refused disk was changed or mounted")
 	}
 	// Also when another program has put it there.
-	b.ok(mount.Device(ctx, layout.PartitionPath(second.Path, 1), b.Dirs.Store(), "ext4", nil))
+	b.ok(mount.MountDevice(ctx, layout.PartitionPath(second.Path, 1), b.Dirs.Store(), "ext4", nil))
 	b.fails(b.Mount(ctx, "vol-1"), "has a different file system", "agent disk accept vol-1")
 	b.ok(mount.Unmount(ctx, b.Dirs.Store()))
 	b.attach("vol-1", first.Path)

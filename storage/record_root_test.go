@@ -27,7 +27,7 @@ func TestRootStoreIsTheDiskOnRecord(t *testing.T) {
 	partition := func(t *testing.T, b *bench) {
 		part := partitioned(t, b.disk(64<<20, ""), "label: gpt\nstart=2048, name=\"bosh-partition-0\"\n")
 		filled(t, part, "ext4")
-		b.ok(mount.Device(ctx, part, b.Dirs.Store(), "ext4", nil))
+		b.ok(mount.MountDevice(ctx, part, b.Dirs.Store(), "ext4", nil))
 	}
 	for _, c := range []struct {
 		name    string

@@ -32,7 +32,7 @@ func fakeRoot(t *testing.T, b *bench, size int64, script string) (*looptest.Devi
 	mkfs(t, part, kind)
 	target := filepath.Join(t.TempDir(), "root")
 	b.ok(os.Mkdir(target, 0o755))
-	b.ok(mount.Device(ctx, part, target, kind, nil))
+	b.ok(mount.MountDevice(ctx, part, target, kind, nil))
 	b.RootMount = func() (mount.Entry, bool, error) {
 		e, ok, err := mount.At(target)
 		return e, ok, err

@@ -68,7 +68,7 @@ func TestRootEphemeralIdentity(t *testing.T) {
 			tool(t, dev.Path, "mkfs.ext4", "-qF", dev.Path)
 			dir := filepath.Join(t.TempDir(), "m")
 			b.ok(os.Mkdir(dir, 0o755))
-			b.ok(mount.Device(ctx, dev.Path, dir, "ext4", nil))
+			b.ok(mount.MountDevice(ctx, dev.Path, dir, "ext4", nil))
 			return dev
 		}, "is mounted"},
 		{"a swap device", swapped, "in use as swap"},

@@ -36,7 +36,7 @@ func TestRootMigrateEveryKindOfFile(t *testing.T) {
 			b.ok(b.Migrate(ctx, "old", "new"))
 			dir := filepath.Join(t.TempDir(), "old")
 			b.ok(os.Mkdir(dir, 0o755))
-			b.ok(mount.Device(ctx, old.Path+"p1", dir, kinds[0], nil))
+			b.ok(mount.MountDevice(ctx, old.Path+"p1", dir, kinds[0], nil))
 			if diff := treetest.Judge(t, dir, b.Dirs.Store()); diff != "" {
 				t.Errorf("rsync sees differences:\n%s", diff)
 			}
@@ -111,7 +111,7 @@ func TestRootMigrateBindMountedNeedsRoomForItsTreeOnly(t *testing.T) {
 		tool(t, dev.Path, "mkfs.ext4", "-qF", dev.Path)
 		dir := filepath.Join(t.TempDir(), "m")
 		b.ok(os.Mkdir(dir, 0o755))
-		b.ok(mount.Device(ctx, dev.Path, dir, "ext4", nil))
+		b.ok(mount.MountDevice(ctx, dev.Path, dir, "ext4", nil))
 		return dir
 	}
 	// The old store is a directory of a disk that is nearly full.

@@ -78,11 +78,11 @@ func on(t testing.TB, op *operation, dir string, attach func(name string) *loopt
 		m.ok(os.Symlink(m.devices[d.name].Path, link))
 	}
 	root := m.devices[op.disks[0].name].Path
-	err := mount.Device(t.Context(), root, m.dirs.Base(), "ext4", nil)
+	err := mount.MountDevice(t.Context(), root, m.dirs.Base(), "ext4", nil)
 	if errors.Is(err, unix.EBADMSG) { // of a torn superblock; a machine would ask on its console
 		m.byHand = true
 		m.repair(root)
-		err = mount.Device(t.Context(), root, m.dirs.Base(), "ext4", nil)
+		err = mount.MountDevice(t.Context(), root, m.dirs.Base(), "ext4", nil)
 	}
 	m.ok(err)
 	m.noSecretReadable()

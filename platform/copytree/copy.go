@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// flushEvery is after how many bytes the target is flushed while the copying goes on: one disk
-// writes while the other is read, and little is left to wait for at the end.
+// flushEvery is the number of bytes after which the target is flushed during the copy, so that one disk writes while
+// the other reads, and little remains to be flushed at the end.
 const flushEvery = 128 << 20
 
 // copier is the visitor of Copy.
@@ -42,12 +42,12 @@ func (c *copier) wrote(n int64) {
 	if now := c.written.Add(n); now/flushEvery != (now-n)/flushEvery {
 		select {
 		case c.flushDue <- struct{}{}:
-		default: // one is due already
+		default: // a flush is already due
 		}
 	}
 }
 
-// removeLeftovers removes what an interrupted copy has left. The directory that comes with a file system may stay.
+// removeLeftovers removes the files of an interrupted copy. An empty lost+found may stay.
 func (c *copier) removeLeftovers() error {
 	if !c.exact {
 		return nil
@@ -68,7 +68,7 @@ func (c *copier) removeLeftovers() error {
 	return nil
 }
 
-// belongs reports what is at the top of a target without being a copy of anything.
+// belongs reports whether a name at the top of the target is not part of the copy.
 func (t *Trees) belongs(name string, top int) bool {
 	return name == t.mark || name == lostFound && isEmptyDir(top, name)
 }
@@ -80,7 +80,7 @@ func (c *copier) enter(d *dir) error {
 		c.flagged.Store(true)
 	}
 	if d.parent == nil {
-		return TakeOver(d.to)
+		return RestrictToRoot(d.to)
 	}
 	made := unix.Mkdirat(d.parent.to, d.name, 0o700)
 	if made != nil && !errors.Is(made, unix.EEXIST) {
@@ -94,12 +94,12 @@ func (c *copier) enter(d *dir) error {
 	if err != nil || made == nil {
 		return err
 	}
-	return TakeOver(d.to)
+	return RestrictToRoot(d.to)
 }
 
-// TakeOver makes an existing directory accessible to root only, who can change it. From then on no other user can
-// change its content, and new entries inherit nothing from it: no group, no flags, no ACL.
-func TakeOver(fd int) error {
+// RestrictToRoot gives an existing directory to root and denies access to all others. From then on no other user can
+// change its content, and new entries inherit nothing from it: no group, flags or ACL.
+func RestrictToRoot(fd int) error {
 	if err := clearFlags(fd); err != nil {
 		return err
 	}
@@ -118,7 +118,7 @@ func TakeOver(fd int) error {
 
 func (c *copier) finishDir(d *dir) error {
 	if d.parent == nil {
-		return nil // Complete does it
+		return nil // done by Complete
 	}
 	want, err := xattrs(d.from, &d.st)
 	if err != nil {
@@ -141,7 +141,7 @@ func (c *copier) entry(d *dir, e entry, source int, me *worker) error {
 		return err
 	}
 	if kindOf(&st) != e.kind {
-		return &DifferenceError{What: "kind"} // it was replaced since the directory was read
+		return &DifferenceError{What: "kind"} // replaced since the directory was read
 	}
 	if st.Nlink <= 1 {
 		return c.make(d, e.name, source, &st, me)
@@ -159,7 +159,7 @@ func (c *copier) entry(d *dir, e entry, source int, me *worker) error {
 	return l.err
 }
 
-// link gives a file that has been copied one more name.
+// link adds a hard link to a file that has been copied.
 func (c *copier) link(l *link, d *dir, name string) error {
 	if err := c.clear(d, name); err != nil {
 		return err
@@ -175,8 +175,8 @@ func (c *copier) link(l *link, d *dir, name string) error {
 	return nil
 }
 
-// clear removes what the target had of that name before, unless it is a directory. Where leftovers were removed there
-// is nothing.
+// clear removes an existing file of that name from the target, but not a directory. If leftovers were removed, there is
+// none.
 func (c *copier) clear(d *dir, name string) error {
 	if c.exact {
 		return nil
@@ -228,7 +228,7 @@ func (c *copier) makeFile(source, target int, st *unix.Stat_t, me *worker) error
 	return nil
 }
 
-// content copies the data and leaves the holes, in whole pages.
+// content copies the data and keeps the holes, in whole pages.
 func (c *copier) content(source, target int, st *unix.Stat_t, me *worker) (digest uint64, err error) {
 	holes := sparse(st)
 	if holes {
@@ -268,8 +268,8 @@ func (c *copier) content(source, target int, st *unix.Stat_t, me *worker) (diges
 	return digest, nil
 }
 
-// makeNode makes what is not a regular file. Since it cannot be opened, or must not, it has a
-// descriptor that only stands for it.
+// makeNode creates anything but a regular file. Such files cannot or must not be opened, so their descriptors are
+// O_PATH.
 func (c *copier) makeNode(d *dir, name string, source int, st *unix.Stat_t) error {
 	if err := c.clear(d, name); err != nil {
 		return err
@@ -297,7 +297,7 @@ func (c *copier) makeNode(d *dir, name string, source int, st *unix.Stat_t) erro
 	return copyAttributes(target, st, want)
 }
 
-// openBeneath opens a directory by its path below another, one name at a time.
+// openBeneath opens a directory by its path below another one, component by component.
 func openBeneath(top int, path string) (int, error) {
 	at, err := unix.Openat(top, ".", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil || path == "." {

@@ -1,14 +1,14 @@
-// Package copytree makes one directory tree the same as another, and proves it. Copy carries over everything a file
-// system stores about a file: owners, modes, times to the nanosecond, hard links, symbolic links, holes, extended
-// attributes and with them ACLs and capabilities, device nodes, fifos and sockets. Verify then compares the names and
-// attributes of both trees, and every byte of the copy, read back, with what Copy has read: of the source a file is read
-// once more only if that differs. It sets the flags of chattr(1), which would have stood in the way before. Complete
-// removes from the target the mark of an incomplete copy, and opens it to its owners. An interrupted copy starts over.
+// Package copytree copies a directory tree and verifies the copy. Copy copies everything that a file system stores
+// about a file: owners, modes, times to the nanosecond, hard links, symbolic links, holes, extended attributes with
+// ACLs and capabilities, device nodes, fifos and sockets. Verify compares names and attributes of both trees, and every
+// byte of the copy, read back from the target, with what Copy has read; it reads a file of the source again only if
+// they differ. It also sets the flags of chattr(1), which would prevent earlier steps. Complete removes the mark of an
+// incomplete copy from the target and gives its owners access. An interrupted copy starts over.
 //
-// The source is read-only, or bind-mounted and may be changed past its mount; nobody but root gets into the target.
-// Each file is opened by its name in a directory that is open already, with O_NOFOLLOW, and changed through its
-// descriptor only: there is no path that a link could redirect, and none that is too long. Package worker has both
-// trees on detached mounts, so that nothing is mounted inside them.
+// The source is read-only, or bind-mounted, so that it may be changed through other mounts. Only root has access to the
+// target. Each file is opened by its name in an open directory, with O_NOFOLLOW, and changed only through its
+// descriptor: there is no path that a link could redirect or that is too long. Package worker opens both trees on
+// detached mounts, so that nothing is mounted inside them.
 package copytree
 
 import (
@@ -26,45 +26,45 @@ import (
 // Progress counts the files and bytes that a Copy or Verify has processed.
 type Progress struct {
 	Files int64
-	Bytes int64 // of content, holes not counted
+	Bytes int64 // of content, without holes
 }
 
-// Counter is a Progress that may be read at any time.
+// Counter is a Progress that is safe for concurrent use.
 type Counter struct{ files, bytes atomic.Int64 }
 
-// Load returns the present state.
+// Load returns the current progress.
 func (c *Counter) Load() Progress { return Progress{Files: c.files.Load(), Bytes: c.bytes.Load()} }
 
-// Trees are a source, which is only read, and a target. They are opened for each step: in between, the target may be
-// unmounted.
+// Trees holds the state of a copy from a source, which is only read, to a target. Each step gets both as open
+// directories, so that the target can be unmounted between steps.
 type Trees struct {
 	from, to *os.File
 	mark     string
 	own      string
 	exact    bool
 	digests  digests
-	flagged  atomic.Bool // the source has files with flags to keep
-	top      attributes  // of the source
+	flagged  atomic.Bool // the source has files with chattr(1) flags
+	top      attributes  // of the source's top directory
 
 	probing sync.Mutex
 	clamped Clamped
 }
 
-// Clamped are the files with times that the target cannot hold.
+// Clamped counts the files with times that the target cannot store exactly.
 type Clamped struct {
 	Files int64
-	First string // a path of one
+	First string // path of the first one
 }
 
-// New returns the trees of one copy. Mark is the name of a file at the top of the target, which is not a part of the
-// tree, and own that of an extended attribute of the top directory, which each tree has for itself. Exact says that
-// other files are left over from an interrupted copy, and are removed; otherwise they are kept where the source has
-// nothing of that name.
+// New returns the state of a new copy. mark is the name of a file at the top of the target that is not part of the
+// tree. own is an extended attribute of the top directory that is not copied. With exact set, other files on the target
+// are left from an interrupted copy and removed; otherwise they are kept, unless the source has a file of the same
+// name.
 func New(mark, own string, exact bool) *Trees {
 	return &Trees{mark: mark, own: own, exact: exact, digests: newDigests()}
 }
 
-// Copy brings the target into the state of the source and flushes it, except for what Verify and Complete do.
+// Copy copies the tree and flushes the target. Verify and Complete must follow.
 func (t *Trees) Copy(ctx context.Context, from, to *os.File, progress *Counter) error {
 	t.from, t.to = from, to
 	c := &copier{Trees: t, progress: progress, links: newLinks(), flushDue: make(chan struct{}, 1)}
@@ -76,7 +76,7 @@ func (t *Trees) Copy(ctx context.Context, from, to *os.File, progress *Counter) 
 	}
 	close(c.flushDue)
 	if err = errors.Join(err, <-flushed); err == nil {
-		err = c.flush() // where the kernel reports what it could not write
+		err = c.flush() // reports write errors
 	}
 	if err != nil {
 		return fmt.Errorf("copy %s to %s: %w", from.Name(), to.Name(), err)
@@ -84,8 +84,8 @@ func (t *Trees) Copy(ctx context.Context, from, to *os.File, progress *Counter) 
 	return nil
 }
 
-// Verify compares the target with what Copy has read of the source, and returns a *DifferenceError if there is any
-// difference. Times that the target cannot hold are none. What was compared gets its flags.
+// Verify compares the target with what Copy has read, and sets chattr(1) flags. It returns a *DifferenceError for any
+// difference except times that the target cannot store exactly.
 func (t *Trees) Verify(ctx context.Context, from, to *os.File, progress *Counter) (Clamped, error) {
 	t.from, t.to, t.clamped = from, to, Clamped{}
 	w := t.walk(ctx, &verifier{Trees: t, progress: progress, links: newLinks()}, progress)
@@ -100,8 +100,8 @@ func (t *Trees) Verify(ctx context.Context, from, to *os.File, progress *Counter
 	return t.clamped, nil
 }
 
-// Complete removes the mark, if there is one, from a target that has been copied and verified, gives its top directory
-// the attributes of the source's except its own, and flushes it. It does not need the source any more.
+// Complete removes the mark from a verified target, gives its top directory the attributes of the source's, except its
+// own, and flushes it. The source need not be mounted.
 func (t *Trees) Complete(to *os.File) error {
 	fd := int(to.Fd())
 	err := unix.Unlinkat(fd, t.mark, 0)
@@ -135,7 +135,7 @@ func (t *Trees) Complete(to *os.File) error {
 	return nil
 }
 
-// DifferenceError says where two trees are not the same.
+// DifferenceError describes a difference between two trees.
 type DifferenceError struct {
 	Path string // relative to both trees
 	What string
@@ -143,8 +143,8 @@ type DifferenceError struct {
 
 func (e *DifferenceError) Error() string { return fmt.Sprintf("%q differs in %s", e.Path, e.What) }
 
-// changed is the error for a name that was there when its directory was read: if it is gone or
-// something else now, that is a difference.
+// changed returns the error for a name that existed when its directory was read. If it is missing or of another kind
+// now, that is a difference.
 func changed(op string, err error) error {
 	switch {
 	case errors.Is(err, unix.ENOENT):

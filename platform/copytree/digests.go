@@ -10,18 +10,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxDigests bounds the memory; files without a digest are compared byte by byte.
+// maxDigests bounds the memory for digests. Files without one are compared byte by byte.
 const maxDigests = 1 << 18
 
-// digests are of the files that Copy has read, by inode, so that Verify need not read the source a second
-// time. They detect accidental changes, not forged ones: the hash has a random key and 64 bits.
+// digests holds the digests of the files that Copy has read, by inode, so that Verify need not read the source again.
+// They detect accidental changes only: the hash has a random key and 64 bits.
 type digests struct {
 	mu    sync.Mutex
 	seed  maphash.Seed
 	known map[uint64]state
 }
 
-// state is a file of the source as it was read. Whatever is done to it afterwards changes ctime.
+// state describes a file of the source when it was read. Any later change of the file changes its ctime.
 type state struct {
 	size   int64
 	ctime  unix.Timespec
@@ -40,7 +40,7 @@ func (s *digests) put(st *unix.Stat_t, digest uint64) {
 	}
 }
 
-// get returns the digest of a file that has not changed since it was read.
+// get returns the digest of a file, if it has not changed since it was read.
 func (s *digests) get(st *unix.Stat_t) (uint64, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -48,13 +48,13 @@ func (s *digests) get(st *unix.Stat_t) (uint64, bool) {
 	return known.digest, ok && known.size == st.Size && known.ctime == st.Ctim
 }
 
-// pageSize is the unit of a digest, and no file system that the agent makes has larger blocks.
+// pageSize is the unit of a digest. No file system that the agent creates has larger blocks.
 const pageSize = 4096
 
 var zeroPage [pageSize]byte
 
-// add continues a digest with what is at an offset of a file, which is that of a page. Pages count by their place;
-// zeros do not, so that a hole is as good as zeros.
+// add adds a block to a digest. at is the offset of the block, a multiple of pageSize. Zero pages are skipped, so that
+// a hole equals zeros.
 func (s *digests) add(digest uint64, at int64, block []byte) uint64 {
 	for page := range slices.Chunk(block, pageSize) {
 		if !bytes.Equal(page, zeroPage[:len(page)]) {
@@ -68,7 +68,7 @@ func (s *digests) add(digest uint64, at int64, block []byte) uint64 {
 	return digest
 }
 
-// addAttributes continues a digest with extended attributes, in any order.
+// addAttributes adds extended attributes to a digest. Their order does not matter.
 func (s *digests) addAttributes(digest uint64, all map[string]string) uint64 {
 	for name, value := range all {
 		digest ^= maphash.String(s.seed, name+"\x00"+value)

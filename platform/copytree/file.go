@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// blockSize is the unit of reading, writing and digests.
+// blockSize is the unit of reads and writes.
 const blockSize = 256 << 10
 
-// entry is an entry of a directory, with what the directory itself knows of it.
+// entry is a directory entry.
 type entry struct {
 	name  string
 	inode uint64
@@ -34,15 +34,15 @@ func (e *entry) findKind(dir int) error {
 	return nil
 }
 
-// kindOf is the kind as a directory has it: the upper bits of the mode.
+// kindOf returns the type as in a directory entry: the upper bits of the mode.
 func kindOf(st *unix.Stat_t) uint8 { return uint8(st.Mode & unix.S_IFMT >> 12) }
 
 func openDir(dir int, name string) (int, error) {
 	return openFile(dir, name, unix.O_RDONLY|unix.O_DIRECTORY)
 }
 
-// openFile opens something by its name in a directory. A link is not followed: the call fails,
-// or with O_PATH opens the link itself.
+// openFile opens a file by its name in a directory. It does not follow a symbolic link: it fails, or with O_PATH opens
+// the link itself.
 func openFile(dir int, name string, flags int) (int, error) {
 	flags |= unix.O_NOFOLLOW | unix.O_CLOEXEC
 	if flags&unix.O_PATH == 0 {
@@ -56,7 +56,7 @@ func openFile(dir int, name string, flags int) (int, error) {
 	}
 }
 
-// closeAll closes what was only read: nothing can be lost by it.
+// closeAll closes descriptors that were only read from, so that errors do not matter.
 func closeAll(fds ...int) {
 	for _, fd := range fds {
 		if fd >= 0 {
@@ -65,7 +65,7 @@ func closeAll(fds ...int) {
 	}
 }
 
-// readDir reads all of an open directory.
+// readDir reads all entries of an open directory.
 func readDir(fd int) ([]entry, error) {
 	if _, err := unix.Seek(fd, 0, io.SeekStart); err != nil {
 		return nil, err
@@ -80,7 +80,7 @@ func readDir(fd int) ([]entry, error) {
 		if err != nil || n <= 0 {
 			return entries, err
 		}
-		// Each is a struct linux_dirent64: inode, offset, length of the entry, kind, name with a zero at its end.
+		// Each is a struct linux_dirent64: inode, offset, length of the entry, type, null-terminated name.
 		const text = 19
 		for rest := b[:n]; len(rest) > text; {
 			one := rest[:binary.NativeEndian.Uint16(rest[16:])]
@@ -102,7 +102,7 @@ func isEmptyDir(dir int, name string) bool {
 	return err == nil && len(entries) == 0
 }
 
-// removeAll removes something and all that is below it.
+// removeAll removes a file or a directory tree.
 func removeAll(dir int, name string) error {
 	fd, err := openDir(dir, name)
 	if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
@@ -112,7 +112,7 @@ func removeAll(dir int, name string) error {
 		return err
 	}
 	defer closeAll(fd)
-	if err := TakeOver(fd); err != nil {
+	if err := RestrictToRoot(fd); err != nil {
 		return err
 	}
 	entries, err := readDir(fd)
@@ -127,7 +127,7 @@ func removeAll(dir int, name string) error {
 	return unix.Unlinkat(dir, name, unix.AT_REMOVEDIR)
 }
 
-// removeFile removes anything but a directory, also a file that is immutable.
+// removeFile removes anything but a directory, even an immutable file.
 func removeFile(dir int, name string) error {
 	err := unix.Unlinkat(dir, name, 0)
 	if !errors.Is(err, unix.EPERM) {
@@ -148,10 +148,10 @@ func removeFile(dir int, name string) error {
 	return unix.Unlinkat(dir, name, 0)
 }
 
-// sparse reports whether a file has fewer blocks than its size needs.
+// sparse reports whether a file has holes: fewer blocks than its size requires.
 func sparse(st *unix.Stat_t) bool { return st.Blocks*512 < st.Size }
 
-// seek returns where data or a hole begins, at or after an offset, or the size.
+// seek returns the offset of the next data or hole, at or after an offset, or the size.
 func seek(fd int, at, size int64, whence int) (int64, error) {
 	found, err := unix.Seek(fd, at, whence)
 	if errors.Is(err, unix.ENXIO) {
@@ -180,7 +180,7 @@ func readlink(fd int) (string, error) {
 	return string(b[:max(n, 0)]), err
 }
 
-// copyAttributes gives a file the attributes of another and takes those that it has besides.
+// copyAttributes sets the attributes of a file and removes its other extended attributes.
 func copyAttributes(target int, st *unix.Stat_t, want map[string]string) error {
 	have, err := xattrs(target, st)
 	if err != nil {
@@ -202,13 +202,13 @@ func copyAttributes(target int, st *unix.Stat_t, want map[string]string) error {
 	return setAttributes(target, st, want)
 }
 
-// createMode is of a regular file until its attributes are set. Its owner is root, since it is made in
-// a directory of root's without the set-group-ID bit.
+// createMode is the mode of a regular file until its attributes are set. Its owner is root, since it is created in a
+// directory that root owns and that has no set-group-ID bit.
 const createMode = 0o600
 
-// setAttributes sets attributes through a descriptor. The order matters: changing the owner clears
-// modes and capabilities, and everything changes the times. What a regular file has from
-// its creation is not set again: each change is one more of the file system's journal.
+// setAttributes sets attributes through a descriptor. The order matters: a change of the owner clears modes and
+// capabilities, and every change updates the times. Attributes that a regular file already has from its creation are
+// not set again, since each change adds to the journal.
 func setAttributes(fd int, st *unix.Stat_t, xattrs map[string]string) (err error) {
 	created := kindOf(st) == unix.DT_REG
 	if !created || st.Uid != 0 || st.Gid != 0 {
@@ -222,7 +222,7 @@ func setAttributes(fd int, st *unix.Stat_t, xattrs map[string]string) (err error
 	case opened(st):
 		err = unix.Fchmod(fd, st.Mode&0o7777)
 	case kindOf(st) != unix.DT_LNK:
-		err = unix.Chmod(procPath(fd), st.Mode&0o7777) // a handle in /proc, which root alone has
+		err = unix.Chmod(procPath(fd), st.Mode&0o7777) // through /proc, since the descriptor is O_PATH
 	}
 	if err != nil {
 		return fmt.Errorf("mode: %w", err)
@@ -243,18 +243,18 @@ func setAttributes(fd int, st *unix.Stat_t, xattrs map[string]string) (err error
 	return nil
 }
 
-// opened reports whether a file of that kind is open. Of others there is a descriptor that only
-// stands for them (O_PATH), and some calls take that only as a path.
+// opened reports whether files of that type are opened. Others have an O_PATH descriptor, for which some system calls
+// need a path.
 func opened(st *unix.Stat_t) bool {
 	kind := kindOf(st)
 	return kind == unix.DT_REG || kind == unix.DT_DIR
 }
 
-// procPath is a path that leads to what a descriptor stands for, and not on from there if that is a link.
+// procPath returns a path to the file behind a descriptor. It does not follow that file if it is a symbolic link.
 func procPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
-// xattrs reads the extended attributes. It leaves out the other names under which xfs lists its ACLs:
-// where they are written they would be attributes like any, or, in xfs, ACLs a second time.
+// xattrs reads the extended attributes. It leaves out the alternative names under which xfs lists its ACLs: if written,
+// they would become ordinary attributes or, on xfs, set the ACLs twice.
 func xattrs(fd int, st *unix.Stat_t) (map[string]string, error) {
 	list := func(b []byte) (int, error) { return unix.Flistxattr(fd, b) }
 	get := func(name string, b []byte) (int, error) { return unix.Fgetxattr(fd, name, b) }
@@ -283,7 +283,7 @@ func xattrs(fd int, st *unix.Stat_t) (map[string]string, error) {
 	return all, nil
 }
 
-// grown calls a function with larger and larger buffers until what it returns fits.
+// grown calls read with increasingly large buffers until the result fits.
 func grown(read func([]byte) (int, error)) (string, error) {
 	for size := 256; ; size *= 4 {
 		b := make([]byte, size)

@@ -7,15 +7,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The flags of chattr(1) that are copied, by the letters of lsattr(1), from linux/fs.h. Others tell
-// how a file is stored, or need a project or an encryption key.
+// The flags of chattr(1) that are copied, by the letters of lsattr(1), from linux/fs.h. Others describe the storage of
+// a file, or need a project or an encryption key.
 const (
-	portableFlags = 0x08 | 0x10 | 0x20 | 0x40 | 0x80 // S, i, a, d, A: what xfs knows, too
+	portableFlags = 0x08 | 0x10 | 0x20 | 0x40 | 0x80 // S, i, a, d, A: supported by xfs, too
 	// s, u, j, t, D, T
 	keptFlags = portableFlags | 0x01 | 0x02 | 0x4000 | 0x8000 | 0x10000 | 0x20000
 )
 
-// getFlags returns the kept flags of a file or directory; a file system without any has none.
+// getFlags returns the flags of a file or directory to copy, or 0 if the file system does not support any.
 func getFlags(fd int) (uint32, error) {
 	flags, err := unix.IoctlGetUint32(fd, unix.FS_IOC_GETFLAGS)
 	switch {
@@ -27,7 +27,7 @@ func getFlags(fd int) (uint32, error) {
 	return flags & keptFlags, nil
 }
 
-// setFlags replaces the kept flags and leaves the others.
+// setFlags replaces the copied flags and keeps the others.
 func setFlags(fd int, want uint32) error {
 	flags, err := unix.IoctlGetUint32(fd, unix.FS_IOC_GETFLAGS)
 	if err == nil {
@@ -39,7 +39,7 @@ func setFlags(fd int, want uint32) error {
 	return nil
 }
 
-// clearFlags allows to change a file that was there before, or complete when the copy was interrupted.
+// clearFlags clears the flags that prevent changes to a file of an earlier, interrupted copy.
 func clearFlags(fd int) error {
 	flags, err := getFlags(fd)
 	if err != nil || flags == 0 {
@@ -48,7 +48,7 @@ func clearFlags(fd int) error {
 	return setFlags(fd, 0)
 }
 
-// copyFlags sets the flags of the source, of a file system that does not know all of them those that it does.
+// copyFlags sets the flags of the source. If the file system does not support all of them, it sets the portable ones.
 func copyFlags(target int, want uint32) error {
 	if want == 0 {
 		return nil
@@ -69,14 +69,14 @@ func copyFlags(target int, want uint32) error {
 	return nil
 }
 
-// attributes are kept for Complete, which sets them on the top of the target when the source is not open any more.
+// attributes holds the attributes of the source's top directory for Complete, when the source is no longer open.
 type attributes struct {
 	st     unix.Stat_t
 	xattrs map[string]string
 	flags  uint32
 }
 
-// attributesOf reads those of an open directory.
+// attributesOf reads the attributes of an open directory.
 func attributesOf(fd int) (a attributes, err error) {
 	if err := unix.Fstat(fd, &a.st); err != nil {
 		return a, err

@@ -7,9 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openAhead opens an entry before its turn, and has the kernel begin to read it: while a worker is
-// busy with one file, the disk reads the next ones. Of anything but a regular file it returns a
-// descriptor that only stands for it: a device must not be opened.
+// openAhead opens an entry before it is processed, and starts readahead, so that the disk reads the next files while a
+// worker processes one. For anything but a regular file it returns an O_PATH descriptor: a device must not be opened.
 func openAhead(dir int, name string, kind uint8) (int, error) {
 	if kind != unix.DT_REG {
 		return openFile(dir, name, unix.O_PATH)
@@ -21,13 +20,13 @@ func openAhead(dir int, name string, kind uint8) (int, error) {
 	return fd, err
 }
 
-// leaveHoles turns readahead off: it would fill the page cache with zeros for the holes of a sparse file, which takes
+// leaveHoles disables readahead, which would fill the page cache with zeros for the holes of a sparse file and take
 // longer than reading its data.
 func leaveHoles(fd int) {
 	_ = unix.Fadvise(fd, 0, 0, unix.FADV_RANDOM) // only readahead
 }
 
-// readAt fills a block from an offset of a file.
+// readAt fills b from an offset of a file.
 func readAt(fd int, b []byte, offset int64) error {
 	for len(b) > 0 {
 		n, err := unix.Pread(fd, b, offset)
@@ -37,7 +36,7 @@ func readAt(fd int, b []byte, offset int64) error {
 		case err != nil:
 			return fmt.Errorf("read: %w", err)
 		case n == 0:
-			return &DifferenceError{What: "size"} // it became shorter
+			return &DifferenceError{What: "size"} // the file became shorter
 		}
 		b, offset = b[n:], offset+int64(n)
 	}

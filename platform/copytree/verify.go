@@ -18,7 +18,7 @@ type verifier struct {
 
 func (v *verifier) enter(d *dir) (err error) {
 	if d.parent == nil {
-		return nil // its attributes are set by Complete
+		return nil // Complete sets its attributes
 	}
 	if d.to, err = openDir(d.parent.to, d.name); err != nil {
 		return changed("open", err)
@@ -33,15 +33,15 @@ func (v *verifier) enter(d *dir) (err error) {
 	return compareXattrs(d.from, d.to, &d.st)
 }
 
-// finishDir comes after what is in a directory: one with flags cannot be changed any more.
+// finishDir sets the flags of a directory after its content, since flags may prevent changes.
 func (v *verifier) finishDir(d *dir) error {
 	if d.parent == nil {
-		return nil // Complete does it
+		return nil // done by Complete
 	}
 	return v.setFlags(d.from, d.to)
 }
 
-// setFlags gives what was compared the flags of chattr(1), which would have stood in the way before.
+// setFlags copies the flags of chattr(1) to a file that was compared.
 func (v *verifier) setFlags(source, target int) error {
 	if !v.flagged.Load() {
 		return nil
@@ -53,7 +53,7 @@ func (v *verifier) setFlags(source, target int) error {
 	return copyFlags(target, want)
 }
 
-// compareStat compares what stat tells.
+// compareStat compares the results of stat(2). path is called for the first file with a clamped time.
 func (v *verifier) compareStat(st, have *unix.Stat_t, path func() string) error {
 	if what := difference(st, have); what != "" {
 		return &DifferenceError{What: what}
@@ -61,7 +61,7 @@ func (v *verifier) compareStat(st, have *unix.Stat_t, path func() string) error 
 	if st.Mtim == have.Mtim {
 		return nil
 	}
-	held, err := v.held(st.Mtim)
+	held, err := v.clampedTime(st.Mtim)
 	if err == nil && held != have.Mtim {
 		err = &DifferenceError{What: "modification time"}
 	}
@@ -76,9 +76,9 @@ func (v *verifier) compareStat(st, have *unix.Stat_t, path func() string) error 
 	return nil
 }
 
-// held returns a time as the target's file system stores it. No call tells which times a file system can hold, so the
-// top directory of the target is given this one: Complete sets its times.
-func (v *verifier) held(t unix.Timespec) (unix.Timespec, error) {
+// clampedTime returns a time as the target's file system stores it. No system call tells that, so it sets the times of
+// the target's top directory; Complete sets them again.
+func (v *verifier) clampedTime(t unix.Timespec) (unix.Timespec, error) {
 	v.probing.Lock()
 	defer v.probing.Unlock()
 	top := int(v.to.Fd())
@@ -164,8 +164,8 @@ func (v *verifier) entry(d *dir, e entry, target int, me *worker) error {
 	return nil
 }
 
-// sameDigest compares a copy with what was read of the source. False means that there is no
-// digest, or that the two have to be compared.
+// sameDigest compares a copy with the digest of the source. It returns false if there is no digest, or if the contents
+// have to be compared.
 func (v *verifier) sameDigest(target int, st *unix.Stat_t, me *worker) (bool, error) {
 	want, known := v.digests.get(st)
 	if !known {
@@ -200,13 +200,13 @@ func (v *verifier) sameDigest(target int, st *unix.Stat_t, me *worker) (bool, er
 	}
 	all, err := xattrs(target, st)
 	if err != nil || v.digests.addAttributes(digest, all) != want {
-		v.progress.bytes.Add(-read) // it is read again
+		v.progress.bytes.Add(-read) // read again by compareContent
 		return false, err
 	}
 	return true, nil
 }
 
-// compareContent reads what is data on either side; the holes of the other read as zeros.
+// compareContent compares all ranges that are data in either file. Holes read as zeros.
 func (v *verifier) compareContent(source, target int, size int64, me *worker) error {
 	for at := int64(0); at < size; {
 		if err := context.Cause(me.ctx); err != nil {
@@ -249,7 +249,7 @@ func compareLinks(source, target int) error {
 	return err
 }
 
-// difference compares what stat tells, but not times and what belongs to the file system itself.
+// difference compares the results of stat(2), except for times and values that depend on the file system.
 func difference(source, target *unix.Stat_t) string {
 	kind := kindOf(source)
 	switch {

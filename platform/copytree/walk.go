@@ -15,33 +15,32 @@ import (
 )
 
 const (
-	// batchSize bounds the directory entries that one worker takes at a time. Most directories are one batch, so that
-	// workers create files in different directories and do not wait for each other.
+	// batchSize bounds the directory entries that a worker takes at a time. Most directories are a single batch, so
+	// that workers create files in different directories and do not wait for each other.
 	batchSize = 1024
-	// openAheadCount bounds the files that one worker has open before their turn.
+	// openAheadCount bounds the files that a worker opens in advance.
 	openAheadCount = 32
-	// lostFound, at the top of a tree, is made with the file system; its entries are content like any other.
+	// lostFound is a directory at the top of a new file system. Its entries are content like any other.
 	lostFound = "lost+found"
 )
 
-// Workers returns the number of files that are worked on at a time: enough that a disk has several requests under way
-// while other workers wait for it.
+// Workers returns the number of files to process concurrently: enough for several pending requests to the disk.
 func Workers() int { return 8 * runtime.NumCPU() }
 
-// A visitor treats what a walk finds.
+// visitor processes the entries found by a walk.
 type visitor interface {
 	// enter opens the target of a directory, before its entries are read.
 	enter(d *dir) error
-	// open opens what entry reads, some entries before its turn.
+	// open opens an entry in advance.
 	open(d *dir, e entry) (int, error)
-	// entry treats anything but a directory. The descriptor is the one that open has returned.
+	// entry processes anything but a directory. fd is the descriptor that open has returned.
 	entry(d *dir, e entry, fd int, me *worker) error
-	// finishDir is called when everything below a directory is done.
+	// finishDir is called after everything below a directory was processed.
 	finishDir(d *dir) error
 }
 
-// dir is a directory of both trees while something below it is not done. The descriptors stay
-// open for that long: the kernel keeps the parents of an open directory in memory anyway.
+// dir is a directory of both trees until everything below it was processed. Its descriptors remain open until then; the
+// kernel keeps the parents of an open directory in memory anyway.
 type dir struct {
 	parent   *dir // nil at the top
 	name     string
@@ -51,7 +50,7 @@ type dir struct {
 	pending  atomic.Int64
 }
 
-// path returns a path for messages; files are opened by their names.
+// path returns the path of an entry, for messages only.
 func (d *dir) path(name string) string {
 	parts := []string{name}
 	for ; d.parent != nil; d = d.parent {
@@ -68,26 +67,26 @@ func (d *dir) ownPath() string {
 	return d.parent.path(d.name)
 }
 
-// worker holds the state that one goroutine of a walk does not share.
+// worker holds the state of one goroutine of a walk.
 type worker struct {
-	ctx  context.Context // ends with the walk's first failure
-	a, b []byte          // of blockSize
+	ctx  context.Context // canceled by the first error
+	a, b []byte          // buffers of blockSize
 }
 
-// task is a subdirectory to enter, or entries of a directory.
+// task is a subdirectory to enter, or a batch of entries.
 type task struct {
 	dir     *dir
 	sub     string
 	entries []entry
 }
 
-// walk goes through the source tree with several workers. Tasks are kept on a stack, so that few
-// directories are open at a time however large the tree is.
+// walk traverses the source tree with several workers. Tasks are kept on a stack, so that only a few directories are
+// open even in a large tree.
 type walk struct {
 	*Trees
 	visitor
 	progress *Counter
-	ctx      context.Context // ends with the first failure
+	ctx      context.Context // canceled by the first error
 	fail     context.CancelCauseFunc
 
 	mu      sync.Mutex
@@ -95,7 +94,7 @@ type walk struct {
 	tasks   []task
 	working int
 
-	compareNames bool // what only the target has is a difference
+	compareNames bool // report entries that only the target has
 }
 
 func (t *Trees) walk(ctx context.Context, v visitor, progress *Counter) *walk {
@@ -142,7 +141,7 @@ func (w *walk) work() {
 	}
 }
 
-// next returns the latest task, and false when all are done.
+// next returns the latest task, or false if all are done.
 func (w *walk) next() (task, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -166,8 +165,7 @@ func (w *walk) push(t task) {
 	w.wake.Signal()
 }
 
-// release takes back one reason to keep a directory open. The last one leaves it: only then do its
-// times stay as they are set.
+// release drops a reference to a directory. The last one finishes it: later changes would update its times.
 func (w *walk) release(d *dir) {
 	for ; d != nil && d.pending.Add(-1) == 0; d = d.parent {
 		if d.entered && w.ctx.Err() == nil {
@@ -200,7 +198,7 @@ func (w *walk) descend(parent *dir, name string) {
 	w.release(d)
 }
 
-// scan enters a directory and makes tasks of what is in it.
+// scan enters a directory and creates tasks for its entries.
 func (w *walk) scan(d *dir) {
 	err := w.enter(d)
 	if err != nil {
@@ -223,7 +221,7 @@ func (w *walk) scan(d *dir) {
 			return
 		}
 	}
-	// Inode numbers follow the place on the disk, and files that were made together lie together.
+	// Sort by inode number, which follows the location on the disk.
 	slices.SortFunc(entries, func(a, b entry) int { return cmp.Compare(a.inode, b.inode) })
 	for len(entries) > 0 {
 		n := min(batchSize, len(entries))
@@ -249,7 +247,7 @@ func (w *walk) findSurplus(d *dir, entries []entry) error {
 	return nil
 }
 
-// visitAll treats entries of one directory.
+// visitAll processes a batch of entries.
 func (w *walk) visitAll(d *dir, entries []entry, me *worker) {
 	opened := make([]openedEntry, min(openAheadCount, len(entries)))
 	next := 0
@@ -265,8 +263,7 @@ func (w *walk) visitAll(d *dir, entries []entry, me *worker) {
 	}
 }
 
-// openedEntry is an entry whose turn comes soon, with its descriptor or with what is wrong with it. A
-// directory has no descriptor.
+// openedEntry is an entry opened in advance, with its descriptor or the error. A directory has no descriptor.
 type openedEntry struct {
 	entry
 	fd  int
@@ -300,7 +297,7 @@ func (w *walk) visit(d *dir, o openedEntry, me *worker) {
 	w.progress.files.Add(1)
 }
 
-// failed ends the walk.
+// failed ends the walk with an error.
 func (w *walk) failed(path string, err error) {
 	var differs *DifferenceError
 	if !errors.As(err, &differs) {
@@ -312,8 +309,8 @@ func (w *walk) failed(path string, err error) {
 	w.fail(err)
 }
 
-// links remembers files with several names. The first worker that meets one copies it, the others
-// wait for that and link to it.
+// links records files with several hard links. The first worker that meets one copies it; the others wait for that and
+// create links to it.
 type links struct {
 	mu    sync.Mutex
 	known map[uint64]*link
@@ -324,13 +321,13 @@ type link struct {
 	dir    string // the first name's directory, "." at the top
 	name   string
 	target uint64 // inode of the copy, for Verify
-	left   uint64 // how many names have not been met
+	left   uint64 // number of names not met yet
 	err    error
 }
 
 func newLinks() *links { return &links{known: map[uint64]*link{}} }
 
-// meet reports whether the caller is the first to meet the file; if so, it closes done.
+// meet reports whether the caller is the first to meet the file. The first closes done once it has copied the file.
 func (l *links) meet(st *unix.Stat_t, d *dir, name string) (*link, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,8 +1,7 @@
-// Package device finds the block device that a CPI's hint means. Resolvers are pure matchers over
-// one snapshot of /sys and /dev, looked at again whenever the kernel or udev reports a change,
-// under one deadline. A lookup can fail in three ways (absent, timed out, ambiguous), and each
-// error says what was looked for and which disks exist; an empty or relative path is never a result.
-// The package knows nothing of settings and never writes a device.
+// Package device finds the block device for a CPI's hint. Matchers are pure functions of a snapshot of /sys and /dev,
+// which is taken again whenever the kernel or udev reports a change, until a deadline. A lookup can fail in three ways
+// (absent, timed out, ambiguous); each error contains what was looked for and which disks exist. The package does not
+// use settings and never writes to a device.
 package device
 
 import (
@@ -23,14 +22,14 @@ import (
 	"cambium/internal/watch"
 )
 
-// Why a disk was not found.
+// Reasons why a disk was not found.
 var (
 	ErrAbsent    = errors.New("not found")
 	ErrTimedOut  = errors.New("timed out")
 	ErrAmbiguous = errors.New("ambiguous")
 )
 
-// NotFoundError carries the evidence. It matches one of the errors above by errors.Is.
+// NotFoundError is the error of a failed lookup. It wraps one of the reasons above.
 type NotFoundError struct {
 	Reason error
 	Hint   Hint
@@ -48,7 +47,7 @@ func (e *NotFoundError) Error() string {
 
 func (e *NotFoundError) Unwrap() error { return e.Reason }
 
-// Hint lists the names and addresses by which to find a disk.
+// Hint holds the names and addresses by which to find a disk.
 type Hint struct {
 	CID          string
 	Path         string
@@ -57,7 +56,7 @@ type Hint struct {
 	LUN          string
 	HostDeviceID string
 	ISCSI        bool
-	// Others are the CIDs of other disks: a path that leads to one of them is rejected.
+	// Others lists the CIDs of other disks. A path that leads to one of them is rejected.
 	Others []string
 }
 
@@ -76,38 +75,39 @@ func (h Hint) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Device is a disk that is there now.
+// Device is an existing disk.
 type Device struct {
 	Path   string // canonical
 	Number blkdev.Number
-	// Directory is set for a bind-mounted "disk", which is not a block device.
+	// Directory is set for a directory that is used as a disk by bind mount.
 	Directory bool
-	// Identified is set when it was found by an identifier of the disk, not by a place such as a path or a LUN.
+	// Identified is set if the disk was found by an identifier of its own, rather than by a location such as a path or
+	// LUN.
 	Identified bool
 }
 
-// Options say how hints are understood; they come from the stemcell's agent.json.
+// Options configures how hints are resolved, as in the stemcell's agent.json.
 type Options struct {
-	Type                   string // "virtio", "scsi", "iscsi"; anything else takes paths as they are
+	Type                   string // "virtio", "scsi" or "iscsi"; otherwise paths are used as they are
 	IDPattern              string // RE2
 	IDReplacement          string
-	LUNLinks               string // directory with one link per LUN
+	LUNLinks               string // directory with a link for each LUN
 	InstanceStoragePattern string // glob of NVMe devices
 	ManagedVolumePattern   string // glob of links to volumes that are not instance storage
-	// Root is "/" unless a test moves it.
+	// Root is "/" except in tests.
 	Root string
-	// TimeoutScale multiplies the time limits; 1 if zero.
+	// TimeoutScale multiplies the time limits. 0 means 1.
 	TimeoutScale float64
 }
 
-// Resolver turns hints into devices.
+// Resolver resolves hints to devices.
 type Resolver struct {
 	options Options
 	pattern *regexp.Regexp
 	log     *logrus.Entry
 }
 
-// New checks the options; a bad pattern is an error here and not a panic later.
+// New returns a resolver, or an error if a pattern is invalid.
 func New(o Options, log *logrus.Entry) (*Resolver, error) {
 	if o.Root == "" {
 		o.Root = "/"
@@ -134,8 +134,7 @@ func New(o Options, log *logrus.Entry) (*Resolver, error) {
 	return r, nil
 }
 
-// The time limits are those of cloudfoundry/bosh-agent, or longer, so that no disk that it
-// would have found is missed.
+// Time limits. They are at least those of cloudfoundry/bosh-agent, so that no disk is missed that it would have found.
 const (
 	byIDGrace   = 500 * time.Millisecond
 	pathLimit   = 30*time.Second + byIDGrace
@@ -143,28 +142,28 @@ const (
 	volumeLimit = 15 * time.Second
 )
 
-// A stage is one way to find the disk. The result of a later stage counts only after its grace period, so
-// that a mere path does not win over an identity that is about to appear.
+// stage is one way to find the disk. A match of a later stage counts only after its grace period, so that a path does
+// not win over an identifier that is about to appear.
 type stage struct {
 	match matcher
 	grace time.Duration
 	limit time.Duration
-	// fullGrace means that the grace is not over when udev has finished with the device that was found:
-	// the identity that is waited for may be another device's.
+	// fullGrace waits for the whole grace period even if udev has processed the device that was found, since the
+	// expected identifier may belong to another device.
 	fullGrace bool
-	// identifier and path say what the disk is found by; a place that is not a path is neither.
+	// identifier and path tell by what the disk is found. Both are false for a location other than a path.
 	identifier, path bool
 }
 
 type search struct {
 	stages []stage
-	paths  []string // looked at one by one; they may be missing
-	links  []string // directories whose links are looked at
-	disks  bool     // all disks of the machine are looked at
+	paths  []string // individual paths, which may be missing
+	links  []string // directories of links
+	disks  bool     // include all disks of the machine
 	rescan bool
 }
 
-// nextGrace is the time until the next grace period ends; 0 if there is none.
+// nextGrace returns the time until the next grace period ends, or 0.
 func (s search) nextGrace(waited time.Duration) (next time.Duration) {
 	for _, st := range s.stages {
 		if left := st.grace - waited; left > 0 && (next == 0 || left < next) {
@@ -183,7 +182,7 @@ func (r *Resolver) search(h Hint) (s search, err error) {
 		s.links = append(s.links, o.LUNLinks)
 		s.stages = append(s.stages, stage{match: lunLink(o.LUNLinks, h.LUN), limit: scsiLimit})
 	}
-	// A path is not an identity: after a link by LUN it counts when that link has not come in its time.
+	// A path is not an identity. If there may be a link by LUN, it counts only if that link does not appear in time.
 	byPath := func(match matcher) stage {
 		st := stage{match: match, limit: pathLimit, path: true}
 		if len(s.stages) > 0 {
@@ -228,8 +227,7 @@ func (r *Resolver) search(h Hint) (s search, err error) {
 	return s, nil
 }
 
-// Look searches once, without waiting: for questions about a disk that is either in use, and
-// then there, or not.
+// Look resolves a hint once, without waiting, for a disk that exists or may be absent.
 func (r *Resolver) Look(h Hint) (Device, error) {
 	s, err := r.search(h)
 	if err != nil {
@@ -242,7 +240,7 @@ func (r *Resolver) Look(h Hint) (Device, error) {
 	return d, err
 }
 
-// Resolve waits for the disk until the limit of its kind of hint, or until ctx ends.
+// Resolve resolves a hint and waits for the disk, until the time limit for that kind of hint or the end of ctx.
 func (r *Resolver) Resolve(ctx context.Context, h Hint) (Device, error) {
 	s, err := r.search(h)
 	if err != nil {
@@ -270,7 +268,7 @@ func (r *Resolver) Resolve(ctx context.Context, h Hint) (Device, error) {
 	for i := range dirs {
 		dirs[i] = filepath.Join(r.options.Root, dirs[i])
 	}
-	// The end of a grace period is not an event of the system, so a timer ends the wait.
+	// No event marks the end of a grace period, so a timer ends the wait.
 	for {
 		pause, stop := ctx, func() {}
 		if next := s.nextGrace(time.Since(begin)); next > 0 {
@@ -307,12 +305,12 @@ func (r *Resolver) Resolve(ctx context.Context, h Hint) (Device, error) {
 	case errors.As(err, &notFound):
 		return Device{}, err
 	case errors.Is(context.Cause(ctx), ErrTimedOut), errors.Is(err, context.DeadlineExceeded):
-		return Device{}, &NotFoundError{Reason: ErrTimedOut, Hint: h, Waited: time.Since(begin), Trace: append(trace, There(r.options.Root))}
+		return Device{}, &NotFoundError{Reason: ErrTimedOut, Hint: h, Waited: time.Since(begin), Trace: append(trace, DescribeDisks(r.options.Root))}
 	}
 	return Device{}, fmt.Errorf("find disk %s: %w", h, err)
 }
 
-// once evaluates all stages on a fresh snapshot. An empty path without error means not yet.
+// once evaluates all stages on a new snapshot. It returns an empty path without an error if the disk may still appear.
 func (r *Resolver) once(s search, h Hint, waited time.Duration) (Device, []string, error) {
 	now, err := observe(r.options.Root, s)
 	if err != nil {
@@ -321,7 +319,7 @@ func (r *Resolver) once(s search, h Hint, waited time.Duration) (Device, []strin
 	return r.pick(now, s, h, waited)
 }
 
-// pick is the device that a snapshot shows to be the one of the hint, after so long a wait.
+// pick returns the device to which the hint leads in a snapshot. waited is the time since the search began.
 func (r *Resolver) pick(now snapshot, s search, h Hint, waited time.Duration) (Device, []string, error) {
 	var trace []string
 	others := r.others(now, h)
@@ -345,8 +343,8 @@ func (r *Resolver) pick(now snapshot, s search, h Hint, waited time.Duration) (D
 			trace = append(trace, n.Target+" is disk "+other)
 			continue
 		}
-		// Where udev has finished with the device, or does not run, no better link will come. Where other disks of this
-		// CPI have identifiers, this one's may belong to a device that is still to come.
+		// If udev has processed the device, or is not running, no better link will appear. If other disks of this CPI
+		// have identifiers, this disk's may belong to a device that has yet to appear.
 		if waited < st.grace && now.Udev && (st.fullGrace || !n.Settled || len(others) > 0) {
 			trace = append(trace, "waiting for udev to confirm "+n.Target)
 			continue
@@ -356,7 +354,7 @@ func (r *Resolver) pick(now snapshot, s search, h Hint, waited time.Duration) (D
 	return Device{}, trace, nil
 }
 
-// others are the devices whose identifiers belong to a disk other than that of the hint, with the CID of that disk.
+// others maps the devices whose identifiers belong to other disks to the CIDs of those disks.
 func (r *Resolver) others(now snapshot, h Hint) map[blkdev.Number]string {
 	if r.options.Type != "virtio" {
 		return nil
@@ -384,8 +382,8 @@ func distinct(found []node) (nodes []node) {
 	return nodes
 }
 
-// rescanSCSI makes every controller scan for new disks. It runs concurrently with the wait, since a
-// scan takes as long as its slowest bus.
+// rescanSCSI makes all SCSI hosts scan for new disks. It runs concurrently with the wait, since a scan takes as long as
+// its slowest bus.
 func (r *Resolver) rescanSCSI() {
 	hosts, _ := filepath.Glob(filepath.Join(r.options.Root, "sys/class/scsi_host/host*/scan"))
 	for _, scan := range hosts {
@@ -395,8 +393,8 @@ func (r *Resolver) rescanSCSI() {
 	}
 }
 
-// InstanceStorage returns the NVMe devices that are not volumes of the IaaS, sorted by path. The
-// number must be the one the CPI announced: one device too many could be a volume of another owner.
+// InstanceStorage returns the NVMe devices that are not volumes of the IaaS, sorted by path. It waits until there are
+// exactly as many as the CPI announced, since an extra device may be a volume of another owner.
 func (r *Resolver) InstanceStorage(ctx context.Context, count int) ([]Device, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, time.Duration(float64(pathLimit)*r.options.TimeoutScale), ErrTimedOut)
 	defer cancel()
@@ -451,7 +449,7 @@ func (r *Resolver) unmanaged() (nodes []node, unsettled, why string, err error) 
 		if !ok || !n.Block {
 			continue
 		}
-		// A volume whose link is not made yet must not be taken for instance storage.
+		// A volume without its link yet must not be taken for instance storage.
 		if udev && !n.Settled {
 			unsettled = p
 		}

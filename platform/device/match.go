@@ -9,15 +9,15 @@ import (
 	"strings"
 )
 
-// A matcher looks for a disk in a snapshot. It returns the matching nodes, and what it looked for
-// and saw, for errors.
+// matcher looks for a disk in a snapshot. It returns the matching nodes, and a description of the search for error
+// messages.
 type matcher func(snapshot) (found []node, evidence string)
 
-// serialLength is the length of the longest serial number that a virtio disk can hold, in bytes.
+// serialLength is the maximum length of a virtio disk's serial number in bytes.
 const serialLength = 20
 
-// byID matches the links that udev makes from a disk's serial number, and the serial number
-// itself where a virtio disk could hold only its beginning.
+// byID matches the links that udev creates for a disk's serial number, and the serial number itself, of which a virtio
+// disk may have only the beginning.
 func byID(cid string, pattern *regexp.Regexp, replacement string) matcher {
 	var glob string
 	switch {
@@ -51,7 +51,7 @@ func byID(cid string, pattern *regexp.Regexp, replacement string) matcher {
 	}
 }
 
-// mapped translates /dev/sdX into the name that the hypervisor's driver gives that disk.
+// mapped translates /dev/sdX to the names that drivers of hypervisors use for that disk.
 func mapped(p string) (matcher, []string) {
 	candidates := []string{p}
 	if letter, ok := strings.CutPrefix(p, "/dev/sd"); ok {
@@ -67,7 +67,7 @@ func mapped(p string) (matcher, []string) {
 	}, candidates
 }
 
-// identity takes a path as it is. With bind-mounted disks it may be a directory.
+// identity matches a path as it is. With bind-mounted disks it may be a directory.
 func identity(p string) matcher {
 	return func(s snapshot) ([]node, string) {
 		if n, ok := s.Nodes[p]; ok {
@@ -77,7 +77,7 @@ func identity(p string) matcher {
 	}
 }
 
-// scsiID matches the links that end in a disk's UUID, written without dashes.
+// scsiID matches links that end with a disk's UUID, without dashes.
 func scsiID(id string) matcher {
 	glob := "*" + strings.ReplaceAll(id, "-", "")
 	return func(s snapshot) (found []node, _ string) {
@@ -91,8 +91,8 @@ func scsiID(id string) matcher {
 	}
 }
 
-// scsiVolume matches target number and LUN 0 on the controller that carries the first disk.
-// Two controllers with that target are ambiguous, never a guess.
+// scsiVolume matches a target number, with LUN 0, on the controller of the first disk. If two controllers have that
+// target, the result is ambiguous.
 func scsiVolume(volume string) matcher {
 	return func(s snapshot) (found []node, _ string) {
 		var hosts, seen []string
@@ -122,7 +122,7 @@ func scsiVolume(volume string) matcher {
 	}
 }
 
-// scsiLUN matches a LUN below the one Hyper-V controller that the hint names.
+// scsiLUN matches a LUN on the Hyper-V controller in the hint.
 func scsiLUN(lun, hostDevice string) matcher {
 	return func(s snapshot) (found []node, _ string) {
 		var controllers, seen []string
@@ -150,7 +150,7 @@ func scsiLUN(lun, hostDevice string) matcher {
 	}
 }
 
-// lunLink follows the link that a udev rule made for the LUN.
+// lunLink matches the link that a udev rule created for the LUN.
 func lunLink(dir, lun string) matcher {
 	link := filepath.Join(dir, lun)
 	return func(s snapshot) ([]node, string) {
@@ -171,8 +171,8 @@ func linksIn(s snapshot, dir string) (links []string) {
 	return links
 }
 
-// withoutHeld drops a disk when a device built upon it is a candidate too: the paths of one
-// multipath volume are not several volumes.
+// withoutHeld removes a disk if a device built on it matches, too: the paths of a multipath volume are not separate
+// volumes.
 func withoutHeld(s snapshot, found []node) (kept []node) {
 	names := map[string]bool{}
 	for _, n := range found {

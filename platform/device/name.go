@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Canonical follows all links of a device path. A device-mapper device keeps its name below
-// /dev/mapper, because its partitions are named after that and not after dm-N.
+// Canonical resolves all links in a device path. A device-mapper device keeps its name in /dev/mapper, since its
+// partitions are named after that and not after dm-N.
 func Canonical(path string) (string, error) {
 	if filepath.Dir(path) == "/dev/mapper" {
 		_, err := os.Stat(path)

@@ -9,7 +9,7 @@ import (
 	"cambium/internal/blkdev"
 )
 
-// LinkDirs returns the directories below root in which udev gives disks further names.
+// LinkDirs returns the directories below root in which udev creates links to disks.
 func LinkDirs(root string) (dirs []string) {
 	for _, dir := range []string{"dev", "dev/disk/by-id", "dev/disk/by-path", "dev/disk/by-label", "dev/disk/by-uuid", "dev/disk/azure", "dev/mapper"} {
 		dirs = append(dirs, filepath.Join(root, dir))
@@ -17,8 +17,8 @@ func LinkDirs(root string) (dirs []string) {
 	return dirs
 }
 
-// Present lists the names that lead to whole disks, sorted: nodes and links. Partitions are left
-// out, since the agent makes them itself. A link that leads nowhere counts: its disk is on its way.
+// Present returns the paths of whole disks, both nodes and links, sorted. It omits partitions, which the agent creates
+// itself. A broken link counts, since its disk is about to appear.
 func Present(root string) (names []string) {
 	for _, dir := range LinkDirs(root) {
 		entries, err := os.ReadDir(dir)
@@ -39,7 +39,8 @@ func Present(root string) (names []string) {
 	return names
 }
 
-// partitionNode decides by sysfs, or by the name while the device does not exist.
+// partitionNode reports whether a path is that of a partition, according to sysfs or, if the device does not exist, by
+// name.
 func partitionNode(root, path string) bool {
 	number, err := blkdev.NumberOf(path)
 	if err != nil {

@@ -12,14 +12,14 @@ import (
 	"cambium/internal/blkdev"
 )
 
-// snapshot is everything the matchers look at, read at one moment.
+// snapshot holds all facts that matchers use, read at one time.
 type snapshot struct {
-	// Nodes are the paths that were asked for and the links of the link directories.
+	// Nodes maps the paths of the search, and the links in its directories, to their targets.
 	Nodes map[string]node
 	Disks []disk
 	// VMBus maps a Hyper-V device's sysfs directory to its device_id.
 	VMBus map[string]string
-	// Udev is false where no udev runs, so that no links will ever appear.
+	// Udev is false if udev is not running, so that links will never appear.
 	Udev bool
 }
 
@@ -28,11 +28,11 @@ type node struct {
 	Target string // the path with all links followed
 	Number blkdev.Number
 	Block  bool
-	// Settled means that udev has dealt with the device: its links are all there.
+	// Settled is set if udev has processed the device, so that all its links exist.
 	Settled bool
 }
 
-// disk is a whole disk as sysfs shows it.
+// disk is a whole disk according to sysfs.
 type disk struct {
 	Name    string
 	Path    string
@@ -43,12 +43,12 @@ type disk struct {
 	Holders []string
 }
 
-// anonymous are devices that no IaaS names and that have no serial number. A machine has dozens of them.
+// anonymous matches devices without a serial number, which no IaaS uses. A machine has dozens of them.
 var anonymous = regexp.MustCompile(`^(loop|ram|zram)\d+$`)
 
 var scsiAddress = regexp.MustCompile(`/(\d+:\d+:\d+:\d+)/block/[^/]+$`)
 
-// observe reads of the machine below root what the search looks at.
+// observe takes a snapshot of the facts that the search needs.
 func observe(root string, of search) (snapshot, error) {
 	s := snapshot{Nodes: map[string]node{}, VMBus: map[string]string{}}
 	s.Udev = atomicfile.Exists(filepath.Join(root, "run/udev"))
@@ -90,7 +90,7 @@ func observe(root string, of search) (snapshot, error) {
 	for _, file := range ids {
 		dir, err := filepath.EvalSymlinks(filepath.Dir(file))
 		if err != nil {
-			continue // it went away while we looked
+			continue // removed meanwhile
 		}
 		s.VMBus[dir] = readText(file)
 	}
@@ -125,7 +125,7 @@ func readDisk(root, link string) (disk, bool) {
 	}
 	d := disk{Name: info.Name, Path: filepath.Join(root, "dev", info.Name), Dir: info.Dir, Serial: info.Serial,
 		Holders: info.Holders}
-	d.Number, _ = blkdev.NumberOf(d.Path) // without a node the disk cannot be the answer yet
+	d.Number, _ = blkdev.NumberOf(d.Path) // without a node, the disk does not match yet
 	if m := scsiAddress.FindStringSubmatch(info.Dir); m != nil {
 		d.SCSI = m[1]
 	}

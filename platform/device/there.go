@@ -9,8 +9,8 @@ import (
 	"cambium/internal/blkdev"
 )
 
-// There names the disks of the machine with their sizes, for an operator who looks for one that is missing, or has attached the wrong one.
-func There(root string) string {
+// DescribeDisks lists the machine's disks with their sizes, for an operator who misses one or attached the wrong one.
+func DescribeDisks(root string) string {
 	dir := filepath.Join(root, "sys/block")
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -8,18 +8,18 @@ import (
 
 func TestThere(t *testing.T) {
 	root := t.TempDir()
-	if got, want := There(root), "the machine's disks cannot be listed: open "+root+"/sys/block: no such file or directory"; got != want {
+	if got, want := DescribeDisks(root), "the machine's disks cannot be listed: open "+root+"/sys/block: no such file or directory"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	for name, size := range map[string]string{"loop0": "2048", "sr0": "0"} {
 		put(t, root, name, size)
 	}
-	if got, want := There(root), "the machine has no disks"; got != want {
+	if got, want := DescribeDisks(root), "the machine has no disks"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	put(t, root, "sda", "6291456")
 	put(t, root, "cciss!c0d0", "2097152")
-	if got, want := There(root), "the machine has /dev/cciss/c0d0 (1.0 GiB), /dev/sda (3.0 GiB)"; got != want {
+	if got, want := DescribeDisks(root), "the machine has /dev/cciss/c0d0 (1.0 GiB), /dev/sda (3.0 GiB)"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -1,6 +1,6 @@
-// Package features finds out at start which features of kernel and container engine the agent needs and does not
-// have, so that one log line says so before something fails. Its probes change nothing: each makes a system call with
-// invalid arguments. docs/stemcells.md is the table for people; a test compares the two.
+// Package features determines at start which features of the kernel and the container engine are missing, so that a log
+// line reports them before something fails. Its probes are harmless system calls with invalid arguments.
+// docs/stemcells.md has the table for people; a test compares the two.
 package features
 
 import (
@@ -16,17 +16,17 @@ import (
 // Feature is a feature that the agent uses and that may be missing.
 type Feature struct {
 	Name string
-	// Without describes the effect of the feature's absence.
+	// Without describes the effect if the feature is missing.
 	Without string
-	// probe fails with one of the errors of absent where the feature is missing.
+	// probe returns an error that absent recognizes if the feature is missing.
 	probe func(root string) error
 }
 
-// errMissing is the result of probes that are not a single system call.
+// errMissing is returned by probes that are not a single system call.
 var errMissing = errors.New("missing")
 
-// absent reports that a system call is unknown to the kernel, or denied by the filter of a container engine, rather
-// than that it refused its arguments.
+// absent reports whether an error shows that the kernel does not have a system call, or that a container engine denies
+// it, rather than that the arguments are invalid.
 func absent(err error) bool {
 	return errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) || errors.Is(err, errMissing)
 }
@@ -36,7 +36,7 @@ const (
 	unknownFlags = 1 << 30
 )
 
-// features is all that is asked for, in the order of the table for people.
+// features returns all features, in the order of the table for people.
 func features() []Feature {
 	return []Feature{
 		{"statx", "the boot fails, because mount points are not recognized: Linux 5.8 or newer is needed", mountRoots},
@@ -49,7 +49,7 @@ func features() []Feature {
 		{"mount_setattr", "bind mounts get their flags a moment after they appear; a bind-mounted store stays writable while it is copied",
 			func(string) error { return unix.MountSetattr(noFile, "", 0, &unix.MountAttr{}) }},
 		{"fspick", "migrate_disk fails", func(string) error { return closed(unix.Fspick(noFile, "", 0)) }},
-		// With unknown flags: for an unknown file system the kernel would run modprobe.
+		// Use unknown flags: for an unknown file system, the kernel would run modprobe.
 		{"fsopen", "config drives with file systems other than iso9660 and vfat are not read",
 			func(string) error { return closed(unix.Fsopen("", unknownFlags)) }},
 		{"fsmount", "config drives with file systems other than iso9660 and vfat are not read",
@@ -58,7 +58,7 @@ func features() []Feature {
 			func(string) error { return closed(unix.Openat2(noFile, "", &unix.OpenHow{})) }},
 		{"pidfd_open", "processes that use a mount are polled every few hundred milliseconds",
 			func(string) error { return closed(unix.PidfdOpen(-1, 0)) }},
-		// Not an instance that is closed again: that takes an SRCU grace period, some ten milliseconds.
+		// Do not create an instance: closing it takes an SRCU grace period of some ten milliseconds.
 		{"inotify", "new files and devices are found by polling",
 			func(string) error { return closed(unix.InotifyInit1(-1)) }},
 		{"nftables", "there are no firewall rules: every process can reach monit", netfilter},
@@ -69,7 +69,7 @@ func features() []Feature {
 	}
 }
 
-// closed closes what a probe has opened after all.
+// closed closes the descriptor if a probe unexpectedly succeeds.
 func closed(fd int, err error) error {
 	if err == nil {
 		_ = unix.Close(fd)
@@ -96,7 +96,7 @@ func netfilter(string) error {
 	return err
 }
 
-// unifiedHierarchy looks for version 2 alone, and beside version 1, where it is one level deeper.
+// unifiedHierarchy looks for cgroup v2, alone or next to v1, where it is mounted one level deeper.
 func unifiedHierarchy(root string) error {
 	for _, mount := range []string{"sys/fs/cgroup", "sys/fs/cgroup/unified"} {
 		var st unix.Statfs_t
@@ -114,7 +114,7 @@ func socketTable(root string) error {
 	return nil
 }
 
-// Missing asks for all features and returns those that are not there.
+// Missing probes all features and returns the missing ones.
 func Missing(root string) (missing []Feature) {
 	for _, f := range features() {
 		if absent(f.probe(root)) {
@@ -124,7 +124,7 @@ func Missing(root string) (missing []Feature) {
 	return missing
 }
 
-// Describe is one line: what is missing, grouped by what that means.
+// Describe formats the missing features as one line, grouped by effect.
 func Describe(missing []Feature) string {
 	var order []string
 	names := map[string][]string{}

@@ -1,9 +1,9 @@
-// Package mount mounts, binds and unmounts, and reads the mount table from mountinfo. Devices
-// are compared by number, and of stacked mounts the topmost counts. Mounting what is mounted
-// already succeeds; a target where something else is mounted is an error, never mounted over.
+// Package mount mounts, binds and unmounts, and reads the mount table. It compares devices by number; of stacked
+// mounts, only the topmost is visible. Mounting what is already mounted succeeds. If something else is mounted on the
+// target, it is an error.
 //
-// It has no Desired and no Diff: each function is one idempotent step, and package storage decides
-// their order. See docs/architecture.md.
+// There is no Desired and no Diff: each function is an idempotent step, and package storage decides their order. See
+// docs/architecture.md.
 package mount
 
 import (
@@ -21,19 +21,19 @@ import (
 	"cambium/internal/blkdev"
 )
 
-// Entry is one line of the mount table.
+// Entry is a line of the mount table.
 type Entry struct {
 	ID      int
-	Source  string // as it was given to mount
+	Source  string // as passed to mount
 	Target  string
 	Type    string
-	Root    string // the directory of the file system that is mounted; not "/" for binds
+	Root    string // the mounted directory of the file system; not "/" for binds
 	Number  blkdev.Number
 	Options string // of this mount
 	Super   string // of the file system
 }
 
-// Table returns all mounts of this process's namespace, in the order they were made.
+// Table returns all mounts of this process's namespace, in the order in which they were made.
 func Table() ([]Entry, error) {
 	infos, err := mountinfo.GetMounts(nil)
 	if err != nil {
@@ -51,7 +51,7 @@ func entries(infos []*mountinfo.Info) []Entry {
 	return all
 }
 
-// At returns the mount that is visible at target, if target is a mount point.
+// At returns the visible mount at target, if target is a mount point.
 func At(target string) (Entry, bool, error) {
 	target, err := resolve(target)
 	if err != nil {
@@ -88,7 +88,7 @@ func visible(all []Entry, target string) (e Entry, ok bool) {
 	return e, ok
 }
 
-// Of returns the mounts of a whole file system on the device, binds of parts of it excluded.
+// Of returns the mounts of the whole file system on a device, without bind mounts of its directories.
 func Of(number blkdev.Number) ([]Entry, error) {
 	all, err := Table()
 	if err != nil {
@@ -103,7 +103,7 @@ func Of(number blkdev.Number) ([]Entry, error) {
 	return found, nil
 }
 
-// Uses reports whether anything of the device is mounted, binds included.
+// Uses reports whether anything on the device is mounted, including bind mounts.
 func Uses(number blkdev.Number) (bool, error) {
 	all, err := Table()
 	if err != nil {
@@ -125,8 +125,8 @@ func resolve(path string) (string, error) {
 	return real, err
 }
 
-// Device mounts the file system on a block device. Options are those of mount(8).
-func Device(ctx context.Context, source, target, kind string, options []string) error {
+// MountDevice mounts the file system on a block device. options are those of mount(8).
+func MountDevice(ctx context.Context, source, target, kind string, options []string) error {
 	number, err := blkdev.NumberOf(source)
 	if err != nil {
 		return fmt.Errorf("mount on %s: %w", target, err)
@@ -163,16 +163,17 @@ func Device(ctx context.Context, source, target, kind string, options []string) 
 	return nil
 }
 
-// Admitted mounts the file system on a block device as Device does, after admit has seen the directory at its top. Until
-// then the file system is at no path where anything could use it: it is mounted on place, cloned from there and unmounted.
-// Where the kernel or a sandbox has no such calls it stays on place, whose parent is closed to all but root.
-func Admitted(ctx context.Context, source, place, target, kind string, options []string, admit func(top *os.File) error) error {
+// MountAdmitted mounts the file system on a block device like MountDevice, but calls admit with its top directory
+// first. Until then no other process can reach the file system by a path: it is mounted on place, cloned from there and
+// unmounted. If the kernel or a sandbox lacks these system calls, it stays mounted on place, whose parent only root can
+// access.
+func MountAdmitted(ctx context.Context, source, place, target, kind string, options []string, admit func(top *os.File) error) error {
 	if place != target {
 		if err := release(place); err != nil {
 			return err
 		}
 	}
-	if err := Device(ctx, source, place, kind, options); err != nil {
+	if err := MountDevice(ctx, source, place, kind, options); err != nil {
 		return err
 	}
 	clone, err := unix.OpenTree(unix.AT_FDCWD, place, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
@@ -201,7 +202,7 @@ func Admitted(ctx context.Context, source, place, target, kind string, options [
 	return nil
 }
 
-// admitted does the second half of Admitted where a mount cannot be cloned.
+// admitted is the second half of MountAdmitted if a mount cannot be cloned.
 func admitted(ctx context.Context, source, place, target string, admit func(top *os.File) error) error {
 	if err := show(place, admit); err != nil {
 		return errors.Join(err, release(place), AwaitIdle(ctx, source))
@@ -219,7 +220,7 @@ func admitted(ctx context.Context, source, place, target string, admit func(top 
 	return nil
 }
 
-// release unmounts what is on place, also what a process that was killed left there.
+// release unmounts place, where a killed process may have left a mount.
 func release(place string) error {
 	err := unix.Unmount(place, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
 	if err == nil || errors.Is(err, unix.EINVAL) { // not a mount point
@@ -228,7 +229,7 @@ func release(place string) error {
 	return &os.PathError{Op: "unmount", Path: place, Err: err}
 }
 
-// show opens a directory for admit.
+// show calls admit with an open directory.
 func show(dir string, admit func(top *os.File) error) error {
 	top, err := os.Open(dir)
 	if err != nil {
@@ -238,7 +239,7 @@ func show(dir string, admit func(top *os.File) error) error {
 	return admit(top)
 }
 
-// free resolves the path of a mount point on which nothing is mounted.
+// free resolves a path, and returns an error if something is mounted there.
 func free(target string) (string, error) {
 	there, taken, err := At(target)
 	if err == nil && taken {
@@ -250,8 +251,8 @@ func free(target string) (string, error) {
 	return resolve(target)
 }
 
-// Bind bind-mounts the directory source on target with the given MS_ flags (nodev, nosuid,
-// noexec). An existing mount on target only gets the flags.
+// Bind bind-mounts the directory source on target and sets MS_ flags (nodev, nosuid, noexec). If something is mounted
+// on target, it only sets the flags.
 func Bind(ctx context.Context, source, target string, flags uintptr) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("bind %s on %s: %w", source, target, context.Cause(ctx))
@@ -268,7 +269,7 @@ func Bind(ctx context.Context, source, target string, flags uintptr) error {
 	return remount(ctx, target, flags)
 }
 
-// remount sets the flags of the mount at target. Only this mount changes, not the file system.
+// remount sets the flags of the mount at target, but not those of its file system.
 func remount(ctx context.Context, target string, flags uintptr) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("remount %s: %w", target, context.Cause(ctx))
@@ -298,12 +299,11 @@ var optionFlags = map[string]struct {
 	"mand": {true, unix.MS_MANDLOCK}, "nomand": {false, unix.MS_MANDLOCK},
 	"nosymfollow": {true, unix.MS_NOSYMFOLLOW}, "symfollow": {false, unix.MS_NOSYMFOLLOW},
 	"iversion": {true, unix.MS_I_VERSION}, "noiversion": {false, unix.MS_I_VERSION},
-	// Options that only mean something to programs reading fstab.
+	// Options for programs that read fstab.
 	"defaults": {}, "auto": {}, "noauto": {}, "nofail": {}, "_netdev": {}, "user": {}, "nouser": {}, "users": {}, "group": {}, "owner": {},
 }
 
-// parseOptions splits mount(8) options, each of which may be a list, into flags and the rest
-// that the file system itself understands.
+// parseOptions splits mount(8) options, each of which may be a list, into flags and options for the file system.
 func parseOptions(options []string) (flags uintptr, data string) {
 	var rest []string
 	for _, list := range options {
@@ -326,5 +326,5 @@ func parseOptions(options []string) (flags uintptr, data string) {
 	return flags, strings.Join(rest, ",")
 }
 
-// Number joins a major and a minor number.
+// Number combines a major and a minor number.
 func Number(major, minor uint32) blkdev.Number { return blkdev.Number(unix.Mkdev(major, minor)) }

@@ -44,14 +44,14 @@ func formatted(t testing.TB) *looptest.Device {
 func TestRootDevice(t *testing.T) {
 	ctx := context.Background()
 	d, target, other := formatted(t), dir(t), dir(t)
-	if err := Device(ctx, d.Path, target, "ext4", []string{"noatime", "errors=remount-ro"}); err != nil {
+	if err := MountDevice(ctx, d.Path, target, "ext4", []string{"noatime", "errors=remount-ro"}); err != nil {
 		t.Fatal(err)
 	}
 	e, ok, err := At(target)
 	if err != nil || !ok || e.Source != d.Path || !strings.Contains(e.Options, "noatime") || !strings.Contains(e.Super, "errors=remount-ro") {
 		t.Errorf("At = %+v, %v, %v", e, ok, err)
 	}
-	if err := Device(ctx, d.Path, target, "ext4", nil); err != nil {
+	if err := MountDevice(ctx, d.Path, target, "ext4", nil); err != nil {
 		t.Errorf("the same mount again: %v, want success", err)
 	}
 	// Another name of the same device is the same device.
@@ -59,13 +59,13 @@ func TestRootDevice(t *testing.T) {
 	if err := os.Symlink(d.Path, alias); err != nil {
 		t.Fatal(err)
 	}
-	if err := Device(ctx, alias, target, "ext4", nil); err != nil {
+	if err := MountDevice(ctx, alias, target, "ext4", nil); err != nil {
 		t.Errorf("the same mount by a link: %v, want success", err)
 	}
-	if err := Device(ctx, d.Path, other, "ext4", nil); err == nil || !strings.Contains(err.Error(), "it is already mounted on") {
+	if err := MountDevice(ctx, d.Path, other, "ext4", nil); err == nil || !strings.Contains(err.Error(), "it is already mounted on") {
 		t.Errorf("a second place: %v, want a refusal", err)
 	}
-	if err := Device(ctx, formatted(t).Path, target, "ext4", nil); err == nil || !strings.Contains(err.Error(), "is already mounted there") {
+	if err := MountDevice(ctx, formatted(t).Path, target, "ext4", nil); err == nil || !strings.Contains(err.Error(), "is already mounted there") {
 		t.Errorf("over another mount: %v, want a refusal", err)
 	}
 	if err := Unmount(ctx, target); err != nil {
@@ -111,7 +111,7 @@ func TestRootBindAndTmpfs(t *testing.T) {
 
 func TestRootUnmountNamesWhoIsBusy(t *testing.T) {
 	d, target := formatted(t), dir(t)
-	if err := Device(context.Background(), d.Path, target, "ext4", nil); err != nil {
+	if err := MountDevice(context.Background(), d.Path, target, "ext4", nil); err != nil {
 		t.Fatal(err)
 	}
 	file := filepath.Join(target, "log")
@@ -159,7 +159,7 @@ func TestRootUnmountNamesWhoIsBusy(t *testing.T) {
 func TestRootMountsOfADevice(t *testing.T) {
 	ctx := context.Background()
 	d, target, bound := formatted(t), dir(t), dir(t)
-	if err := Device(ctx, d.Path, target, "ext4", nil); err != nil {
+	if err := MountDevice(ctx, d.Path, target, "ext4", nil); err != nil {
 		t.Fatal(err)
 	}
 	sub := filepath.Join(target, "sub")
@@ -190,7 +190,7 @@ func TestRootAwaitIdle(t *testing.T) {
 	if err := AwaitIdle(context.Background(), d.Path); err != nil {
 		t.Errorf("AwaitIdle of an idle device: %v", err)
 	}
-	if err := Device(context.Background(), d.Path, target, "ext4", nil); err != nil {
+	if err := MountDevice(context.Background(), d.Path, target, "ext4", nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := AwaitIdle(context.Background(), d.Path); !errors.Is(err, unix.EBUSY) {
@@ -235,7 +235,7 @@ func TestRootAwaitIdleAfterKill(t *testing.T) {
 // A service with a private mount namespace keeps its copy of a mount until it is detached.
 func TestRootPrivateNamespaceDoesNotPin(t *testing.T) {
 	d, target := formatted(t), dir(t)
-	if err := Device(context.Background(), d.Path, target, "ext4", nil); err != nil {
+	if err := MountDevice(context.Background(), d.Path, target, "ext4", nil); err != nil {
 		t.Fatal(err)
 	}
 	service := exec.Command("sleep", "1000")
@@ -280,7 +280,7 @@ func TestRootPrivateNamespaceDoesNotPin(t *testing.T) {
 func TestRootOptionsOfMount(t *testing.T) {
 	d, target := formatted(t), dir(t)
 	options := []string{"nosymfollow,iversion", "X-mount.mkdir=0700", "x-systemd.requires=/"}
-	if err := Device(t.Context(), d.Path, target, "ext4", options); err != nil {
+	if err := MountDevice(t.Context(), d.Path, target, "ext4", options); err != nil {
 		t.Fatal(err)
 	}
 	link := filepath.Join(target, "link")

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Detach removes the mount at target at once. Processes that use it are reported and keep their open
-// files; it is for file systems that are mounted again.
+// Detach unmounts target at once, for a file system that will be mounted again. Processes that use it are reported and
+// keep their open files.
 func Detach(target string, report func([]Process)) error {
 	target, err := resolve(target)
 	if err != nil {
@@ -31,9 +31,8 @@ func Detach(target string, report func([]Process)) error {
 	return nil
 }
 
-// SetReadOnly makes the file system at target read-only or writable again, for all mounts of
-// it in all namespaces, and changes no other option. To make it read-only, it waits for processes
-// with files open for writing, as Unmount does.
+// SetReadOnly makes the file system at target read-only or writable, for all its mounts in all namespaces. It changes
+// no other option. To make it read-only, it waits for processes with files open for writing, as Unmount does.
 func SetReadOnly(ctx context.Context, target string, readOnly bool, report func([]Process)) error {
 	flag := "rw"
 	if readOnly {
@@ -57,9 +56,8 @@ func SetReadOnly(ctx context.Context, target string, readOnly bool, report func(
 	return err
 }
 
-// SetBindReadOnly makes the one mount at target read-only or writable again, but not the file
-// system and its other mounts. To make it read-only, it waits for processes with files open for
-// writing through this mount.
+// SetBindReadOnly makes a single mount read-only or writable, but not its file system or other mounts. To make it
+// read-only, it waits for processes with files open for writing through this mount.
 func SetBindReadOnly(ctx context.Context, target string, readOnly bool, report func([]Process)) error {
 	change := unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}
 	if readOnly {
@@ -73,7 +71,7 @@ func SetBindReadOnly(ctx context.Context, target string, readOnly bool, report f
 	return err
 }
 
-// whileBusy repeats try as long as it fails with EBUSY.
+// whileBusy calls try again while it returns EBUSY. It reports the processes that use target whenever they change.
 func whileBusy(ctx context.Context, target string, report func([]Process), try func() error) error {
 	var last string
 	for {

@@ -17,15 +17,15 @@ import (
 	"cambium/internal/thread"
 )
 
-// of reports whether another mount shows the same device, or, where m is a bind mount, something of the same directory.
+// of reports whether another mount is of the same device or, if m is a bind mount, of the same directory or one below
+// it.
 func (m Entry) of(other Entry) bool {
 	return m.Number == other.Number && (m.Root == "/" || m.Root == other.Root || strings.HasPrefix(other.Root, m.Root+"/"))
 }
 
-// DetachElsewhere detaches what m showed in all other mount namespaces. A service with a
-// private namespace that was started while the disk was mounted keeps a copy of the mount: the
-// file system would stay mounted, and be written to, after our unmount. It returns one process of
-// each namespace that was changed.
+// DetachElsewhere detaches mounts of m's file system in all other mount namespaces. A service with a private namespace
+// has a copy of each mount that existed when it started; the file system would remain mounted, and be written to, after
+// it was unmounted here. It returns one process of each changed namespace.
 func DetachElsewhere(m Entry) ([]Process, error) {
 	elsewhere, err := mountedElsewhere(m)
 	if err != nil {
@@ -43,13 +43,13 @@ func DetachElsewhere(m Entry) ([]Process, error) {
 	return changed, errors.Join(failed...)
 }
 
-// namespace is a mount namespace where something is mounted, with one of its processes.
+// namespace is another mount namespace with a mount, and one of its processes.
 type namespace struct {
 	Process
 	targets []string
 }
 
-// mountedElsewhere lists the other mount namespaces where the same is mounted.
+// mountedElsewhere returns the other mount namespaces with a mount of the same.
 func mountedElsewhere(m Entry) (found []namespace, err error) {
 	own, err := os.Readlink("/proc/thread-self/ns/mnt")
 	if err != nil {
@@ -67,7 +67,7 @@ func mountedElsewhere(m Entry) (found []namespace, err error) {
 	for _, dir := range processes {
 		id, err := os.Readlink(filepath.Join(dir, "ns/mnt"))
 		if err != nil || seen[id] {
-			continue // it has ended, or is known
+			continue // it has ended, or its namespace is known
 		}
 		seen[id] = true
 		if targets := targetsIn(dir, m, ownTable); len(targets) > 0 {
@@ -83,8 +83,8 @@ func process(dir, path, namespace string) Process {
 	return Process{PID: pid, Command: strings.TrimSpace(string(name)), Path: path, Namespace: namespace}
 }
 
-// targetsIn returns where a process has mounted what m shows, other than here: the source of a bind mount stays. It returns
-// nothing for a process that has ended.
+// targetsIn returns the mount points of m's file system in the namespace of a process, except for those that also exist
+// here, such as the source of a bind mount. It returns nothing for a process that has ended.
 func targetsIn(proc string, m Entry, ownTable []Entry) (targets []string) {
 	f, err := os.Open(filepath.Join(proc, "mountinfo"))
 	if err != nil {
@@ -104,8 +104,8 @@ func targetsIn(proc string, m Entry, ownTable []Entry) (targets []string) {
 	return targets
 }
 
-// Released reports whether nothing holds what m showed before it was unmounted: a device can then be opened exclusively.
-// Of a bind mount, and of a device that is gone, no copy is left in any namespace.
+// Released reports whether nothing uses the file system of m after it was unmounted, so that its device can be opened
+// exclusively. For a bind mount, or a device that is gone, it checks that no other namespace has it mounted.
 func Released(m Entry, bind bool) (bool, error) {
 	if number, err := blkdev.NumberOf(m.Source); bind || err == nil && number != m.Number {
 		elsewhere, err := mountedElsewhere(m)
@@ -123,10 +123,10 @@ func Released(m Entry, bind bool) (bool, error) {
 	return false, fmt.Errorf("cannot determine whether %s is still in use: %w", m.Source, err)
 }
 
-// goneErrors mean that a device is gone, and has no holder.
+// goneErrors are the errors of opening a device that is gone, which nothing can use.
 var goneErrors = []error{unix.ENOENT, unix.ENXIO, unix.ENODEV, unix.ENOMEDIUM}
 
-// AwaitReleased waits until Released. The error names what holds it when ctx ends.
+// AwaitReleased waits until Released returns true. If ctx ends before, the error names the processes.
 func AwaitReleased(ctx context.Context, m Entry, bind bool, report func([]Process)) error {
 	var last string
 	for {
@@ -150,8 +150,8 @@ func AwaitReleased(ctx context.Context, m Entry, bind bool, report func([]Proces
 	}
 }
 
-// holders are the processes that hold what m showed before it was unmounted: those with open files there, and one of each mount
-// namespace that has it mounted.
+// holders returns the processes that use the file system of m after it was unmounted: those with open files, and one
+// for each mount namespace that has it mounted.
 func holders(m Entry, bind bool) ([]Process, error) {
 	elsewhere, err := mountedElsewhere(m)
 	if err != nil {

@@ -18,17 +18,18 @@ import (
 	"cambium/internal/oneline"
 )
 
-// Process is a process that keeps a mount busy, or with PID 0 another mount inside it, whose source is the command.
+// Process is a process that keeps a mount busy. PID 0 stands for another mount inside it, with its source as the
+// command.
 type Process struct {
 	PID     int
 	Command string
-	Path    string // the first file found that it uses on the mount, or where it has it mounted
-	// Namespace is its mount namespace, if that is not the agent's.
+	Path    string // a file that it uses on the mount, or its mount point
+	// Namespace is its mount namespace, unless that is the agent's.
 	Namespace string
 }
 
-// String describes the process for error messages, which reach terminals: a job chooses the names of its processes and
-// files.
+// String describes the process on one line. Jobs choose the names of their processes and files, and errors may be
+// printed on terminals.
 func (p Process) String() string {
 	command, path := oneline.Of(p.Command), oneline.Of(p.Path)
 	if p.PID == 0 {
@@ -40,7 +41,7 @@ func (p Process) String() string {
 	return fmt.Sprintf("%s (pid %d, %s)", command, p.PID, path)
 }
 
-// BusyError means that the mount was still in use when the context ended.
+// BusyError is returned if a mount was still in use when the context ended.
 type BusyError struct {
 	Target string
 	Users  []Process
@@ -61,14 +62,13 @@ func (e *BusyError) Error() string {
 
 func (e *BusyError) Unwrap() error { return e.Cause }
 
-// Unmount unmounts the topmost mount at target; where nothing is mounted it does nothing. While the
-// mount is busy it waits for processes to end and for mounts to change, until ctx ends.
+// Unmount unmounts the topmost mount at target, if any. While the mount is busy, it waits for processes to end and for
+// mounts to change, until ctx ends.
 func Unmount(ctx context.Context, target string) error {
 	return UnmountReporting(ctx, target, func([]Process) {})
 }
 
-// UnmountReporting is Unmount that reports the processes that keep the mount busy, whenever they
-// change.
+// UnmountReporting unmounts like Unmount. It reports the processes that keep the mount busy whenever they change.
 func UnmountReporting(ctx context.Context, target string, report func([]Process)) error {
 	target, err := resolve(target)
 	if err != nil {
@@ -87,14 +87,14 @@ func UnmountReporting(ctx context.Context, target string, report func([]Process)
 	return err
 }
 
-// AwaitUnused waits until the mount at target could be unmounted, and leaves it.
+// AwaitUnused waits until the mount at target could be unmounted, but does not unmount it.
 func AwaitUnused(ctx context.Context, target string, report func([]Process)) error {
 	return whileBusy(ctx, target, report, func() error {
-		path, err := resolve(target) // which ends the mark of an earlier call
+		path, err := resolve(target) // clears the mark of an earlier call
 		if err != nil {
 			return err
 		}
-		// The first call of this kind only marks a mount as unused.
+		// The first call with MNT_EXPIRE only marks an unused mount.
 		err = unix.Unmount(path, unix.MNT_EXPIRE|unix.UMOUNT_NOFOLLOW)
 		if errors.Is(err, unix.EAGAIN) {
 			_, err = resolve(path)
@@ -103,13 +103,13 @@ func AwaitUnused(ctx context.Context, target string, report func([]Process)) err
 	})
 }
 
-// recheckInterval bounds how late it is noticed that a process has closed a file: unlike the end of
-// a process or a change of mounts, that causes no event.
+// recheckInterval bounds the delay until a closed file is noticed. Unlike the end of a process or a change of mounts,
+// that causes no event.
 const recheckInterval = time.Second
 
 func awaitChange(ctx context.Context, users []Process) error {
-	// Files and not descriptors: the context may end while they are closed, and a descriptor of the same number may
-	// by then be a disk.
+	// Use files, not descriptors: the context may end while they are closed, and another file, even a disk, may then
+	// have the same descriptor.
 	alarm, alarmWriter, err := os.Pipe()
 	if err != nil {
 		return err
@@ -126,7 +126,7 @@ func awaitChange(ctx context.Context, users []Process) error {
 	for _, u := range users {
 		fd, err := unix.PidfdOpen(u.PID, 0)
 		if errors.Is(err, unix.ESRCH) {
-			return nil // it has ended meanwhile
+			return nil // ended meanwhile
 		}
 		if err != nil {
 			continue // kernels before 5.3
@@ -141,8 +141,7 @@ func awaitChange(ctx context.Context, users []Process) error {
 	return err
 }
 
-// users finds the processes that have files, directories or mappings on the file system that
-// is visible at target.
+// users returns the processes with files, directories or mappings on the file system visible at target.
 func users(target string) ([]Process, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(target, &st); err != nil {
@@ -153,7 +152,7 @@ func users(target string) ([]Process, error) {
 	})
 }
 
-// inside lists the mounts below target.
+// inside returns the mounts below target.
 func inside(target string) (found []Process, err error) {
 	if target, err = resolve(target); err != nil {
 		return nil, err
@@ -167,15 +166,15 @@ func inside(target string) (found []Process, err error) {
 	return found, err
 }
 
-// looks bounds the calls that look at the files of processes. The process, or the file system of the file, can hold
-// such a call up.
-var looks bounded.Group
+// inspections bounds the system calls that inspect the files of processes, which the process or its file system may
+// block.
+var inspections bounded.Group
 
-// unreadable replaces the path of a process that holds up the calls which look at its files.
+// unreadable replaces the path if such a call is blocked.
 const unreadable = "which hides its files"
 
-// processesUsing finds the processes for which used, given their directory in /proc, returns a path, and those for
-// which it does not answer.
+// processesUsing returns the processes for which used, called with their directory in /proc, returns a path, and those
+// for which it is blocked.
 func processesUsing(used func(dir string) string) ([]Process, error) {
 	processes, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
@@ -183,7 +182,7 @@ func processesUsing(used func(dir string) string) ([]Process, error) {
 	}
 	var users []Process
 	for _, dir := range processes {
-		path, err := bounded.Call(&looks, dir, func() (string, error) { return used(dir), nil })
+		path, err := bounded.Call(&inspections, dir, func() (string, error) { return used(dir), nil })
 		if errors.Is(err, bounded.ErrHangs) && !errors.Is(err, bounded.ErrTooMany) {
 			path = unreadable
 		}
@@ -195,11 +194,11 @@ func processesUsing(used func(dir string) string) ([]Process, error) {
 	return users, nil
 }
 
-// descriptorBatch bounds the descriptors of a process that are in memory at a time: a job may have a million.
+// descriptorBatch bounds the descriptors of a process in memory, since a job may have a million.
 const descriptorBatch = 512
 
-// anyDescriptor reports whether matches is true for a descriptor of a process, which it gets as a path in /proc. Errors
-// are ignored: processes end meanwhile.
+// anyDescriptor reports whether matches returns true for a descriptor of a process, passed as a path in /proc. It
+// ignores errors, since processes end meanwhile.
 func anyDescriptor(dir string, matches func(link string) bool) bool {
 	fds, err := os.Open(filepath.Join(dir, "fd"))
 	if err != nil {
@@ -219,14 +218,15 @@ func anyDescriptor(dir string, matches func(link string) bool) bool {
 	}
 }
 
-// stat asks the kernel about a file of a process, but not the file system of that file, which may not answer.
+// stat returns what the kernel knows about a file of a process. It does not query the file's file system, which may not
+// respond.
 func stat(link string) (st unix.Statx_t, ok bool) {
 	err := unix.Statx(unix.AT_FDCWD, link, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &st)
 	return st, err == nil
 }
 
-// usedBy returns a path that counts and that the process uses on a file system, if any. Errors are ignored: processes
-// end meanwhile.
+// usedBy returns a path that the process uses on a file system and that counts accepts, or "". It ignores errors, since
+// processes end meanwhile.
 func usedBy(dir string, dev uint64, counts func(path string) bool) (path string) {
 	matches := func(link string) bool {
 		if st, ok := stat(link); !ok || unix.Mkdev(st.Dev_major, st.Dev_minor) != dev {
@@ -262,19 +262,19 @@ func usedBy(dir string, dev uint64, counts func(path string) bool) (path string)
 	return ""
 }
 
-// below excludes files of the same file system that are used through another bind mount.
+// below reports whether a path is inside target. Files may be used through another bind mount of the same file system.
 func below(path, target string) bool {
 	return path == target || strings.HasPrefix(path, strings.TrimSuffix(target, "/")+"/") || !strings.HasPrefix(path, "/")
 }
 
-// closeGrace bounds the wait for the kernel to close the files of an ended process: it first writes back dirty pages,
-// and no process holds the device meanwhile.
+// closeGrace bounds the wait for the kernel to close the files of an ended process: it writes back dirty pages first,
+// while no process has the device open.
 const closeGrace = 30 * time.Second
 
-// AwaitIdle waits until an O_EXCL open of the block device succeeds. A program that a killed agent
-// had started may still be writing; the error names it when ctx ends.
+// AwaitIdle waits until an O_EXCL open of the block device succeeds, since a program started by a killed agent may
+// still be writing. If ctx ends before, the error names that program.
 func AwaitIdle(ctx context.Context, device string) error {
-	var unusedSince time.Time // no process has the device open since then
+	var unusedSince time.Time // when no process had the device open any more
 	for {
 		f, err := os.OpenFile(device, os.O_RDONLY|unix.O_EXCL, 0)
 		if err == nil {
@@ -300,7 +300,7 @@ func AwaitIdle(ctx context.Context, device string) error {
 			return &BusyError{Target: device, Users: users, Cause: errors.Join(unix.EBUSY, context.Cause(ctx))}
 		}
 		if len(users) == 0 {
-			time.Sleep(10 * time.Millisecond) // the kernel sends no event when write-back is complete
+			time.Sleep(10 * time.Millisecond) // the end of write-back causes no event
 			continue
 		}
 		if err := awaitChange(ctx, users); err != nil {
@@ -309,7 +309,7 @@ func AwaitIdle(ctx context.Context, device string) error {
 	}
 }
 
-// mounted reports whether the device is mounted. Swap and stacked devices are not detected.
+// mounted reports whether the device is mounted. It does not detect swap and stacked devices.
 func mounted(device string) (bool, error) {
 	number, err := blkdev.NumberOf(device)
 	if err != nil {
@@ -319,7 +319,7 @@ func mounted(device string) (bool, error) {
 	return len(all) > 0, err
 }
 
-// openers finds the processes that have the block device open, under any name.
+// openers returns the processes that have the block device open, under any name.
 func openers(device string) ([]Process, error) {
 	var want unix.Stat_t
 	if err := unix.Stat(device, &want); err != nil {

@@ -143,7 +143,7 @@ func (d *Disks) MarkIncomplete(s identity.Store) (err error) {
 	}
 	defer func() { err = errors.Join(err, top.Close()) }()
 	// Flags of chattr(1) would prevent that. The top directory has those of the store if an earlier copy was complete.
-	if err := copytree.TakeOver(int(top.Fd())); err != nil {
+	if err := copytree.RestrictToRoot(int(top.Fd())); err != nil {
 		return err
 	}
 	if err := writeStatement(top, s); err != nil {

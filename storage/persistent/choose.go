@@ -274,7 +274,7 @@ func (p *placing) becomeStore(top *os.File, disk decide.Disk) error {
 func (p *placing) acceptCopy(top *os.File) error {
 	p.Machine.Log.WithField("cid", p.o.CID).Warn("an operator has accepted an incomplete copy as it is")
 	p.Machine.CrashPoint("remove accepted mark")
-	err := copytree.TakeOver(int(top.Fd()))
+	err := copytree.RestrictToRoot(int(top.Fd()))
 	return errors.Join(err, top.Chmod(0o755), removeMark(top))
 }
 

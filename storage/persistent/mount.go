@@ -62,7 +62,7 @@ func mountError(cid string, err error) error {
 	}
 	err = fmt.Errorf("mount disk %s: %w", cid, err)
 	if _, refused := errors.AsType[*decide.Refusal](err); refused {
-		err = fmt.Errorf("%w; %s", err, device.There("/"))
+		err = fmt.Errorf("%w; %s", err, device.DescribeDisks("/"))
 	}
 	return err
 }

@@ -15,11 +15,11 @@ import (
 	"cambium/platform/copytree"
 )
 
-// maxOpenFiles is the kernel's own limit: two are open for each level of the tree.
+// maxOpenFiles is the kernel's limit. Two files are open for each level of the tree.
 const maxOpenFiles = 1 << 20
 
-// ServeIfCalled serves copy requests and exits in a copying process, and returns at once in any other. It stands
-// first in the main function of every program that Run may be given.
+// ServeIfCalled serves requests and exits if this is a copying process; otherwise it returns at once. The main function
+// of each program passed to Start must call it first.
 func ServeIfCalled(ctx context.Context) {
 	if len(os.Args) < 2 || os.Args[1] != word {
 		return
@@ -30,13 +30,11 @@ func ServeIfCalled(ctx context.Context) {
 	os.Exit(1)
 }
 
-// serve answers requests until the agent has ended. Then it exits at once, also in the middle of a
-// request.
+// serve answers requests until the agent has ended. Then it exits at once, even during a request.
 func serve(ctx context.Context, in io.Reader, out io.Writer) error {
 	// If it fails, only very deep trees cannot be copied.
 	_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: maxOpenFiles, Max: maxOpenFiles})
-	// One P for each worker: workers block in disk system calls most of the time, and need not hand
-	// off their P then.
+	// Use one P for each worker: workers are blocked in system calls most of the time, and need not hand off their P.
 	runtime.GOMAXPROCS(copytree.Workers())
 	requests := make(chan message)
 	failed := make(chan error, 1)
@@ -69,7 +67,7 @@ func serve(ctx context.Context, in io.Reader, out io.Writer) error {
 
 type server struct{ trees *copytree.Trees }
 
-// answer carries out a request and reports its progress.
+// answer processes a request and reports its progress.
 func (s *server) answer(ctx context.Context, m message, out *json.Encoder) error {
 	if m.Request == nil || m.Phase != PhaseCopy && (s.trees == nil || m.Phase != PhaseVerify &&
 		m.Phase != phaseComplete) {
@@ -95,7 +93,7 @@ func (s *server) answer(ctx context.Context, m message, out *json.Encoder) error
 	}
 }
 
-// work opens the directories for one step.
+// work opens the directories and runs one phase.
 func (s *server) work(ctx context.Context, m message, counter *copytree.Counter) (clamped copytree.Clamped, err error) {
 	to, err := openDetached(m.Request.To, 0)
 	if err != nil {
@@ -120,7 +118,7 @@ func (s *server) work(ctx context.Context, m message, counter *copytree.Counter)
 	return clamped, s.trees.Copy(ctx, from, to, counter)
 }
 
-// lock waits until no other process works on the target: one that was killed may not have ended yet.
+// lock waits until no other process uses the target: a killed one may not have ended yet.
 func lock(to *os.File) (err error) {
 	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
 		err = unix.Flock(int(to.Fd()), unix.LOCK_EX)

@@ -1,10 +1,9 @@
-// Package worker copies a tree in a process of its own: the agent's program, started with a command of its own.
-// Minutes of system calls and checksums in the process that answers the Director would make its answers wait. The
-// copying process ends when the agent does, whatever the reason: its standard input is a pipe that only the agent
-// holds.
+// Package worker copies a tree in a separate process, the agent's program with a special argument, since minutes of
+// system calls and checksums would delay the agent's replies to the Director. The process ends with the agent, whatever
+// the reason: its standard input is a pipe whose other end only the agent holds.
 //
-// The protocol is lines of JSON: the agent sends one request at a time, the copying process replies
-// with progress and finally the result.
+// The protocol consists of lines of JSON. The agent sends one request at a time; the process replies with progress and
+// finally the result.
 package worker
 
 import (
@@ -20,11 +19,11 @@ import (
 	"cambium/platform/copytree"
 )
 
-// word is the argument by which the agent's program becomes the copying process.
+// word is the argument that makes the agent's program a copying process.
 const word = "copy-trees"
 
 const (
-	// terminationGrace is the time between SIGTERM and SIGKILL: the process ends at once unless a disk holds it.
+	// terminationGrace is the time between SIGTERM and SIGKILL. The process ends at once, unless a disk blocks it.
 	terminationGrace = time.Second
 	progressInterval = 200 * time.Millisecond
 )
@@ -36,35 +35,34 @@ const (
 	phaseComplete = "complete"
 )
 
-// Request says what to copy.
+// Request describes a copy.
 type Request struct {
 	From, To string
-	// Mark is the name of the file at the top of the target that says that it is incomplete. Complete removes it.
+	// Mark is the name of the file at the top of the target that marks an incomplete copy. Complete removes it.
 	Mark string
-	// Own is the extended attribute of the top directory that is not copied.
+	// Own is an extended attribute of the top directory that is not copied.
 	Own string
-	// Exact says that what is on the target besides is left over from an interrupted copy: it is removed.
+	// Exact removes other files from the target, which an interrupted copy has left.
 	Exact bool
 }
 
-// Report is progress.
+// Report describes the progress of a phase.
 type Report struct {
 	Phase string
 	copytree.Progress
-	// Begin marks the first report of a phase: nothing of it is done before the callback returns.
+	// Begin is set in the first report of a phase, whose work starts once the callback returns.
 	Begin bool
-	// End marks the last report of a phase that has succeeded.
+	// End is set in the last report of a successful phase.
 	End bool
 }
 
-// Copying is a copying process, as the agent sees it. Between two steps it has nothing open on either disk.
+// Copying is a running copying process. It has no files open on the disks between phases.
 type Copying struct {
 	*process
 	request Request
 }
 
-// Start starts the process. Whatever fails, the target can be copied to again when Close has returned: nothing is
-// written any more then.
+// Start starts the process. Whatever fails afterwards, nothing is written any more once Close has returned.
 func Start(ctx context.Context, program string, r Request) (*Copying, error) {
 	p, err := start(ctx, program)
 	return &Copying{p, r}, err
@@ -76,20 +74,21 @@ func (c *Copying) Copy(report func(Report)) error {
 	return err
 }
 
-// Verify compares the copy, read back, with what was read of the source.
+// Verify reads the copy back and compares it with what was read from the source.
 func (c *Copying) Verify(report func(Report)) (copytree.Clamped, error) {
 	answer, err := c.do(message{Phase: PhaseVerify, Request: &c.request}, report)
 	return copytree.Clamped{Files: answer.Clamped, First: string(answer.First)}, err
 }
 
-// Complete makes a target that was verified a tree like any other. The source need not be there.
+// Complete removes the mark from a verified target and gives its top directory its attributes. The source need not be
+// mounted.
 func (c *Copying) Complete() error {
 	_, err := c.do(message{Phase: phaseComplete, Request: &c.request}, func(Report) {})
 	return err
 }
 
-// message is a request, progress, or with End the result: nothing or an error. A path is sent as
-// bytes: names are not always valid UTF-8.
+// message is a request, a progress report or, with End, a result. A path is sent as bytes, since names may be invalid
+// UTF-8.
 type message struct {
 	Phase   string   `json:",omitempty"`
 	Request *Request `json:",omitempty"`
@@ -101,7 +100,7 @@ type message struct {
 	First   []byte        `json:",omitempty"`
 }
 
-// result is the last answer to a request.
+// result returns the last reply to a request.
 func result(p copytree.Progress, c copytree.Clamped, err error) message {
 	m := message{Progress: p, End: true, Clamped: c.Files, First: []byte(c.First)}
 	if err != nil {
@@ -130,13 +129,13 @@ type remoteError struct {
 func (e *remoteError) Error() string { return e.text }
 func (e *remoteError) Unwrap() error { return e.cause }
 
-// process is the copying process, as the agent sees it.
+// process controls the copying process.
 type process struct {
 	ctx      context.Context
 	process  *command.Process
 	requests *os.File
 	answers  *os.File
-	decoder  *json.Decoder // of the answers, which hold paths of any length
+	decoder  *json.Decoder // of answers
 }
 
 func start(ctx context.Context, program string) (*process, error) {
@@ -158,7 +157,7 @@ func start(ctx context.Context, program string) (*process, error) {
 		decoder: json.NewDecoder(answers)}, nil
 }
 
-// do sends a request and reports progress until its result is there.
+// do sends a request and reports progress until the result arrives.
 func (p *process) do(m message, report func(Report)) (answer message, err error) {
 	phase := m.Phase
 	report(Report{Phase: phase, Begin: true})
@@ -178,7 +177,7 @@ func (p *process) do(m message, report func(Report)) (answer message, err error)
 	}
 }
 
-// lost says why there is no answer. A context that has ended is the reason, not the broken pipe.
+// lost returns the error for a missing reply. If the context has ended, that is the reason.
 func (p *process) lost(phase string, err error) error {
 	if p.ctx.Err() != nil {
 		return fmt.Errorf("%s: %w", phase, context.Cause(p.ctx))
@@ -193,7 +192,7 @@ func (p *process) Close() error {
 	var exit *command.ExitError
 	switch {
 	case p.ctx.Err() != nil:
-		err = nil // it was terminated by its context
+		err = nil // terminated by its context
 	case errors.As(err, &exit):
 		exit.Name = "the copying process"
 		err = exit

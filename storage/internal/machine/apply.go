@@ -160,7 +160,7 @@ func (m *Machine) apply(ctx context.Context, key string, c decide.Change, onReco
 // mount mounts a file system. If admit is set, it is attached to its path only once it is admitted.
 func (m *Machine) mount(ctx context.Context, c decide.Change, admit func(top *os.File) error) error {
 	if admit == nil {
-		return mount.Device(ctx, c.Device, c.Target, string(c.FileSystem), c.MountOptions)
+		return mount.MountDevice(ctx, c.Device, c.Target, string(c.FileSystem), c.MountOptions)
 	}
 	place := m.Dirs.DiskLook()
 	if err := EnsureDir(place, 0o700); errors.Is(err, unix.EROFS) || errors.Is(err, unix.ENOSPC) {
@@ -168,7 +168,7 @@ func (m *Machine) mount(ctx context.Context, c decide.Change, admit func(top *os
 	} else if err != nil {
 		return err
 	}
-	return mount.Admitted(ctx, c.Device, place, c.Target, string(c.FileSystem), c.MountOptions, func(top *os.File) error {
+	return mount.MountAdmitted(ctx, c.Device, place, c.Target, string(c.FileSystem), c.MountOptions, func(top *os.File) error {
 		if err := admit(top); err != nil {
 			return err
 		}
@@ -239,7 +239,7 @@ func (m *Machine) growFileSystem(ctx context.Context, c decide.Change, mountedNo
 		}
 		notGrown = filesystem.GrowUnmounted(ctx, c.Device, c.FileSystem)
 		grown = notGrown == nil
-		if err := mount.Device(ctx, c.Device, c.Target, string(c.FileSystem), c.MountOptions); err != nil {
+		if err := mount.MountDevice(ctx, c.Device, c.Target, string(c.FileSystem), c.MountOptions); err != nil {
 			return false, notGrown, err
 		}
 	}
