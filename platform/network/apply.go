@@ -16,9 +16,9 @@ import (
 	"cambium/platform/network/networkd"
 )
 
-// Apply makes the changes in order, returns those made and reports all failures at the end: one
-// network must not prevent another. If an addition to a link fails, nothing is removed from it, and
-// its file stays, so that the next run retries. It does not wait for leases: see wait.Ready.
+// Apply makes the changes in order and returns those it made. It reports all errors at the end, since one network must
+// not prevent another. If an addition to a link fails, it removes nothing from that link and keeps its file, so that
+// the next run retries. It does not wait for leases; see wait.Ready.
 func (k *Kernel) Apply(ctx context.Context, changes []Change) (made []Change, err error) {
 	if len(changes) == 0 {
 		return nil, nil
@@ -72,14 +72,14 @@ func (k *Kernel) apply(ctx context.Context, h *netlink.Handle, c Change) error {
 	case OpLinkUp:
 		return h.LinkSetUp(link)
 	case OpAddAddress, OpKeepAddress:
-		// Replace instead of add: it succeeds if the address is there by now, and never removes.
+		// AddrReplace succeeds even if the address exists by now, and never removes it.
 		return h.AddrReplace(link, netlinkAddress(c.Address, c.Label))
 	case OpReplaceAddress:
 		if err := h.AddrDel(link, netlinkAddress(c.Was, "")); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 			return err
 		}
 		replacement := netlinkAddress(c.Address, c.Label)
-		// The address was ours a moment ago: there is no duplicate to detect.
+		// The machine had this address until now, so duplicate detection is unnecessary.
 		replacement.Flags = unix.IFA_F_NODAD
 		err := h.AddrReplace(link, replacement)
 		if err != nil {

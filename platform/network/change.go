@@ -10,7 +10,7 @@ import (
 	"cambium/platform/network/networkd"
 )
 
-// Op is a kind of change.
+// Op is the kind of a change.
 type Op string
 
 // The kinds of change, in the order in which Diff lists them.
@@ -18,7 +18,7 @@ const (
 	OpEnableIPv6     Op = "enable-ipv6"
 	OpLinkUp         Op = "link-up"
 	OpAddAddress     Op = "add-address"
-	OpKeepAddress    Op = "keep-address" // makes an address permanent that had a lifetime
+	OpKeepAddress    Op = "keep-address" // makes an address with a lifetime permanent
 	OpReplaceAddress Op = "replace-address"
 	OpAddRoute       Op = "add-route"
 	OpReplaceRoute   Op = "replace-route"
@@ -31,37 +31,36 @@ const (
 	OpReload         Op = "reload-networkd"
 )
 
-// order is the order of application: additions before removals, then files, then networkd.
+// order is the order in which changes are applied: additions, removals, files, networkd.
 var order = []Op{
 	OpEnableIPv6, OpLinkUp, OpAddAddress, OpKeepAddress, OpReplaceAddress, OpAddRoute, OpReplaceRoute, OpRemoveRoute,
 	OpPromote, OpRemoveAddress, OpMoveFile, OpWriteFile, OpRemoveFile, OpReload,
 }
 
-// Change is one step from what is to what is wanted. It prints itself for people and encodes
-// itself for programs.
+// Change is a step towards the desired state.
 type Change struct {
 	Op      Op           `json:"op"`
 	Link    string       `json:"link,omitempty"`
 	Network string       `json:"network,omitempty"`
 	Address netip.Prefix `json:"address,omitzero"`
 	Label   string       `json:"label,omitempty"`
-	// Was is the address that is replaced.
+	// Was is the address to replace.
 	Was   netip.Prefix `json:"was,omitzero"`
 	Route *Route       `json:"route,omitempty"`
-	// WasRoute is the route that is replaced.
+	// WasRoute is the route to replace.
 	WasRoute *Route `json:"was_route,omitempty"`
 	Path     string `json:"path,omitempty"`
 	Content  string `json:"content,omitempty"`
-	// Awaited lists the links on which networkd releases a lease when it reads its files.
+	// Awaited lists the links on which networkd releases a lease when it reloads.
 	Awaited []networkd.AwaitedLink `json:"settle,omitempty"`
-	// Late marks a change that other work need not wait for: the removal of what networkd normally
-	// removes itself, or a reload that no wanted address depends on.
+	// Late is set if other work need not wait for the change: the removal of something that networkd normally removes
+	// itself, or a reload on which no wanted address depends.
 	Late bool `json:"late,omitempty"`
-	// Reload marks a file after whose change networkd has to be reloaded.
+	// Reload is set if networkd has to be reloaded after a change of the file.
 	Reload bool `json:"reload,omitempty"`
 }
 
-// Runs reports that the change has a daemon act.
+// Runs reports whether the change makes a daemon act.
 func (c Change) Runs() bool { return c.Op == OpReload }
 
 // String describes the change in one line.
@@ -120,16 +119,16 @@ func (r Route) String() string {
 	return s + " dev " + r.Link
 }
 
-// adds reports whether the change brings something new to a link.
+// adds reports whether the change adds something to a link.
 func (c Change) adds() bool {
 	return c.Link != "" && slices.Index(order, c.Op) <= slices.Index(order, OpReplaceRoute)
 }
 
 func (c Change) name() string { return path.Base(c.Path) }
 
-// Split divides changes into those that the machine's addresses depend on, and those that may be
-// applied in parallel to other work: static addresses are usable before networkd has read its
-// files, and early in a boot it takes a while until networkd can be reloaded.
+// Split divides changes into those on which the machine's addresses depend, and those that can be applied in parallel
+// to other work. Static addresses are usable before networkd has read its files, and early in a boot it takes some time
+// until networkd can be reloaded.
 func Split(changes []Change) (now, later []Change) {
 	i := slices.IndexFunc(changes, func(c Change) bool { return c.Op == OpReload })
 	if i < 0 || !changes[i].Late {
@@ -138,8 +137,8 @@ func Split(changes []Change) (now, later []Change) {
 	return changes[:i], changes[i:]
 }
 
-// Invert lists the changes that take others back, in the order to apply them. Files get the content
-// that they had, and networkd reads them again, also where it has not been told of the others yet.
+// Invert returns the changes that undo others, in the order in which to apply them. Files get their earlier content,
+// and networkd is always reloaded if one of them requires that.
 func Invert(changes []Change, have State) (back []Change) {
 	for _, c := range changes {
 		switch c.Op {
@@ -165,7 +164,7 @@ func Invert(changes []Change, have State) (back []Change) {
 			}
 		case OpReload:
 		default:
-			continue // a link that is up, or IPv6 that is on, does no harm
+			continue // an enabled link, or enabled IPv6, is harmless
 		}
 		back = append(back, c)
 	}

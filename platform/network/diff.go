@@ -13,15 +13,15 @@ import (
 	"cambium/platform/network/networkd"
 )
 
-// ipv6Metric is the metric that the kernel gives to an IPv6 route added without one.
+// ipv6Metric is the kernel's default metric of IPv6 routes.
 const ipv6Metric = 1024
 
-// Diff decides what to change. The order of the changes is the order to apply them in: additions
-// come before removals, and the record of what we set (networkd's files) is replaced only after
-// our leftovers are removed, so that an interrupted run is completed by the next one.
+// Diff returns the changes to the desired state, in the order in which to apply them. Additions come before removals.
+// networkd's files, which also record what the agent has set, come after the removal of its leftovers, so that the next
+// run completes an interrupted one.
 //
-// An error says what cannot be had; the changes returned with it are those for everything else
-// and may be applied.
+// The error names everything that cannot be configured. The changes returned with it are for the rest, and may be
+// applied.
 func Diff(have State, want Desired) ([]Change, error) {
 	if want.Preconfigured {
 		return nil, nil
@@ -110,8 +110,7 @@ func (d *differ) addresses(want WantLink, have Link) {
 			continue
 		}
 		change := Change{Op: OpAddAddress, Link: have.Name, Network: a.Network, Address: a.Prefix, Label: a.Label}
-		// IPv4 allows one address with two prefix lengths, so the old one can go afterwards;
-		// IPv6 does not.
+		// IPv4 allows an address with two prefix lengths, so the old one is removed later. IPv6 does not.
 		other := slices.IndexFunc(have.Addresses, func(h Address) bool { return h.Prefix.Addr() == a.Prefix.Addr() })
 		if other >= 0 && a.Prefix.Addr().Is6() {
 			change.Op, change.Was = OpReplaceAddress, have.Addresses[other].Prefix
@@ -123,7 +122,7 @@ func (d *differ) addresses(want WantLink, have Link) {
 func (d *differ) routes(want WantLink, have Link) {
 	for _, r := range want.Routes {
 		if want.DHCP && !r.OnLink && !want.reaches(r.Gateway) {
-			continue // possible only with the lease; networkd adds it then
+			continue // networkd adds it with the lease
 		}
 		route := r.On(want.Name)
 		if slices.Contains(d.have.Routes, route) {
@@ -141,7 +140,7 @@ func (d *differ) routes(want WantLink, have Link) {
 	}
 }
 
-// On is the kernel's view of a wanted route on a link.
+// On returns the route as the kernel shows it on a link.
 func (r WantRoute) On(link string) Route {
 	route := Route{Link: link, To: r.To.Masked(), Gateway: r.Gateway, Origin: OriginStatic, OnLink: r.OnLink}
 	if r.To.Addr().Is6() {
@@ -156,9 +155,8 @@ func (l WantLink) reaches(gw netip.Addr) bool {
 		slices.ContainsFunc(l.Addresses, func(a WantAddress) bool { return a.Prefix.Contains(gw) })
 }
 
-// leftovers removes what our own file says that we set and that is no longer wanted, and what a
-// DHCP client left on a link that no longer uses DHCP. Everything else on the link stays, for
-// example a virtual address of a release.
+// leftovers removes addresses and routes that are no longer wanted if the agent has set them, according to its file, or
+// a DHCP client on a link that no longer uses DHCP. Everything else stays, such as a virtual address of a release.
 func (d *differ) leftovers(want WantLink, have Link) {
 	wanted := func(p netip.Prefix) bool {
 		return slices.ContainsFunc(want.Addresses, func(a WantAddress) bool { return a.Prefix == p })
@@ -206,15 +204,15 @@ func (d *differ) leftovers(want WantLink, have Link) {
 	}
 }
 
-// sharesSubnet reports whether the kernel would drop other addresses together with this one:
-// when the primary address of a subnet goes, its secondary ones go too, unless promoted.
+// sharesSubnet reports whether other addresses are in the same subnet. If p is the primary address, the kernel removes
+// the secondary ones with it, unless they are promoted.
 func sharesSubnet(have Link, want WantLink, p netip.Prefix) bool {
 	other := func(o netip.Prefix) bool { return o != p && o.Masked() == p.Masked() }
 	return slices.ContainsFunc(have.Addresses, func(a Address) bool { return other(a.Prefix) }) ||
 		slices.ContainsFunc(want.Addresses, func(a WantAddress) bool { return other(a.Prefix) })
 }
 
-// wantsRoute reports whether a route is wanted as it is, or is replaced by a wanted one.
+// wantsRoute reports whether a route is wanted, or is replaced by a wanted one.
 func (d *differ) wantsRoute(have Route) bool {
 	for _, l := range d.want.Links {
 		for _, r := range l.Routes {
@@ -226,8 +224,8 @@ func (d *differ) wantsRoute(have Route) bool {
 	return slices.ContainsFunc(d.add, func(c Change) bool { return c.WasRoute != nil && *c.WasRoute == have })
 }
 
-// files decides about networkd's files: ours are written, stale ones of ours removed, and foreign
-// ones that networkd would prefer for one of our links moved aside or masked.
+// files returns the changes to networkd's files: it writes those of the agent, removes outdated ones, and moves aside
+// or masks foreign files that networkd would prefer for one of the links.
 func (d *differ) files() (changes []Change) {
 	wanted, links := map[string]string{}, map[string]string{}
 	for _, l := range d.want.Links {
@@ -260,8 +258,8 @@ func (d *differ) files() (changes []Change) {
 	return changes
 }
 
-// takesPrecedence reports a foreign file that networkd would use for one of our links instead
-// of ours. Files whose names end in unmanaged.network are a stemcell's own decision and stay.
+// takesPrecedence returns the link for which networkd would use a foreign file instead of the agent's. Files named
+// …unmanaged.network are a decision of the stemcell and stay.
 func (d *differ) takesPrecedence(f networkd.File) (string, bool) {
 	name := path.Base(f.Path)
 	if f.Ours() || f.Content == "" || strings.HasSuffix(name, "unmanaged.network") || f.Shadowed(d.have.Files) {
@@ -276,8 +274,8 @@ func (d *differ) takesPrecedence(f networkd.File) (string, bool) {
 	return "", false
 }
 
-// reload reports whether networkd has to read its files: because what it would read has
-// changed, because an earlier run did not get that far, or because it does not use our file.
+// reload reports whether networkd has to read its files again: their content has changed, or an earlier run ended
+// before the reload.
 func (d *differ) reload(files []Change) bool {
 	if !d.have.Networkd.Available {
 		return false
@@ -292,8 +290,8 @@ func (d *differ) reload(files []Change) bool {
 	return slices.ContainsFunc(files, func(c Change) bool { return !moved(c) })
 }
 
-// awaitedLinks lists the links with a lease whose files change: networkd releases the lease, and a
-// caller that looks too early mistakes it for the new one. Other links need no waiting.
+// awaitedLinks returns the links with a lease whose files change. networkd releases the lease, which a caller must not
+// mistake for the new one. Other links need no wait.
 func (d *differ) awaitedLinks(files []Change) (links []networkd.AwaitedLink) {
 	for _, want := range d.want.Links {
 		have, found := d.have.Link(want.Name)
@@ -312,8 +310,8 @@ func (d *differ) awaitedLinks(files []Change) (links []networkd.AwaitedLink) {
 	return links
 }
 
-// DHCPEverywhere writes a file for every NIC that has none of ours, below /run, so that networkd
-// asks for a lease. It is for a machine whose settings are not known yet.
+// DHCPEverywhere returns the changes that enable DHCP on every NIC, with files below /run, for a machine whose settings
+// are not known yet.
 func DHCPEverywhere(have State) (changes []Change) {
 	files := false
 	for _, nic := range have.NICs() {

@@ -11,13 +11,13 @@ import (
 	"cambium/platform/network/networkd"
 )
 
-// gatewaySince is the systemd version that can refuse a lease's gateway and keep its other routes.
+// gatewaySince is the first systemd version that can ignore a lease's gateway and use its other routes.
 const gatewaySince = 250
 
-// refusedMetric is above that of every route that networkd or we make, 1024 at most.
+// refusedMetric is higher than the metric of any route that networkd or the agent sets, which is at most 1024.
 const refusedMetric = 4096
 
-// render is the content of networkd's file for a link.
+// render returns the content of networkd's file for a link.
 func render(l WantLink, daemon networkd.Status) string {
 	var b strings.Builder
 	section := func(name string, lines ...string) {
@@ -33,8 +33,8 @@ func render(l WantLink, daemon networkd.Status) string {
 			lines = append(lines, "Label="+a.Label)
 		}
 		lines = append(lines, "Address="+a.Prefix.String())
-		// Always explicit: networkd compares it before it fills in its own default, and briefly
-		// removes an address whose broadcast address its file does not name.
+		// Set it explicitly: networkd compares it before it applies its default, and would remove the address for a
+		// moment.
 		if broadcast, ok := broadcast(a.Prefix); ok {
 			lines = append(lines, "Broadcast="+broadcast.String())
 		}
@@ -65,8 +65,8 @@ func render(l WantLink, daemon networkd.Status) string {
 		}
 		section("DHCP", lines...)
 		if l.NoDHCPGateway && daemon.Version >= gatewaySince {
-			// The metric is for a default route among the lease's classless routes, which
-			// UseGateway does not refuse: it must not win against the wanted one.
+			// UseGateway does not apply to a default route among the lease's classless routes, so that its metric must
+			// be too high to win.
 			section("DHCPv4", "UseGateway=no", "RouteMetric="+strconv.Itoa(refusedMetric))
 		}
 	}
@@ -87,7 +87,7 @@ func render(l WantLink, daemon networkd.Status) string {
 	return b.String()
 }
 
-// broadcast is the last address of an IPv4 subnet that has room for one.
+// broadcast returns the last address of an IPv4 subnet, if the subnet is large enough to have a broadcast address.
 func broadcast(p netip.Prefix) (netip.Addr, bool) {
 	if !p.Addr().Is4() || p.Bits() > 30 {
 		return netip.Addr{}, false
@@ -99,8 +99,8 @@ func broadcast(p netip.Prefix) (netip.Addr, bool) {
 	return netip.AddrFrom4(ip), true
 }
 
-// record lists what we set earlier, as read from one of our files: it distinguishes our own leftovers from addresses of
-// a release.
+// record holds what an earlier run has set, according to the agent's file. It distinguishes leftovers from addresses of
+// releases.
 type record struct {
 	addresses []netip.Prefix
 	routes    []WantRoute
@@ -135,7 +135,7 @@ func readRecord(f networkd.File) record {
 	return r
 }
 
-// defaultDestination is the destination of a default route in the family of gw.
+// defaultDestination returns the destination of a default route in gw's address family.
 func defaultDestination(gw netip.Addr) netip.Prefix {
 	if gw.Is4() {
 		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
@@ -143,8 +143,8 @@ func defaultDestination(gw netip.Addr) netip.Prefix {
 	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 }
 
-// matches reports whether networkd would use a file for a link. Conditions that are not known here
-// count as met only if networkd uses the file for that link now.
+// matches reports whether networkd would use a file for a link. Conditions that are not supported here are met if
+// networkd uses the file for that link at present.
 func matches(f networkd.File, l Link) bool {
 	conditions, unknown := 0, false
 	for _, s := range networkd.Parse(f.Content) {

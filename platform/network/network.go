@@ -1,14 +1,14 @@
-// Package network brings links, addresses and routes to the desired state.
+// Package network configures links, addresses and routes.
 //
-// Static addresses and routes are set over netlink, at once. One file per link makes them known to
-// systemd-networkd, so that it does not remove them; links with DHCP are networkd's. The decision
-// is a pure function, [Diff]; [Kernel] reads and acts. Correct addresses and routes are never
-// removed, not even for a moment: connections survive every call.
+// Static addresses and routes are set at once, over netlink. A file for each link makes them known to systemd-networkd,
+// which would remove them otherwise; networkd also provides DHCP. [Diff] makes the decisions, as a pure function;
+// [Kernel] reads and writes. Correct addresses and routes are never removed, not even for a moment, so that connections
+// survive each call.
 //
-// Its subpackages: networkd (files and D-Bus of the daemon), wait (until a network is usable), neighbor (ARP and
-// neighbor discovery), confirm (a change that is rolled back if it cuts the machine off).
+// Subpackages: networkd (the daemon's files and D-Bus interface), wait (until a network is usable), neighbor (ARP and
+// neighbor discovery), confirm (changes that are rolled back if they cut off the machine).
 //
-// The package knows nothing of settings; package desired translates.
+// The package does not use settings; package desired translates them.
 package network
 
 import (
@@ -23,9 +23,9 @@ import (
 	"cambium/platform/network/networkd"
 )
 
-// Kernel is the machine's network. Root and Sys are moved by tests only.
+// Kernel reads and changes the machine's network. Only tests set Root, Sys and Proc.
 type Kernel struct {
-	Root string // where files are read and written; "/" if empty
+	Root string // directory of all files; "/" if empty
 	Sys  string // the sysfs of this network namespace; "/sys" if empty
 	Proc string // the procfs of this network namespace; "/proc" if empty
 	Log  *logrus.Entry
@@ -34,13 +34,13 @@ type Kernel struct {
 	daemon daemon
 }
 
-// daemon is the part of networkd.Daemon that needs a running networkd.
+// daemon has the methods of networkd.Daemon that need a running networkd.
 type daemon interface {
 	Probe() networkd.Status
 	Reload(ctx context.Context, links map[int]networkd.AwaitedLink) error
 }
 
-// Networkd is the machine's systemd-networkd.
+// Networkd returns the machine's systemd-networkd.
 func (k *Kernel) Networkd() networkd.Daemon { return networkd.Daemon{Root: k.Root, Log: k.Log} }
 
 func (k *Kernel) running() daemon {
@@ -50,11 +50,11 @@ func (k *Kernel) running() daemon {
 	return k.Networkd()
 }
 
-// MAC is a hardware address in the kernel's spelling: lower case, colons.
+// MAC is a hardware address as the kernel writes it: lower case, with colons.
 type MAC string
 
-// ParseMAC accepts every common spelling: colons, dashes, dots or nothing between the digits,
-// either case, and leading zeros left out where a separator makes that unambiguous.
+// ParseMAC accepts all common spellings: colons, dashes, dots or no separators, upper or lower case, and groups without
+// leading zeros after colons and dashes.
 func ParseMAC(text string) (MAC, error) {
 	bad := fmt.Errorf("%q is not a hardware address", text)
 	s := strings.ToLower(strings.TrimSpace(text))
@@ -97,9 +97,9 @@ func ParseMAC(text string) (MAC, error) {
 type State struct {
 	Links    []Link          `json:"links"`
 	Routes   []Route         `json:"routes"` // main table
-	Files    []networkd.File `json:"files"`  // networkd's .network files, in its order of reading
+	Files    []networkd.File `json:"files"`  // networkd's .network files, in the order in which it reads them
 	Networkd networkd.Status `json:"networkd"`
-	// NoIPv6 means that the kernel was started without IPv6.
+	// NoIPv6 is set if the kernel was started without IPv6.
 	NoIPv6 bool `json:"no_ipv6,omitempty"`
 }
 
@@ -117,7 +117,7 @@ func (s State) Link(name string) (Link, bool) {
 	return s.Links[i], true
 }
 
-// NICs returns the links that networks may be matched to, in order of their index.
+// NICs returns the links to which networks may be matched, in order of their index.
 func (s State) NICs() []Link {
 	return slices.DeleteFunc(slices.Clone(s.Links), func(l Link) bool { return !l.NIC })
 }
@@ -127,8 +127,8 @@ type Link struct {
 	Index int    `json:"index"`
 	Name  string `json:"name"`
 	MAC   MAC    `json:"mac"`
-	// NIC means that the IaaS gave it to the machine: it has a device, or an alias that says
-	// so, and is not the lower half of an Azure accelerated interface.
+	// NIC is set if the IaaS has attached the link: it has a device, or the agent's alias, and is not the virtual
+	// function of an Azure accelerated interface.
 	NIC                bool      `json:"nic"`
 	Up                 bool      `json:"up"`
 	MTU                int       `json:"mtu"`
@@ -139,7 +139,7 @@ type Link struct {
 	NetworkFile string `json:"network_file,omitempty"`
 }
 
-// Subnet returns the subnet of one of the link's addresses that contains ip.
+// Subnet returns the subnet that contains ip, among those of the link's addresses.
 func (l Link) Subnet(ip netip.Addr) (subnet netip.Prefix, found bool) {
 	for _, a := range l.Addresses {
 		if a.Prefix.Contains(ip) && !a.Prefix.IsSingleIP() {
@@ -163,16 +163,16 @@ type Address struct {
 // Usable reports whether the kernel lets programs use the address.
 func (a Address) Usable() bool { return !a.Tentative && !a.DADFailed }
 
-// Global reports an address that reaches beyond the link.
+// Global reports whether the address can be reached from beyond the link.
 func (a Address) Global() bool {
 	ip := a.Prefix.Addr()
 	return !a.LinkScope && !ip.IsLinkLocalUnicast() && !ip.IsLoopback()
 }
 
-// Origin names the maker of a route, as far as Diff cares.
+// Origin is the creator of a route, as far as it matters to Diff.
 type Origin string
 
-// The origins of a route.
+// Origins of routes.
 const (
 	OriginKernel Origin = "kernel" // comes and goes with an address
 	OriginStatic Origin = "static" // an administrator, networkd's files, or the agent
@@ -181,7 +181,7 @@ const (
 	OriginOther  Origin = "other"
 )
 
-// Route is an entry of the main table.
+// Route is an entry of the main routing table.
 type Route struct {
 	Link    string       `json:"link"`
 	To      netip.Prefix `json:"to"` // 0.0.0.0/0 or ::/0 for a default route
@@ -194,38 +194,38 @@ type Route struct {
 // Default reports a default route.
 func (r Route) Default() bool { return r.To.Bits() == 0 }
 
-// Desired describes the wanted configuration of the links. Links that it does not name are left alone.
+// Desired is the wanted configuration. Links that it does not contain are left unchanged.
 type Desired struct {
-	// Preconfigured means that the machine's network is not configured by the agent, which then touches nothing.
+	// Preconfigured is set if something else configures the network. The agent then changes nothing.
 	Preconfigured bool       `json:"preconfigured,omitempty"`
 	Links         []WantLink `json:"links"` // by name
 	// Dynamic lists the networks whose addresses wait.Resolve looks up.
 	Dynamic []Dynamic `json:"dynamic,omitempty"`
-	// AwaitIPv6 makes wait.Ready wait for duplicate address detection of static IPv6 addresses;
-	// set it when the bus is reached over IPv6.
+	// AwaitIPv6 makes wait.Ready wait for duplicate address detection of static IPv6 addresses. It is set if the bus is
+	// reached over IPv6.
 	AwaitIPv6 bool `json:"await_ipv6,omitempty"`
 }
 
-// WantLink is the wanted state of one link.
+// WantLink is the wanted state of a link.
 type WantLink struct {
 	Name     string   `json:"name"`
-	Networks []string `json:"networks"` // that it serves, for messages; none for an unclaimed NIC
-	// DHCP asks networkd for a lease in both families. Static addresses may be wanted beside it.
+	Networks []string `json:"networks"` // names for messages; none for a NIC without a network
+	// DHCP requests leases in both address families. There may be static addresses, too.
 	DHCP bool `json:"dhcp,omitempty"`
-	// NoDHCPGateway refuses the lease's default route, since another network has the default.
+	// NoDHCPGateway ignores the lease's default route, since another network provides it.
 	NoDHCPGateway bool          `json:"no_dhcp_gateway,omitempty"`
 	AcceptRA      bool          `json:"accept_ra,omitempty"`
-	Addresses     []WantAddress `json:"addresses,omitempty"` // the first of a subnet is its primary one
+	Addresses     []WantAddress `json:"addresses,omitempty"` // the first of each subnet is the primary one
 	Routes        []WantRoute   `json:"routes,omitempty"`
 	DNS           []netip.Addr  `json:"dns,omitempty"`
-	// Leases are the networks that the lease is for.
+	// Leases lists the networks for which a lease is expected.
 	Leases []WantLease `json:"leases,omitempty"`
 }
 
-// WantLease is a network whose address the DHCP server knows.
+// WantLease is a network whose address comes from a DHCP server.
 type WantLease struct {
 	Network string `json:"network"`
-	// IP is the address that the server should give, where the document names one.
+	// IP is the expected address, if the settings contain one.
 	IP netip.Addr `json:"ip,omitzero"`
 }
 
@@ -240,7 +240,7 @@ type WantAddress struct {
 type WantRoute struct {
 	To      netip.Prefix `json:"to"`
 	Gateway netip.Addr   `json:"gateway,omitzero"`
-	// OnLink reaches a gateway that is in no subnet of the link.
+	// OnLink is set if the gateway is reachable although it is in no subnet of the link.
 	OnLink  bool   `json:"on_link,omitempty"`
 	Network string `json:"network"`
 }
@@ -251,25 +251,25 @@ func (r WantRoute) Default() bool { return r.To.Bits() == 0 }
 // Dynamic is a network whose address comes from a lease.
 type Dynamic struct {
 	Network string `json:"network"`
-	Link    string `json:"link,omitempty"` // "" means: the link of the default route
+	Link    string `json:"link,omitempty"` // if empty, the link of the default route
 	IPv6    bool   `json:"ipv6,omitempty"`
 }
 
-// Resolved is the address that a dynamic network turned out to have.
+// Resolved is the address that a dynamic network has obtained.
 type Resolved struct {
 	IP      string
 	Netmask string
 	Gateway string
 }
 
-// ipv6 reports whether anything wanted needs IPv6 in the kernel.
+// ipv6 reports whether the configuration requires IPv6.
 func (d Desired) ipv6() bool {
 	return slices.ContainsFunc(d.Links, func(l WantLink) bool {
 		return l.AcceptRA || slices.ContainsFunc(l.Addresses, func(a WantAddress) bool { return a.Prefix.Addr().Is6() })
 	})
 }
 
-// NetworkNames lists the networks that the link serves, for messages.
+// NetworkNames formats the names of the link's networks, for messages.
 func (l WantLink) NetworkNames() string {
 	quoted := make([]string, len(l.Networks))
 	for i, n := range l.Networks {

@@ -17,13 +17,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nicAlias is the prefix of the alias by which a container's owner marks a link without a device as one for the agent.
+// nicAlias is the prefix of the alias that marks a container's link without a device as a NIC for the agent.
 const nicAlias = "bosh-interface"
 
-// dumpTries bounds the repetitions of an inconsistent dump.
+// dumpTries bounds the retries of an inconsistent dump.
 const dumpTries = 10
 
-// forever is the lifetime of an address that does not expire.
+// forever is the lifetime of a permanent address.
 const forever = 0xffffffff
 
 func (k *Kernel) path(parts ...string) string {
@@ -64,7 +64,7 @@ func (k *Kernel) Observe(context.Context) (State, error) {
 	return s, nil
 }
 
-// ObserveLinks is Observe without networkd's files: what changes by itself while a caller waits.
+// ObserveLinks observes everything except networkd and its files, which do not change while a caller waits.
 func (k *Kernel) ObserveLinks() (State, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -85,7 +85,7 @@ func (k *Kernel) ObserveLinks() (State, error) {
 	return s, nil
 }
 
-// Dump repeats a netlink listing that was interrupted by a change.
+// Dump calls list again if a change has interrupted it.
 func Dump[T any](what string, list func() (T, error)) (T, error) {
 	for try := 0; ; try++ {
 		found, err := list()
@@ -138,8 +138,8 @@ func (k *Kernel) links(h *netlink.Handle, names map[int]string) ([]Link, error) 
 	return links, nil
 }
 
-// isNIC distinguishes links that the IaaS attached from virtual ones: bridges, tunnels, loopback. An
-// Azure virtual function has the same MAC as the synthetic NIC in front of it; udev marks it.
+// isNIC reports whether the IaaS has attached a link, rather than a bridge, tunnel or loopback. An Azure virtual
+// function has the same MAC as its synthetic NIC; udev marks it.
 func (k *Kernel) isNIC(a *netlink.LinkAttrs) bool {
 	if _, err := os.Stat(k.sys("class/net", a.Name, "device")); err != nil && !strings.HasPrefix(a.Alias, nicAlias) {
 		return false
@@ -152,7 +152,7 @@ func address(a netlink.Addr) (Address, bool) {
 	if a.IPNet == nil {
 		return Address{}, false
 	}
-	// With a peer, the prefix length belongs to the peer's address.
+	// With a peer, the prefix length is that of the peer's address.
 	prefix, ok := toPrefix(&net.IPNet{IP: a.IP, Mask: a.Mask})
 	if !ok {
 		return Address{}, false
@@ -162,7 +162,7 @@ func address(a netlink.Addr) (Address, bool) {
 		Label:     a.Label,
 		Dynamic:   a.ValidLft != 0 && a.ValidLft != forever,
 		Secondary: prefix.Addr().Is4() && a.Flags&unix.IFA_F_SECONDARY != 0,
-		// An optimistic address is in use while it is still being checked.
+		// An optimistic address may be used while it is tentative.
 		Tentative: a.Flags&unix.IFA_F_TENTATIVE != 0 && a.Flags&unix.IFA_F_OPTIMISTIC == 0,
 		DADFailed: a.Flags&unix.IFA_F_DADFAILED != 0,
 		LinkScope: a.Scope != unix.RT_SCOPE_UNIVERSE,
@@ -183,7 +183,7 @@ func routes(h *netlink.Handle, names map[int]string) ([]Route, error) {
 	return all, nil
 }
 
-// route converts one entry; one with several next hops becomes several.
+// route converts an entry of the routing table. An entry with several next hops becomes several routes.
 func route(r netlink.Route, family int, names map[int]string) []Route {
 	base := Route{To: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Metric: r.Priority, Origin: origin(r.Protocol)}
 	if family == netlink.FAMILY_V6 {
@@ -230,7 +230,7 @@ func origin(p netlink.RouteProtocol) Origin {
 	return OriginOther
 }
 
-// Carriers lists the machine's NICs by name and hardware address, and which of them have a carrier.
+// Carriers returns the machine's NICs, by name and hardware address, and those of them that have a carrier.
 func (k *Kernel) Carriers() (nics, carriers []string, err error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {

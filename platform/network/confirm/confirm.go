@@ -12,40 +12,41 @@ import (
 	"cambium/platform/network/neighbor"
 )
 
-// Options say how careful Apply is.
+// Options configures Apply.
 type Options struct {
-	// SameAgent is set if the settings that are being replaced had the same agent id. Otherwise what is configured
-	// belongs to an earlier VM with this disk, and is never restored.
+	// SameAgent is set if the replaced settings had the same agent id. Otherwise the existing configuration belongs to
+	// an earlier VM with this disk, and is never restored.
 	SameAgent bool
-	// Limit bounds the wait for a gateway's answer on the new configuration; gatewayLimit if zero.
+	// Limit bounds the wait for gateways to answer after the change. 0 means gatewayLimit.
 	Limit time.Duration
 }
 
-// Outcome reports the result of a confirmed change.
+// Outcome is the result of Apply.
 type Outcome struct {
-	// Made lists the changes made, followed by those that took them back, if any.
+	// Made lists the changes made, followed by those that undid them, if any.
 	Made []network.Change
-	// RolledBack means that the earlier configuration is in place again, for the given reason.
+	// RolledBack is set if the earlier configuration was restored. Reason tells why.
 	RolledBack bool
 	Reason     string
 }
 
-// askBefore bounds the wait for a gateway's answer before a change. A gateway that works answers within a millisecond.
+// askBefore bounds the wait for gateways to answer before the change. A working one answers within a millisecond.
 const askBefore = time.Second
 
-// gatewayLimit bounds the wait for a gateway's answer on the new configuration, and rollBackLimit the time for rolling
-// back: systemd gives an agent that it stops 20 seconds.
+// gatewayLimit bounds the wait for gateways to answer after the change, and rollBackLimit the time to roll it back.
+// When systemd stops the agent, it waits for 20 seconds.
 const (
 	gatewayLimit  = 10 * time.Second
 	rollBackLimit = 10 * time.Second
 )
 
-// Apply applies changes to a machine that is configured already, and takes back those it has made if they cut it off:
-// when a gateway answered before, and a wanted one of the same address family does not afterwards, also where a part of
-// the changes failed. What is not confirmed when ctx ends is taken back, too: the next start would see nothing to
-// change, and not ask. Only gateways count; the bus may be down for its own reasons. A change is final, and applied
-// without asking, where taking it back could restore what is no longer the machine's: an address that is not wanted, or
-// another agent's configuration. So is the first configuration.
+// Apply applies changes to a configured network, and undoes them if they cut off the machine: if a gateway answered
+// before, and a wanted one of the same address family does not answer afterwards. That also holds if some of the
+// changes failed, and if ctx ends before a gateway answers: the next start would find nothing to change and not ask.
+// Only gateways count, since the bus may be down for other reasons.
+//
+// A change is final, and made without asking, if undoing it might restore what no longer belongs to the machine: an
+// address that is no longer wanted, or another agent's configuration. The first configuration is final, too.
 func Apply(ctx context.Context, k *network.Kernel, have network.State, want network.Desired, changes []network.Change, options Options) (Outcome, error) {
 	if !options.SameAgent || len(network.Invert(changes, have)) == 0 || !have.Configured() || losesAddress(changes, want) {
 		made, err := k.Apply(ctx, changes)
@@ -79,8 +80,8 @@ func Apply(ctx context.Context, k *network.Kernel, have network.State, want netw
 	return o, context.Cause(ctx)
 }
 
-// doubt says why a change is not confirmed, or "": a wanted gateway does not answer although one of its family did
-// before.
+// doubt returns the reason not to confirm a change: a wanted gateway does not answer although one of its address family
+// did before. It returns "" if there is none.
 func doubt(ctx context.Context, k *network.Kernel, want network.Desired, before []neighbor.Gateway,
 	limit time.Duration) string {
 	wanted := slices.DeleteFunc(neighbor.WantedGateways(want), func(g neighbor.Gateway) bool {
@@ -108,7 +109,7 @@ func doubt(ctx context.Context, k *network.Kernel, want network.Desired, before 
 		g.Network, g.IP, g.Link, within, before[0].IP)
 }
 
-// losesAddress reports whether an address is removed that the machine may no longer use.
+// losesAddress reports whether the changes remove an address that the machine may no longer use.
 func losesAddress(changes []network.Change, want network.Desired) bool {
 	return slices.ContainsFunc(changes, func(c network.Change) bool {
 		return c.Op == network.OpRemoveAddress && !slices.ContainsFunc(want.Links, func(l network.WantLink) bool {

@@ -1,6 +1,6 @@
-// Package neighbor communicates with the machines on the same link, by ARP for IPv4 and by neighbor
-// discovery for IPv6: it announces the machine's addresses, finds other users of them, asks
-// gateways whether they answer, and flushes the kernel's neighbor entries.
+// Package neighbor communicates with machines on the same link, by ARP for IPv4 and neighbor discovery for IPv6. It
+// announces the machine's addresses, detects duplicates, asks gateways whether they answer, and flushes the kernel's
+// neighbor entries.
 package neighbor
 
 import (
@@ -14,16 +14,15 @@ import (
 	"cambium/platform/network"
 )
 
-// announcements lists the pause before each round: none at first, short ones in case a switch port was still learning,
-// then longer ones for a minute and a half in all, which outlasts the caches of the routers and overlays that depend on
-// it.
+// announcements lists the pauses before the rounds: none at first, then short ones in case a switch port was still
+// learning, then longer ones. Their total of a minute and a half exceeds the lifetime of entries in the caches of
+// routers and overlays.
 var announcements = append([]time.Duration{0, time.Second, 2 * time.Second},
 	slices.Repeat([]time.Duration{5 * time.Second}, 18)...)
 
-// Announce announces the machine's addresses to its neighbors: gratuitous ARP for IPv4, unsolicited
-// neighbor advertisements for IPv6. It repeats that for a minute and a half and returns then or when ctx
-// ends; run it in parallel to other work. Every round observes the addresses again, so a lease that comes
-// late is announced too.
+// Announce announces the machine's addresses to its neighbors: by gratuitous ARP for IPv4, and unsolicited neighbor
+// advertisements for IPv6. It repeats this for a minute and a half, or until ctx ends, so run it in parallel to other
+// work. Each round observes the addresses again, so that late leases are announced, too.
 func Announce(ctx context.Context, k *network.Kernel, want network.Desired) {
 	if want.Preconfigured {
 		return

@@ -38,7 +38,7 @@ func (a arp) bytes() []byte {
 	return append(b, a.targetIP.AsSlice()...)
 }
 
-// parseARP reads a message; frames may be padded, so more bytes are fine.
+// parseARP parses a message. Frames may be padded, so extra bytes are ignored.
 func parseARP(b []byte) (arp, bool) {
 	if len(b) < arpLength || binary.BigEndian.Uint16(b) != 1 || binary.BigEndian.Uint16(b[2:]) != unix.ETH_P_IP || b[4] != 6 || b[5] != 4 {
 		return arp{}, false
@@ -67,7 +67,7 @@ func dialARP(l network.Link) (*arpConn, error) {
 		return nil, fmt.Errorf("%s has no Ethernet address", l.Name)
 	}
 	protocol := bigEndian(unix.ETH_P_ARP)
-	// With a protocol from the start it would receive from all links until it is bound to one.
+	// If the protocol was set now, the socket would receive from all links until it is bound to one.
 	conn, err := rawsocket.Open(unix.AF_PACKET, unix.SOCK_DGRAM, 0,
 		&unix.SockaddrLinklayer{Protocol: protocol, Ifindex: l.Index}, nil)
 	if err != nil {
@@ -84,12 +84,12 @@ func (c *arpConn) broadcast(a arp) error {
 	})
 }
 
-// request asks who has ip. From the unspecified address it is a probe that changes no table.
+// request asks who has ip. With the unspecified address as from, it is a probe that changes no ARP tables.
 func (c *arpConn) request(from, ip netip.Addr) error {
 	return c.broadcast(arp{operation: arpRequest, senderMAC: c.mac, senderIP: from, targetIP: ip})
 }
 
-// announce sends ip as request and as reply: peers differ in which of the two they accept.
+// announce announces ip both as a request and as a reply, since peers differ in which one they accept.
 func (c *arpConn) announce(ip netip.Addr) error {
 	for _, operation := range []uint16{arpRequest, arpReply} {
 		a := arp{operation: operation, senderMAC: c.mac, senderIP: ip, targetMAC: c.mac, targetIP: ip}
@@ -100,7 +100,7 @@ func (c *arpConn) announce(ip netip.Addr) error {
 	return nil
 }
 
-// receive returns the next message for which match is true.
+// receive returns the next message for which match returns true.
 func (c *arpConn) receive(ctx context.Context, match func(arp) bool) (arp, error) {
 	var buffer [128]byte
 	for {

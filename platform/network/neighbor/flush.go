@@ -13,9 +13,8 @@ import (
 	"cambium/platform/network"
 )
 
-// Flush removes the neighbor entries of ips, so that the next packet resolves their hardware
-// addresses again: the Director asks for it when an address moved to another machine, and the bus
-// does so before it connects. Permanent entries stay.
+// Flush removes the neighbor entries of ips, except permanent ones, so that the next packet resolves their hardware
+// addresses again. The Director requests this if an address moves to another machine, and the bus before it connects.
 func Flush(ctx context.Context, ips []netip.Addr) error {
 	if len(ips) == 0 {
 		return nil

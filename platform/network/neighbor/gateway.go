@@ -17,7 +17,7 @@ type Gateway struct {
 	IP            netip.Addr
 }
 
-// PresentGateways returns the default gateways that the machine has on the wanted links.
+// PresentGateways returns the current default gateways on the wanted links.
 func PresentGateways(have network.State, want network.Desired) (all []Gateway) {
 	for _, r := range have.Routes {
 		ours := slices.ContainsFunc(want.Links, func(l network.WantLink) bool { return l.Name == r.Link })
@@ -40,7 +40,7 @@ func WantedGateways(want network.Desired) (all []Gateway) {
 	return all
 }
 
-// Answering asks all gateways at once and returns those that answer before ctx ends.
+// Answering asks all gateways concurrently and returns those that answer before ctx ends.
 func Answering(ctx context.Context, have network.State, gateways []Gateway) []Gateway {
 	var all sync.WaitGroup
 	errs := make([]error, len(gateways))
@@ -65,8 +65,8 @@ func Answering(ctx context.Context, have network.State, gateways []Gateway) []Ga
 	return answered
 }
 
-// source is the address to ask a gateway from: for IPv6 the link-local one, which is usable
-// before any other.
+// source returns the address from which to ask a gateway. For IPv6 it is the link-local one, which is usable before any
+// other.
 func source(l network.Link, gw netip.Addr) (from netip.Addr, ok bool) {
 	for _, a := range l.Addresses {
 		ip := a.Prefix.Addr()
@@ -81,7 +81,7 @@ func source(l network.Link, gw netip.Addr) (from netip.Addr, ok bool) {
 	return from, ok
 }
 
-// silentGateways reports gateways that do not answer.
+// silentGateways describes the wanted gateways that do not answer.
 func silentGateways(ctx context.Context, have network.State, want network.Desired) (found []string) {
 	ctx, cancel := context.WithTimeout(ctx, probeRounds*probePause)
 	defer cancel()
@@ -95,8 +95,7 @@ func silentGateways(ctx context.Context, have network.State, want network.Desire
 	return found
 }
 
-// ask repeats a question until there is an answer, rounds times at most; with 0 rounds until ctx
-// ends.
+// ask sends a request until there is a reply, at most rounds times, or until ctx ends if rounds is 0.
 func ask[T any](ctx context.Context, rounds int, send func() error, receive func(context.Context) (T, error),
 ) (answer T, err error) {
 	for round := 1; ; round++ {
@@ -115,8 +114,8 @@ func ask[T any](ctx context.Context, rounds int, send func() error, receive func
 	}
 }
 
-// answers reports whether a gateway answers on the link before ctx ends. From is the machine's
-// own address in the gateway's subnet, or any of that family.
+// answers returns nil if a gateway answers on the link before ctx ends. from is an address of the machine in the
+// gateway's subnet, or any of its address family.
 func answers(ctx context.Context, l network.Link, from, gateway netip.Addr) error {
 	if gateway.Is4() {
 		conn, err := dialARP(l)

@@ -16,7 +16,7 @@ import (
 const (
 	ndSolicitation  = 135
 	ndAdvertisement = 136
-	// ndHopLimit is the hop limit on which receivers insist: it proves that no router was in between.
+	// ndHopLimit is the hop limit that receivers require, since it proves that no router has forwarded the message.
 	ndHopLimit = 255
 	ndOverride = 1 << 5
 
@@ -33,7 +33,7 @@ type ndConn struct {
 	mac   net.HardwareAddr
 }
 
-// dialND opens a socket that sends from one of the link's addresses.
+// dialND opens a socket to send from one of the link's addresses.
 func dialND(l network.Link, from netip.Addr) (*ndConn, error) {
 	mac, err := net.ParseMAC(string(l.MAC))
 	if err != nil || len(mac) != 6 {
@@ -61,7 +61,7 @@ func dialND(l network.Link, from netip.Addr) (*ndConn, error) {
 
 func (c *ndConn) close() { c.conn.Close() }
 
-// message builds a solicitation or advertisement; the kernel fills in the checksum.
+// message returns a solicitation or an advertisement. The kernel fills in the checksum.
 func (c *ndConn) message(kind, flags byte, target netip.Addr, option byte) []byte {
 	b := []byte{kind, 0, 0, 0, flags, 0, 0, 0}
 	b = append(b, target.AsSlice()...)

@@ -18,9 +18,9 @@ const (
 	probePause  = 300 * time.Millisecond
 )
 
-// Probe asks whether another machine uses one of our static addresses, by ARP for IPv4 and by the
-// kernel's own detection for IPv6, and which gateways do not answer. It takes about a second; run
-// it in parallel to other work.
+// Probe checks whether other machines use the wanted static addresses, by ARP for IPv4 and the kernel's detection for
+// IPv6, and which gateways do not answer. It returns a description of each. It takes about a second, so run it in
+// parallel to other work.
 func Probe(ctx context.Context, k *network.Kernel, want network.Desired) (duplicates, silent []string) {
 	if want.Preconfigured {
 		return nil, nil
@@ -60,8 +60,7 @@ func Probe(ctx context.Context, k *network.Kernel, want network.Desired) (duplic
 	return duplicates, silent
 }
 
-// Duplicates are the addresses of the machine's network cards that another machine uses as well. It takes about a
-// second.
+// Duplicates describes the addresses of the machine's NICs that other machines use, too. It takes about a second.
 func Duplicates(ctx context.Context, have network.State) (found []string) {
 	var all sync.WaitGroup
 	var mutex sync.Mutex
@@ -88,7 +87,7 @@ func Duplicates(ctx context.Context, have network.State) (found []string) {
 	return found
 }
 
-// probeARP reports another owner of an IPv4 address.
+// probeARP describes another machine with the same IPv4 address, if any.
 func probeARP(ctx context.Context, have network.State, l network.Link, ip netip.Addr) []string {
 	conn, err := dialARP(l)
 	if err != nil {
@@ -113,9 +112,9 @@ func macOf(b [6]byte) network.MAC {
 	return network.MAC(fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", b[0], b[1], b[2], b[3], b[4], b[5]))
 }
 
-// awaitDAD waits for the kernel's duplicate address detection of the link's IPv6 addresses.
+// awaitDAD waits for the kernel's duplicate address detection on a link, and describes the duplicates.
 func awaitDAD(ctx context.Context, k *network.Kernel, want network.WantLink) (found []string) {
-	// A second for each of the kernel's own tries, and as much again.
+	// The kernel needs a second for each of its tries. Wait twice as long.
 	ctx, cancel := context.WithTimeout(ctx, 4*time.Second)
 	defer cancel()
 	err := wait.Until(ctx, k, func(have network.State) error {

@@ -1,5 +1,5 @@
-// Package networkd knows systemd-networkd: its .network files, its run-time state and its D-Bus interface. Package
-// network decides what the files contain.
+// Package networkd reads and writes systemd-networkd's .network files, reads its run-time state and calls it over
+// D-Bus. Package network decides what the files contain.
 package networkd
 
 import (
@@ -20,7 +20,7 @@ import (
 	"cambium/platform/unit"
 )
 
-// Daemon is the networkd of the machine below Root.
+// Daemon is the networkd of the machine whose files are below Root.
 type Daemon struct {
 	Root string // "/" if empty
 	Log  *logrus.Entry
@@ -32,24 +32,23 @@ func (d Daemon) path(parts ...string) string {
 
 // Status describes the daemon as observed.
 type Status struct {
-	// Available means that the daemon runs or is started by the first call.
+	// Available is set if the daemon is running, or is started by the first call.
 	Available bool `json:"available"`
-	// Version is systemd's; 0 if unknown.
+	// Version is systemd's version, or 0 if unknown.
 	Version int `json:"version,omitempty"`
-	// ReloadPending means that files were written, but the run ended before networkd was reloaded.
+	// ReloadPending is set if an earlier run has written files, but not reloaded networkd.
 	ReloadPending bool `json:"reload_pending,omitempty"`
 }
 
-// AwaitedLink is a link that is not in its final state until networkd has acted on its file.
+// AwaitedLink is a link on which networkd releases a lease when it reloads its files.
 type AwaitedLink struct {
 	Link string `json:"link"`
-	// Same means that the lease's address is static from now on: networkd removes it once
-	// more before it sets it itself.
+	// Same is set if the leased address becomes static: networkd then removes it and adds it again.
 	Same bool `json:"same,omitempty"`
 }
 
-// MarkPending records that networkd has to be reloaded. It is called before a file is written: if
-// this run ends in between, the next one knows that networkd may have read an older file.
+// MarkPending records that networkd has to be reloaded. It is called before a file is written: if this run ends in
+// between, the next one knows that networkd may have read an older file.
 func (d Daemon) MarkPending() error {
 	path := d.path(vcap.RunDir.NetworkdReload())
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -62,7 +61,7 @@ func (d Daemon) MarkPending() error {
 // ClearPending records that networkd has been reloaded.
 func (d Daemon) ClearPending() error { return atomicfile.Remove(d.path(vcap.RunDir.NetworkdReload())) }
 
-// Pending reports whether networkd has to be reloaded because of files of an earlier run.
+// Pending reports whether an earlier run has left networkd to be reloaded.
 func (d Daemon) Pending() bool {
 	_, err := os.Lstat(d.path(vcap.RunDir.NetworkdReload()))
 	return err == nil
@@ -71,13 +70,13 @@ func (d Daemon) Pending() bool {
 const (
 	busName   = "org.freedesktop.network1"
 	busObject = "/org/freedesktop/network1"
-	// busAlias exists when networkd is enabled: then the bus can start it.
+	// busAlias exists if networkd is enabled, so that D-Bus can start it.
 	busAlias = "dbus-org.freedesktop.network1.service"
 )
 
-// connect starts the bus where systemd has not started it yet: the agent may be earlier. Each call
-// has its own connection: calls are rare, and a restart of the bus in between must not matter. It
-// is one of godbus, because go-systemd has no calls for networkd.
+// connect connects to D-Bus. It starts the bus if systemd has not done so yet, since the agent may start earlier. Each
+// call has its own connection: calls are rare, and the bus may be restarted in between. It uses godbus, since
+// go-systemd has no calls for networkd.
 func (d Daemon) connect(ctx context.Context) (*dbus.Conn, error) {
 	root := d.path()
 	conn, err := unit.SystemBus(ctx, root)
@@ -92,15 +91,15 @@ func (d Daemon) connect(ctx context.Context) (*dbus.Conn, error) {
 	return unit.SystemBus(ctx, root)
 }
 
-// Probe looks at files only: early in a boot neither the bus nor networkd may be up, and that
-// must not change what is decided.
+// Probe determines the status from files only: early in a boot, the bus and networkd may not be running yet, which must
+// not change decisions.
 func (d Daemon) Probe() (found Status) {
 	found.ReloadPending = d.Pending()
 	if !unit.Booted(d.path()) {
 		return found
 	}
 	for _, sign := range []string{
-		"run/systemd/netif/state", // it runs
+		"run/systemd/netif/state", // networkd is running
 		"etc/systemd/system/" + busAlias, "run/systemd/system/" + busAlias, "usr/lib/systemd/system/" + busAlias,
 	} {
 		if _, err := os.Lstat(d.path(sign)); err == nil {
@@ -116,8 +115,8 @@ func (d Daemon) Probe() (found Status) {
 	return found
 }
 
-// systemdVersion reads the number in the name of systemd's own library, such as
-// "libsystemd-shared-255.so" or "libsystemd-shared-252.39-1.so".
+// systemdVersion extracts the version from the name of systemd's shared library, such as "libsystemd-shared-255.so" or
+// "libsystemd-shared-252.39-1.so".
 func systemdVersion(library string) int {
 	text := strings.TrimPrefix(library, "libsystemd-shared-")
 	end := strings.IndexFunc(text, func(r rune) bool { return r < '0' || r > '9' })
@@ -131,22 +130,20 @@ func systemdVersion(library string) int {
 	return version
 }
 
-// releaseLimit bounds the wait for networkd to release the leases of links. It does so within
-// milliseconds; a networkd that does not must not delay everything else.
+// releaseLimit bounds the wait for networkd to release leases. It normally does so within milliseconds, and must not
+// delay everything else otherwise.
 const releaseLimit = 2 * time.Second
 
-// readdLimit bounds the wait for networkd to set an address again that it had by lease. It calls the link configured
-// only after it has given up on router advertisements, so there is no signal to wait for; it takes some 50 ms.
+// readdLimit bounds the wait for networkd to add a leased address again as a static one, which takes some 50 ms. No
+// signal marks that: networkd reports the link as configured only after it has given up on router advertisements.
 const readdLimit = 250 * time.Millisecond
 
-// Reload has networkd read its files again: it brings the links whose file changed in line without
-// removing what both versions name. ReconfigureLink is not used: it removes and re-adds every
-// address of the link.
+// Reload makes networkd read its files again. It reconfigures the links whose files have changed, without removing what
+// both versions contain. ReconfigureLink would remove and re-add every address of a link.
 //
-// networkd answers before it has acted on the files. That does not matter for a static link, on
-// which networkd finds everything as its file says. But a lease that is about to be released would
-// be mistaken for a new one by a caller that looks right away, so Reload returns when the links in
-// links, by index, have settled.
+// networkd replies before it has applied the files. That does not matter for a static link, where everything is already
+// as in its file. But a caller could mistake a lease that is about to be released for a new one, so Reload waits for
+// links, by index.
 func (d Daemon) Reload(ctx context.Context, links map[int]AwaitedLink) error {
 	conn, err := d.connect(ctx)
 	if err != nil {
@@ -178,8 +175,8 @@ func (d Daemon) Reload(ctx context.Context, links map[int]AwaitedLink) error {
 	return nil
 }
 
-// awaitLinks waits until networkd has begun to act on each link, and so has released the lease, and a little longer for
-// an address that it sets again.
+// awaitLinks waits until networkd has begun to reconfigure each link, and so has released its lease, and shortly for an
+// address that it adds again.
 func (d Daemon) awaitLinks(ctx context.Context, waiting map[dbus.ObjectPath]AwaitedLink, signals <-chan *dbus.Signal) {
 	limit := time.NewTimer(releaseLimit)
 	defer limit.Stop()
@@ -188,13 +185,13 @@ func (d Daemon) awaitLinks(ctx context.Context, waiting map[dbus.ObjectPath]Awai
 		select {
 		case signal, open := <-signals:
 			if !open {
-				return // the connection is lost; waiting for the lease is bounded elsewhere
+				return // the connection is lost; the wait for the lease is bounded elsewhere
 			}
 			link, ours := waiting[signal.Path]
 			state := administrativeState(signal)
 			done := state == "configured" || state == "failed"
 			if !ours || state == "" || done && !begun[signal.Path] {
-				continue // a final state before networkd has begun is that of the old file
+				continue // a final state before that belongs to the old file
 			}
 			if !link.Same || done {
 				delete(waiting, signal.Path)
@@ -219,7 +216,7 @@ func (d Daemon) running(ctx context.Context, conn *dbus.Conn) (owned bool) {
 	return err == nil && owned
 }
 
-// administrativeState reads a link's new state from a signal; empty if the signal has none.
+// administrativeState returns a link's new state in a signal, or "".
 func administrativeState(s *dbus.Signal) string {
 	if s == nil || len(s.Body) < 2 {
 		return ""

@@ -9,12 +9,11 @@ import (
 	"cambium/platform/network"
 )
 
-// DHCP makes a network for the time before the settings are known: DHCP on every NIC. It
-// returns when one NIC has an address. The files it writes are below /run and do not survive a
-// reboot; the settings' own files take their place. A machine that has an address, or files of
-// an earlier boot, is left as it is.
+// DHCP configures a network for the time before the settings are known, with DHCP on every NIC. It returns when a NIC
+// has an address. Its files are below /run, do not survive a reboot, and are replaced by those for the settings. If the
+// machine already has an address, or files of an earlier boot, it changes nothing.
 func DHCP(ctx context.Context, k *network.Kernel) error {
-	// NICs may be attached late; without any there is nothing to do.
+	// NICs may be attached late. Without any, nothing can be configured.
 	if err := Until(ctx, k, func(have network.State) error {
 		if len(have.NICs()) == 0 {
 			return errors.New("there is no NIC")
@@ -44,7 +43,7 @@ func DHCP(ctx context.Context, k *network.Kernel) error {
 	return nil
 }
 
-// connected reports a NIC with a usable address.
+// connected returns nil if a NIC has a usable address.
 func connected(have network.State) error {
 	for _, nic := range have.NICs() {
 		if slices.ContainsFunc(nic.Addresses, func(a network.Address) bool { return a.Global() && a.Usable() }) {

@@ -13,9 +13,8 @@ import (
 	"cambium/platform/network"
 )
 
-// Resolve finds the address of each dynamic network: that of the link it was matched to, else
-// of the link with the default route. A network that cannot be resolved is named in the error
-// and does not keep the others from being resolved.
+// Resolve returns the address of each dynamic network: that of its link, or else of the link with the default route.
+// The error names networks without an address; the others are returned nevertheless.
 func Resolve(ctx context.Context, k *network.Kernel, networks []network.Dynamic) (map[string]network.Resolved, error) {
 	if len(networks) == 0 {
 		return nil, nil
@@ -37,11 +36,11 @@ func Resolve(ctx context.Context, k *network.Kernel, networks []network.Dynamic)
 	return found, errors.Join(failed...)
 }
 
-// leaseLimit bounds the wait for the second half of a lease.
+// leaseLimit bounds the wait for the routes of a lease.
 const leaseLimit = time.Second
 
-// leased observes the links. Where networkd has just set a lease's address it waits for the routes,
-// which follow in a moment, so that the gateway is known.
+// leased observes the links. If networkd has just set a lease's address, it waits for the routes, which follow shortly,
+// to know the gateway.
 func leased(ctx context.Context, k *network.Kernel, networks []network.Dynamic) (have network.State, err error) {
 	ctx, cancel := context.WithTimeout(ctx, leaseLimit)
 	defer cancel()
@@ -88,7 +87,7 @@ func resolve(k *network.Kernel, have network.State, n network.Dynamic) (network.
 	case hasDefault:
 		r.Gateway = via.Gateway.String()
 	case !n.IPv6:
-		// The lease names a router even where its default route is not wanted.
+		// The lease contains a router even if its default route is ignored.
 		router, _, _ := strings.Cut(k.Networkd().Lease(l.Index, "ROUTER"), " ")
 		if _, err := netip.ParseAddr(router); err == nil {
 			r.Gateway = router
@@ -97,14 +96,14 @@ func resolve(k *network.Kernel, have network.State, n network.Dynamic) (network.
 	return r, nil
 }
 
-// defaultRoute is the preferred default route of the network's link and family, or of any link
-// if the network is bound to none.
+// defaultRoute returns the preferred default route of the network's link and address family, or of any link if the
+// network has none.
 func defaultRoute(have network.State, n network.Dynamic) (best network.Route, found bool) {
 	for _, r := range have.Routes {
 		if !r.Default() || !r.Gateway.IsValid() || r.To.Addr().Is6() != n.IPv6 || n.Link != "" && r.Link != n.Link {
 			continue
 		}
-		// On a link that has a static default route too, the lease's own is meant.
+		// On a link with a static default route, too, prefer the lease's.
 		leased := n.Link != "" && r.Origin == network.OriginDHCP && best.Origin != network.OriginDHCP
 		if !found || leased || r.Metric < best.Metric && (n.Link == "" || r.Origin == best.Origin) {
 			best, found = r, true
@@ -113,8 +112,8 @@ func defaultRoute(have network.State, n network.Dynamic) (best network.Route, fo
 	return best, found
 }
 
-// primary is the address that a dynamic network has on its link: the leased one, else the first
-// global one, for IPv4 else the first of all.
+// primary returns the address of a dynamic network on its link: the leased one, else the first global one, else (for
+// IPv4) the first.
 func primary(l network.Link, ipv6 bool) (netip.Prefix, bool) {
 	family := slices.DeleteFunc(slices.Clone(l.Addresses), func(a network.Address) bool { return a.Prefix.Addr().Is6() != ipv6 })
 	for _, fits := range []func(network.Address) bool{func(a network.Address) bool { return a.Global() && a.Dynamic }, network.Address.Global} {

@@ -1,5 +1,5 @@
-// Package wait waits for a network to be usable: for NICs to appear, for addresses, routes and
-// leases to be there. Every wait is driven by the kernel's events and bounded by its context.
+// Package wait waits for NICs, addresses, routes and leases, until a network is usable. All waits are driven by kernel
+// events and bounded by their contexts.
 package wait
 
 import (
@@ -14,9 +14,8 @@ import (
 	"cambium/platform/network"
 )
 
-// Ready waits until everything wanted is there and usable: static addresses, routes, and at
-// least one address from each lease. IPv6 addresses that are still checked for duplicates count
-// as usable unless want.AwaitIPv6 is set; neighbor.Probe reports on them. The time limit is ctx's.
+// Ready waits until all wanted addresses and routes exist, and at least one address of each lease. IPv6 addresses count
+// even during duplicate address detection, unless want.AwaitIPv6 is set; neighbor.Probe reports duplicates.
 func Ready(ctx context.Context, k *network.Kernel, want network.Desired) (warnings []string, err error) {
 	if want.Preconfigured {
 		return nil, nil
@@ -58,7 +57,7 @@ func missingAddresses(have network.Link, want network.WantLink, awaitIPv6 bool) 
 	return missing
 }
 
-// missingLeases checks that there is a lease, and warns if it is not the one that was asked for.
+// missingLeases returns an error for each missing lease, and warnings for leases with an unexpected address.
 func missingLeases(have network.Link, want network.WantLink, awaitIPv6 bool) (missing []error, warnings []string) {
 	var leased []netip.Addr
 	for _, a := range have.Addresses {
@@ -69,7 +68,7 @@ func missingLeases(have network.Link, want network.WantLink, awaitIPv6 bool) (mi
 	}
 	for _, l := range want.Leases {
 		if l.IP.Is6() && !awaitIPv6 && len(want.Leases) > 1 {
-			continue // comes with a router advertisement, which is not waited for
+			continue // do not wait for router advertisements
 		}
 		family := slices.ContainsFunc(leased, func(ip netip.Addr) bool { return !l.IP.IsValid() || ip.Is4() == l.IP.Is4() })
 		switch {
@@ -95,8 +94,8 @@ func missingRoutes(have network.State, want network.WantLink) (missing []error) 
 	return missing
 }
 
-// Links waits until there is a NIC for each of the hardware addresses; NICs may be attached
-// late. The error names those that did not come in time.
+// Links waits until there is a NIC for each hardware address, since NICs may be attached late. The error names the
+// missing ones.
 func Links(ctx context.Context, k *network.Kernel, macs []network.MAC) error {
 	return Until(ctx, k, func(have network.State) error {
 		var missing []error

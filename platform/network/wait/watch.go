@@ -12,8 +12,8 @@ import (
 	"cambium/platform/network"
 )
 
-// watcher receives rtnetlink events about links, addresses and routes. Their content is not used:
-// after each event the caller observes the whole state again, which cannot miss anything.
+// watcher receives rtnetlink events about links, addresses and routes. Their content is not used: after each event, the
+// caller observes the state again, so that nothing is missed.
 type watcher struct{ conn *rawsocket.Conn }
 
 func watch() (*watcher, error) {
@@ -29,11 +29,10 @@ func watch() (*watcher, error) {
 
 func (w *watcher) close() { w.conn.Close() }
 
-// next returns after an event, or with the context's cause.
+// next waits for an event. It returns the context's cause if ctx ends.
 func (w *watcher) next(ctx context.Context) error {
 	var buffer [1]byte
-	// The rest of a datagram is dropped, which is fine. So is an overflow (ENOBUFS): it means
-	// that there were events.
+	// The rest of a datagram is dropped. An overflow (ENOBUFS) means that there were events.
 	_, _, err := w.conn.Receive(ctx, buffer[:])
 	if errors.Is(err, unix.ENOBUFS) {
 		return nil
@@ -41,8 +40,8 @@ func (w *watcher) next(ctx context.Context) error {
 	return err
 }
 
-// Until observes the links now and after each event, until missing returns nil or an error that
-// holds a retry.Final. When ctx ends first, the last answer is the error.
+// Until observes the links now and after each event, until missing returns nil or a retry.Final error. If ctx ends
+// first, it returns the last error.
 func Until(ctx context.Context, k *network.Kernel, missing func(network.State) error) error {
 	w, err := watch()
 	if err != nil {
@@ -66,8 +65,7 @@ func Until(ctx context.Context, k *network.Kernel, missing func(network.State) e
 	}
 }
 
-// Watch calls changed once it listens, and again whenever links, addresses or routes have changed,
-// until ctx ends.
+// Watch calls changed once it is listening, and whenever links, addresses or routes have changed, until ctx ends.
 func Watch(ctx context.Context, changed func()) error {
 	w, err := watch()
 	if err != nil {
