@@ -25,7 +25,7 @@ type Options struct {
 	CreatePartitionIfNoEphemeralDisk bool
 	SkipDiskSetup                    bool
 	PartitionerType                  string
-	// MissingEphemeralDisk tells what to do if the ephemeral disk that the CPI named never appears: "fail" (or "") or
+	// MissingEphemeralDisk says what to do if the ephemeral disk that the CPI named never appears: "fail" (or "") or
 	// use the "root" disk.
 	MissingEphemeralDisk string
 	// ForeignPersistentDisk is the policy for a persistent disk with content that is not ours: "refuse" (or "") or

@@ -21,7 +21,7 @@ var ErrTooMany = fmt.Errorf("not tried, because %d other calls wait for an answe
 const (
 	// patience is the time limit of a call. A disk under load may need that long.
 	patience = 5 * time.Second
-	// shortPatience is the limit while other calls of the group are blocked, because whoever blocks one can block many.
+	// shortPatience is the limit while other calls of the group are blocked, because a user who blocks one can block many.
 	shortPatience = patience / 10
 	// maxLeft bounds the blocked calls of a group, each of which has a thread.
 	maxLeft = 64

@@ -45,7 +45,7 @@ func findKernel(dir string) (Kernel, error) {
 }
 
 // fetchKernel downloads the kernel of Debian's last point release, and not the one of its security updates, which has
-// less testing behind it: 6.1.192 dereferences NULL in ext4_mb_load_buddy_gfp if ext4's cached bitmaps were reclaimed.
+// had less testing: 6.1.192 dereferences NULL in ext4_mb_load_buddy_gfp if ext4's cached bitmaps were reclaimed.
 func fetchKernel(ctx context.Context, dir string) error {
 	const script = `cd "$1"
 . /etc/os-release

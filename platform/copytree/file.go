@@ -250,7 +250,7 @@ func opened(st *unix.Stat_t) bool {
 	return kind == unix.DT_REG || kind == unix.DT_DIR
 }
 
-// procPath returns a path to the file behind a descriptor. It does not follow that file if it is a symbolic link.
+// procPath returns a path to the file of a descriptor. It does not follow that file if it is a symbolic link.
 func procPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
 // xattrs reads the extended attributes. It leaves out the alternative names under which xfs lists its ACLs: if written,

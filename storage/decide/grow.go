@@ -10,7 +10,7 @@ import (
 // disk.
 const growSlack = 100 * layout.MiB
 
-// growTo returns the largest possible end of partition n, or 0 if it cannot grow by at least 1 MiB. obstacle tells what
+// growTo returns the largest possible end of partition n, or 0 if it cannot grow by at least 1 MiB. obstacle says what
 // prevents it from growing.
 func growTo(s layout.State, n int) (end int64, obstacle string) {
 	p, ok := s.Table.Partition(n)

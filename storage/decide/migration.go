@@ -76,7 +76,7 @@ func repeatedMigration(o Migration) (MigrationAction, error) {
 		cmp.Or(o.WantTo, "for the new disk"))
 }
 
-// BeginCopy returns the statement of a migration target during the copy. empty tells that the disk has no content. If
+// BeginCopy returns the statement of a migration target during the copy. empty reports that the disk has no content. If
 // an earlier attempt at the same copy has left files, and the disk has not been the store since, its statement decides
 // that instead.
 func BeginCopy(from, to Disk, empty bool) (identity.Store, error) {

@@ -26,7 +26,7 @@ type Record struct {
 	// Published is set if managed_disk_settings.json, which other agents read and write, names it, too.
 	Published bool `json:"published,omitempty"`
 	// Disks holds the disks that have been a store, by CID. They are never formatted, and a CID is never used for
-	// another disk than its own.
+	// a disk other than its own.
 	Disks map[string]Disk `json:"disks,omitempty"`
 	// Unfinished identifies a partition table, or partitions after the root partition, that are being prepared for the
 	// ephemeral data. It does not apply to any others.
@@ -111,7 +111,7 @@ func (r *Record) EndRequest(cid string) {
 	delete(r.Shown, cid)
 }
 
-// Lapsed reports whether the request was made about another disk than the one found.
+// Lapsed reports whether the request was made about a disk other than the one found.
 func (r Record) Lapsed(cid, found string) bool {
 	shown, known := r.Shown[cid]
 	return known && r.Asked[cid] != "" && shown != found

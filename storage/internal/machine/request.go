@@ -37,7 +37,7 @@ func Fingerprint(path string, d record.Disk) (string, error) {
 	return fmt.Sprintf("%s, %x", text, sum.Sum(nil)), nil
 }
 
-// DropLapsedRequest removes an operator's request from r if it was made about another disk than the one at path, whose
+// DropLapsedRequest removes an operator's request from r if it was made about a disk other than the one at path, whose
 // fingerprint found returns. With acting set, it also removes it from the file.
 func (m *Machine) DropLapsedRequest(r record.Record, key, path string, acting bool, found func() (string, error)) error {
 	asked := r.Asked[key]
