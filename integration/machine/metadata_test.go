@@ -65,7 +65,9 @@ end`)
 	}
 	other()
 	look("after a reload of another table", "refused")
-	run(t, i, "systemctl", "restart", "bosh-agent")
+	run(t, i, "systemctl", "stop", "bosh-agent")
+	look("while the agent is stopped", "refused")
+	run(t, i, "systemctl", "start", "bosh-agent")
 	ready(t, i)
 	look("after a restart of the agent", "refused")
 

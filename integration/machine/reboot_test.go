@@ -3,6 +3,7 @@
 package machine
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -14,7 +15,7 @@ import (
 )
 
 // TestMachineRebootExplainsItself reboots a machine on request, cuts its power, and leaves the record of a panic: status
-// and one alert say why it was away, and what came back. A restart of the agent is not a reboot.
+// and one alert say why it was away, what came back and what did not. A restart of the agent is not a reboot.
 func TestMachineRebootExplainsItself(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
@@ -50,6 +51,18 @@ func TestMachineRebootExplainsItself(t *testing.T) {
 	since = time.Now()
 	cutPower(t, i)
 	wantAccount(t, l, i, since, "the kernel panicked: Fatal exception in interrupt", back)
+
+	// What has not come back is named, too.
+	var cids []string
+	if err := i.Agent.Into(t.Context(), &cids, "list_disk"); err != nil || len(cids) != 1 {
+		t.Fatalf("list_disk = %q, %v; want one disk", cids, err)
+	}
+	since = time.Now()
+	if err := errors.Join(i.Kill(t.Context()), i.DetachDisk(t.Context(), cids[0]), i.Start(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	ready(t, i)
+	wantAccount(t, l, i, since, "disks: not mounted "+cids[0], "jobs: withheld")
 }
 
 func cutPower(t *testing.T, i *lab.Instance) {

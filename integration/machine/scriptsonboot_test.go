@@ -13,8 +13,9 @@ import (
 	"cambium/lab/release"
 )
 
-// Files on the root disk that rule the pre-start script of scripted: it hangs or fails while they exist.
-const hangs, fails = "/var/vcap/hangs", "/var/vcap/fails"
+// Files on the root disk that rule the scripts of scripted: pre-start hangs or fails, or post-start hangs, while they
+// exist.
+const hangs, fails, hangsLate = "/var/vcap/hangs", "/var/vcap/fails", "/var/vcap/hangs-late"
 
 // scripted is a job whose scripts and process leave marks in the trace. Two runs of a script at once leave "twice".
 func scripted() release.Job {
@@ -29,7 +30,7 @@ while [ -e ` + hangs + ` ]; do sleep 0.1; done
 [ ! -e ` + fails + ` ] || { echo no peer >&2; exit 3; }
 echo pre-start ends >>` + trace + `
 `
-	job.Files["bin/post-start"] = "#!/bin/bash\necho post-start >>" + trace + "\n"
+	job.Files["bin/post-start"] = "#!/bin/bash\necho post-start >>" + trace + "\nwhile [ -e " + hangsLate + " ]; do sleep 0.1; done\n"
 	return job
 }
 
@@ -56,6 +57,12 @@ func scriptsOnBoot(t *testing.T, supervisor string) {
 	running := func() {
 		t.Helper()
 		eventually.True(t, "the job to run", func() bool { return state() == "running" })
+	}
+	ended := func() {
+		t.Helper()
+		eventually.True(t, "the end of the start", func() bool {
+			return !strings.Contains(content(t, i, "/var/vcap/monit/start_requested.json"), "pending")
+		})
 	}
 	put := func(paths ...string) {
 		t.Helper()
@@ -106,7 +113,7 @@ func scriptsOnBoot(t *testing.T, supervisor string) {
 	await("the second boot's script", "pre-start begins")
 	run(t, i, "rm", hangs)
 	await("all scripts", whole)
-	running()
+	ended()
 	run(t, i, "systemctl", "restart", "bosh-agent")
 	ready(t, i)
 	running()
@@ -128,6 +135,14 @@ func scriptsOnBoot(t *testing.T, supervisor string) {
 	run(t, i, "rm", hangs)
 	await("all scripts", "pre-start begins,pre-start begins,pre-start ends,"+whole)
 	running()
+
+	put(hangsLate)
+	cut()
+	await("the boot's post-start script", whole)
+	run(t, i, "systemctl", "restart", "bosh-agent")
+	await("the post-start script of the next process", whole+",post-start")
+	run(t, i, "rm", hangsLate)
+	ended()
 
 	// A failure withholds the start, and is repeated.
 	put(fails)
