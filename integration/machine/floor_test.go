@@ -23,7 +23,7 @@ const containerCalls = "acct add_key bpf clock_adjtime clock_settime create_modu
 	"perf_event_open pivot_root process_vm_readv process_vm_writev ptrace quotactl quotactl_fd request_key set_mempolicy settimeofday swapoff swapon sysfs userfaultfd vhangup"
 
 // missingCalls are those of newCalls that the agent tells about.
-var missingCalls = []string{"open_tree", "move_mount", "mount_setattr", "fspick", "fsopen", "fsmount", "openat2", "pidfd_open"}
+var missingCalls = []string{"open_tree", "move_mount", "mount_setattr", "fspick", "fsopen", "fsmount", "pidfd_open"}
 
 // denial is a set of system calls that fail.
 type denial struct {
