@@ -106,8 +106,8 @@ func (o machineOptions) logFor(component string) *logrus.Entry {
 	return o.log.WithField("component", component)
 }
 
-// machine combines the boot's machine, real or dummy, with the parts that the serving agent uses. A test refuses a
-// constructor that leaves out a part.
+// machine combines the boot's machine, real or dummy, with the parts that the serving agent uses. A test fails if a
+// constructor leaves out a part.
 type machine struct {
 	*bootstrap.Machine
 	current      *store.Current
@@ -267,7 +267,7 @@ func (m *machine) addresses() []string {
 	return ips
 }
 
-// newBoot returns the boot's machine with what agent.json and the command line say, and without parts.
+// newBoot returns the boot's machine with what agent.json and the command line define, before its parts are added.
 func newBoot(o machineOptions) *bootstrap.Machine {
 	sources := o.config.Infrastructure.Settings.Sources
 	return &bootstrap.Machine{
@@ -438,7 +438,7 @@ func storageOptions(l agentjson.Linux) storage.Options {
 	}
 }
 
-// repeatStart returns what repeats the Director's last start for a monit whose state file is older than that start.
+// repeatStart returns a function that repeats the Director's last start, if monit had not saved its state after it.
 func (o machineOptions) repeatStart(client *monit.Client, pending *jobs.PendingStart) func(stateWritten time.Time) {
 	repeat := func(ctx context.Context) {
 		started, err := monit.Supervisor{Client: client}.StartUnmonitored(ctx)
@@ -457,7 +457,7 @@ func (o machineOptions) repeatStart(client *monit.Client, pending *jobs.PendingS
 	}
 }
 
-// supervisorProgram decides what runs inside monit's unit: monit, or the agent's own supervisor, which needs systemd.
+// supervisorProgram decides which program monit's unit runs: monit, or the agent's own supervisor, which needs systemd.
 func supervisorProgram(o machineOptions, manager services) (monit.DropIn, error) {
 	systemd, runs := manager.(*unit.Systemd)
 	if !runs {

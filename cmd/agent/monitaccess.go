@@ -11,8 +11,8 @@ import (
 	"cambium/platform/user"
 )
 
-// allowMonit is the program bosh-enable-monit-access, which on a machine is a link to the agent. It lets the job that
-// calls it reach monit itself; without it, the firewall lets only the agent.
+// allowMonit implements the program bosh-enable-monit-access, which on a machine is a link to the agent. It lets the
+// calling job reach monit. Without it, the firewall lets only the agent reach monit.
 func allowMonit(ctx context.Context, _ []string, _, stderr io.Writer) int {
 	log := logging.SetUp(stderr).WithField("component", "monit-access")
 	account, err := (&user.Accounts{Root: "/", Log: log}).Lookup("vcap")

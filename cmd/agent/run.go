@@ -82,7 +82,7 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	return b.run(ctx, cancel, b.boot)
 }
 
-// booting is the agent from its start on. A test refuses a constructor that leaves out a part.
+// booting is the agent from its start on. A test fails if its constructor leaves out a part.
 type booting struct {
 	o          runOptions
 	dirs       vcap.Dirs
@@ -452,7 +452,7 @@ func (b *booting) ready(ctx context.Context, v engine.Verdict) error {
 	return nil
 }
 
-// serving is the agent that a Director can use. Like booting, it is filled without field names.
+// serving is the agent that a Director can use.
 type serving struct {
 	*booting
 	instance *jobs.Instance

@@ -9,8 +9,8 @@ import (
 	"cambium/mbus"
 )
 
-// feedWatchdog sends WATCHDOG=1 to systemd while a ping gets through the dispatcher: a Director cannot use an agent
-// whose dispatcher hangs.
+// feedWatchdog sends WATCHDOG=1 to systemd as long as the dispatcher answers a ping, because a Director cannot use an
+// agent whose dispatcher hangs.
 func feedWatchdog(ctx context.Context, period time.Duration, dispatcher mbus.Handler, alive func() error, log *logrus.Entry) {
 	if period <= 0 {
 		return

@@ -444,7 +444,7 @@ func (s *show) reboot(ctx context.Context) (string, error) {
 	return fmt.Sprintf("boot %d, running", boots), err
 }
 
-// printFirstBoot draws where the time of the first boot went.
+// printFirstBoot draws how the first boot spent its time.
 func printFirstBoot(w io.Writer, d status.Document) {
 	if len(d.Steps) == 0 {
 		return

@@ -13,10 +13,10 @@ import (
 	"cambium/cmd/lab/picture"
 )
 
-// maxChart bounds the document; that of a boot has some kilobytes.
+// maxChart bounds the size of the document. That of a boot has some kilobytes.
 const maxChart = 16 << 20
 
-// drawTimeline draws the boot that `agent timeline --json` printed.
+// drawTimeline draws a boot from the output of `agent timeline --json`.
 func drawTimeline(_ context.Context, c *call) error {
 	if err := c.parse(0, 1); err != nil {
 		return err

@@ -30,7 +30,7 @@ type Settings struct {
 	Err        string         `json:"error,omitempty"` // the reason why there are no settings
 	Files      []SettingsFile `json:"files"`
 	ManagedCID string         `json:"mounted_disk,omitempty"`
-	// Addresses are those of the networks that are not dynamic; DNS the servers for names.
+	// Addresses has the addresses of networks that are not dynamic, and DNS the name servers.
 	Addresses []OfNetwork `json:"addresses"`
 	DNS       []OfNetwork `json:"dns"`
 	// Gateways has the gateways of default routes.
