@@ -17,15 +17,15 @@ import (
 	"cambium/jobs/script"
 )
 
-// Stages of a start that waits for its scripts, in the record of the start request.
+// Stages of a start that waits for scripts, recorded in the start request.
 const (
-	preStart  = "pre-start"  // the scripts run, then the jobs are started
-	postStart = "post-start" // the jobs were started; their scripts run when all processes do
+	preStart  = "pre-start"  // the scripts run, and then the jobs are started
+	postStart = "post-start" // the jobs were started, and the scripts run when all processes do
 )
 
-// HoldBack makes the jobs of a machine that has just booted wait for their pre-start scripts: it records that, and
-// removes the files that the supervisor would start the jobs by. Jobs that the Director has stopped, or not started
-// since the last apply, are not started by the boot either. Call it before the supervisor is started.
+// HoldBack makes the jobs wait for their pre-start scripts after a boot of the machine. It records that, and removes
+// the files from which the supervisor would start the jobs. The boot does not start jobs that the Director has stopped,
+// or has not started since the last apply. Call it before the supervisor is started.
 func HoldBack(dirs vcap.Dirs) (removed []string, err error) {
 	files, held, err := heldBack(dirs)
 	if err != nil || !held {
@@ -43,7 +43,7 @@ func HoldBack(dirs vcap.Dirs) (removed []string, err error) {
 	return removed, nil
 }
 
-// FilesHeldBack are the files that HoldBack removes.
+// FilesHeldBack returns the files that HoldBack would remove.
 func FilesHeldBack(dirs vcap.Dirs) ([]string, error) {
 	files, _, err := heldBack(dirs)
 	return files, err
@@ -63,35 +63,37 @@ func heldBack(dirs vcap.Dirs) (files []string, held bool, err error) {
 }
 
 // BootScripts starts the jobs that HoldBack has held back, as a deploy does: pre-start scripts, start, post-start
-// scripts. What fails is repeated after a pause. The Director's start, stop, drain, apply or pre-start ends it.
+// scripts. It repeats a failed stage after a pause. The Director's start, stop, drain, apply or pre-start ends it.
 type BootScripts struct {
 	Instance *Instance
-	// RunAll runs the script of that name of all jobs.
+	// RunAll runs the scripts with that name of all jobs.
 	RunAll func(ctx context.Context, jobs []string, name string, env map[string]string) error
-	// Alone runs f while no request changes the instance. f's context ends when such a request comes, which then waits
-	// for the end of f.
+	// Alone runs f while no request changes the instance. The context of f ends when such a request comes, which then
+	// waits for f.
 	Alone func(ctx context.Context, f func(context.Context))
-	// Show is called with the failure of each try, and with nil when there is nothing to tell any more.
+	// Show is called with the error of each failed try, and with nil when it no longer applies.
 	Show func(why error)
 
-	settled atomic.Bool // nothing is held back, for the rest of this process
+	settled atomic.Bool // nothing is held back for the rest of this process
 	failed  atomic.Bool // the last try failed
 }
 
-// Pauses between two tries: what a script waits for, such as a peer, may come late.
+// Pauses between two tries. What a script needs, such as a peer, may be available late.
 var bootScriptsPause = retry.Backoff{Min: 5 * time.Second, Max: 5 * time.Minute, Jitter: 0.2}
 
 const (
-	// withheldPause is the interval at which Run asks whether jobs may be started.
+	// withheldPause is the interval at which Run checks whether jobs may start.
 	withheldPause = time.Second
-	// requestPause is the pause after a request of the Director that did not end Run.
+	// requestPause is the pause after a request of the Director that has not ended Run.
 	requestPause = 3 * time.Second
-	// comeUpLimit bounds the wait of the post-start scripts for the processes, comeUpPause is the interval of asking.
+	// comeUpLimit bounds the wait for all processes before the post-start scripts. comeUpPause is the interval of
+	// polling.
 	comeUpLimit = 5 * time.Minute
 	comeUpPause = time.Second
 )
 
-// State is the state of jobs that are held back: "starting", or "failing" after a failure; empty if none are.
+// State returns the state of jobs that are held back: "starting", or "failing" after a failure. It returns "" if none
+// are held back.
 func (b *BootScripts) State() string {
 	if b == nil || b.settled.Load() || b.stage() != preStart {
 		return ""
@@ -112,7 +114,7 @@ func (b *BootScripts) stage() string {
 	return record.Pending
 }
 
-// Run returns when nothing is held back any more, or with ctx.
+// Run returns when nothing is held back any more, or when ctx ends.
 func (b *BootScripts) Run(ctx context.Context) {
 	for b.Instance.CheckStart() != nil {
 		if retry.Sleep(ctx, withheldPause) != nil {
@@ -143,10 +145,10 @@ func (b *BootScripts) Run(ctx context.Context) {
 	b.Show(nil)
 }
 
-// ErrRequest is the cause of the end of the context that Alone gives, when a request has come.
+// ErrRequest is the cause with which Alone cancels its context because a request has come.
 var ErrRequest = errors.New("the Director has sent a request")
 
-// once goes through the stages that are left.
+// once performs the remaining stages.
 func (b *BootScripts) once(ctx context.Context) error {
 	i := b.Instance
 	if err := i.CheckStart(); err != nil {
@@ -180,7 +182,7 @@ func (b *BootScripts) once(ctx context.Context) error {
 	return i.changeRequest(func(r StartRequest) error { return r.pend("", time.Now()) })
 }
 
-// scripts runs the scripts of that name. The error of failed ones says where their logs are.
+// scripts runs the scripts with that name. The error of failed scripts lists their logs.
 func (b *BootScripts) scripts(ctx context.Context, spec Spec, name string) error {
 	b.Instance.Log.WithField("script", name).Info("running the scripts of the jobs after the boot of the machine")
 	err := b.RunAll(ctx, spec.JobNames(), name, map[string]string{})
@@ -203,8 +205,8 @@ func (b *BootScripts) awaitProcesses(ctx context.Context) error {
 	return nil
 }
 
-// TakeOver ends what the boot has begun: the Director starts the jobs, or does not. Call it only while no script of the
-// boot runs.
+// TakeOver cancels the start that the boot has begun, because the Director now starts or stops the jobs. No script of
+// the boot may be running.
 func (i *Instance) TakeOver() error {
 	b := i.Boot
 	if b == nil || b.settled.Load() {
@@ -221,14 +223,14 @@ func (i *Instance) TakeOver() error {
 	return nil
 }
 
-// changeRequest has the record of the start request to itself.
+// changeRequest changes the start request while no other goroutine uses it.
 func (i *Instance) changeRequest(change func(StartRequest) error) error {
 	i.requests.Lock()
 	defer i.requests.Unlock()
 	return change(i.startRequest())
 }
 
-// unsupervised reports whether the supervisor lists a service that it does not supervise.
+// unsupervised reports whether the supervisor has a service that it does not supervise.
 func unsupervised(processes []Process) bool {
 	return slices.ContainsFunc(processes, func(p Process) bool { return p.State == monit.StateUnknown })
 }

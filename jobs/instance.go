@@ -23,61 +23,59 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// Process is a supervised process as get_state shows it.
+// Process is a supervised process, in the format of get_state.
 type Process = monit.Process
 
 // Blobs opens the archives of packages and templates.
 type Blobs interface {
 	blob.Opener
-	// Remove deletes the machine's own copy of a blob, if there is one.
+	// Remove deletes the local copy of a blob, if there is one.
 	Remove(id string) error
 }
 
-// Supervisor runs the processes of the jobs: monit, or a dummy.
+// Supervisor runs the processes of the jobs. It is monit or a dummy.
 type Supervisor interface {
-	// Reload makes it read the files of the jobs again.
+	// Reload makes the supervisor read the files of the jobs again.
 	Reload(ctx context.Context) error
 	StartAll(ctx context.Context) error
 	StopAll(ctx context.Context, wait bool) error
 	UnmonitorAll(ctx context.Context) error
-	// State answers at once; a supervisor that does not is "unknown".
+	// State returns at once. If the supervisor does not answer, the state is "unknown".
 	State(ctx context.Context) string
 	Processes(ctx context.Context) ([]Process, error)
 }
 
-// Instance is the machine as the Director sees it: its jobs and packages on disk and the
-// processes they run.
+// Instance manages the jobs and packages of the machine, and their processes.
 type Instance struct {
 	Dirs       vcap.Dirs
 	Blobs      Blobs
 	Supervisor Supervisor
-	// CheckMonitFiles refuses monit files of jobs that the supervisor would not understand, before anything is stopped;
-	// nil where that is left to the supervisor.
+	// CheckMonitFiles, if set, checks the monit files of jobs before anything is stopped.
 	CheckMonitFiles func(files map[string][]byte) error
-	// Withheld returns the reason why no job may start, or "" if jobs may start; a nil Withheld never withholds them.
+	// Withheld returns the reason why no job may start, or "". If it is nil, jobs may always start.
 	Withheld func() string
 	// Owner is root and the group vcap.
 	Owner bundle.Owner
-	// Parallel bounds the archives fetched at a time; less than 1 means 1.
+	// Parallel bounds the number of archives that are fetched at the same time; less than 1 means 1.
 	Parallel int
-	// Root is the system root, for the log rotation.
+	// Root is the system root, for log rotation.
 	Root string
-	// Pending is a start that the boot is about to make, nil if there is none.
+	// Pending is the start that the boot is about to repeat, or nil.
 	Pending *PendingStart
-	// Boot starts the jobs that a boot holds back for their scripts; nil if there are none.
+	// Boot starts the jobs that the boot has held back for their scripts; may be nil.
 	Boot *BootScripts
 	Log  *logrus.Entry
 
 	health   sync.Mutex
 	requests sync.Mutex // held while the record of the start request changes
 	command  command
-	// shown is set when monit supervises all services; the file of the start request is not read from then on.
+	// shown is set once monit supervises all services. The start request is not read after that.
 	shown atomic.Bool
 }
 
 func (i *Instance) state() *SpecFile { return &SpecFile{Dirs: i.Dirs} }
 
-// Spec is the spec that was applied last.
+// Spec returns the spec that was applied last.
 func (i *Instance) Spec() (Spec, error) { return i.state().Spec() }
 
 func (i *Instance) jobs() bundle.Collection {
@@ -86,13 +84,13 @@ func (i *Instance) jobs() bundle.Collection {
 
 func (i *Instance) packages() bundle.Collection { return Packages(i.Dirs, i.Owner) }
 
-// Packages returns the collection of installed packages; the compiler installs dependencies there, too.
+// Packages returns the collection of installed packages. The compiler also installs dependencies there.
 func Packages(dirs vcap.Dirs, owner bundle.Owner) bundle.Collection {
 	return bundle.Collection{Store: dirs.DataPackages(), Links: dirs.Packages(), Mode: 0o755, Owner: owner}
 }
 
-// createJobDirs makes the directories that each job may write to, where they are missing. It
-// serves apply, and the boot of a machine that lost its ephemeral disk.
+// createJobDirs creates the directories to which each job may write, if they do not exist. Apply calls it, and so does
+// the boot of a machine that has lost its ephemeral disk.
 func (i *Instance) createJobDirs(spec Spec) error {
 	if err := spec.Validate(); err != nil {
 		return err
@@ -107,7 +105,7 @@ func (i *Instance) createJobDirs(spec Spec) error {
 	return nil
 }
 
-// jobDir makes a directory. It never replaces what exists: a job can replace its directories at any moment.
+// jobDir creates a directory. It never replaces anything, because a job can replace its directories at any time.
 func (i *Instance) jobDir(parent, job string) error {
 	if err := os.MkdirAll(parent, 0o750); err != nil {
 		return err
@@ -151,9 +149,9 @@ func permit(dir *os.Root, name string, owner bundle.Owner) error {
 	return errors.Join(made.Chown(owner.UID, owner.GID), made.Chmod(0o770), made.Close())
 }
 
-// Apply makes the machine carry spec: bundles installed, links switched, job directories made, monit without job files
-// until Start, log rotation and instance files. spec.json is written last, and only if everything before succeeded;
-// otherwise everything stays as it was. A spec without a configuration hash installs nothing and is only recorded.
+// Apply makes the machine match spec: it installs bundles, switches links, creates job directories, withdraws monit's
+// job files until Start, and writes log rotation and instance files. spec.json is written last. If anything fails,
+// everything is restored. A spec without a configuration hash installs nothing and is only recorded.
 func (i *Instance) Apply(ctx context.Context, spec Spec) error {
 	spec.fill()
 	if err := i.check(spec); err != nil {
@@ -178,7 +176,7 @@ func (i *Instance) Apply(ctx context.Context, spec Spec) error {
 	return nil
 }
 
-// check refuses a spec before anything is done for it.
+// check returns an error for a spec that cannot be applied.
 func (i *Instance) check(spec Spec) error {
 	_, _, err := i.rotation(spec).File()
 	return errors.Join(spec.Validate(), err)
@@ -189,7 +187,7 @@ func (i *Instance) rotation(spec Spec) logs.Rotation {
 		Hook: i.Dirs.Program("setup-logrotate.sh"), Log: i.Log}
 }
 
-// prune deletes what spec does not need.
+// prune deletes bundles that spec does not need.
 func (i *Instance) prune(ctx context.Context, spec Spec) {
 	jobs, packages, err := bundles(spec)
 	if err == nil {
@@ -234,7 +232,7 @@ func (i *Instance) install(ctx context.Context, spec Spec) error {
 	return orBack(&change, err)
 }
 
-// orBack undoes a change that has failed with err.
+// orBack undoes the change if err is set.
 func orBack(change *bundle.Switch, err error) error {
 	if err == nil {
 		return nil
@@ -259,7 +257,7 @@ func (i *Instance) rotate(spec Spec, change *bundle.Switch) error {
 	return nil
 }
 
-// record writes the instance files, and spec.json last: it says that everything else is in force.
+// record writes the instance files, and spec.json last, which says that everything else is in place.
 func (i *Instance) record(spec Spec, change *bundle.Switch) error {
 	if err := os.MkdirAll(i.Dirs.Instance(), 0o755); err != nil {
 		return fmt.Errorf("instance files: %w", err)
@@ -277,7 +275,7 @@ func (i *Instance) record(spec Spec, change *bundle.Switch) error {
 	return i.state().Write(spec, change)
 }
 
-// enable switches all links to the bundles of spec and drops those it does not have.
+// enable switches all links to the bundles of spec, and removes links to others.
 func (i *Instance) enable(spec Spec, change *bundle.Switch) error {
 	jobs, packages, err := bundles(spec)
 	if err != nil {
@@ -323,7 +321,7 @@ func relink(c bundle.Collection, wanted []bundle.Bundle, change *bundle.Switch) 
 	return nil
 }
 
-// linkPackages gives a job its own view of the packages.
+// linkPackages creates a job's links to its packages.
 func (i *Instance) linkPackages(jobDir string, packages []bundle.Bundle, change *bundle.Switch) error {
 	links := i.packages()
 	links.Links = filepath.Join(jobDir, "packages")
@@ -336,7 +334,7 @@ func (i *Instance) linkPackages(jobDir string, packages []bundle.Bundle, change 
 	return relink(links, packages, change)
 }
 
-// forgetArchive deletes the machine's own copy of the rendered templates, which hold secrets.
+// forgetArchive deletes the local copy of the rendered templates, which contain secrets.
 func (i *Instance) forgetArchive(spec Spec) {
 	if spec.Archive == nil || spec.Archive.BlobstoreID == "" {
 		return
@@ -351,7 +349,7 @@ type healthFile struct {
 	State string `json:"state"`
 }
 
-// JobState is the state of the instance. It is also recorded in health.json, when it changed.
+// JobState returns the state of the instance, and records it in health.json if it has changed.
 func (i *Instance) JobState(ctx context.Context) string {
 	state := i.Supervisor.State(ctx)
 	if state != monit.StateUnknown && i.CheckStart() == nil {
@@ -370,7 +368,7 @@ func (i *Instance) JobState(ctx context.Context) string {
 
 func (i *Instance) startRequest() StartRequest { return StartRequest{Dirs: i.Dirs} }
 
-// noteShown records in the start request, once, that the supervisor supervises all services.
+// noteShown records once in the start request that the supervisor supervises all services.
 func (i *Instance) noteShown(ctx context.Context) {
 	if i.shown.Load() || i.CheckStart() != nil || i.Boot.State() != "" {
 		return
@@ -400,12 +398,12 @@ func (i *Instance) recordHealth(state string) {
 	}
 }
 
-// Processes lists what the supervisor runs.
+// Processes returns the processes of the supervisor.
 func (i *Instance) Processes(ctx context.Context) ([]Process, error) {
 	return i.Supervisor.Processes(ctx)
 }
 
-// Start hands the jobs' files to the supervisor and starts everything.
+// Start writes the jobs' files for the supervisor and starts all services.
 func (i *Instance) Start(ctx context.Context) error {
 	if err := i.CheckStart(); err != nil {
 		return err
@@ -416,7 +414,7 @@ func (i *Instance) Start(ctx context.Context) error {
 	return i.startAll(ctx, "")
 }
 
-// startAll starts everything; pending is what the start then waits for.
+// startAll starts all services. pending is the stage that is then still to be done.
 func (i *Instance) startAll(ctx context.Context, pending string) error {
 	spec, err := i.Spec()
 	if err != nil {
@@ -448,8 +446,8 @@ func (i *Instance) startAll(ctx context.Context, pending string) error {
 	return nil
 }
 
-// Stop stops everything and marks the instance as stopped. Without wait it does not wait for the
-// processes to end.
+// Stop stops all services, and marks the instance as stopped. If wait is false, it does not wait for the processes to
+// end.
 func (i *Instance) Stop(ctx context.Context, wait bool) error {
 	if err := i.TakeOver(); err != nil {
 		return err
@@ -472,7 +470,7 @@ func (i *Instance) Stop(ctx context.Context, wait bool) error {
 	return nil
 }
 
-// Unmonitor ends the supervision of all processes; they go on running.
+// Unmonitor ends the supervision of all processes, which continue to run.
 func (i *Instance) Unmonitor(ctx context.Context) error {
 	if err := i.TakeOver(); err != nil {
 		return err
@@ -485,7 +483,7 @@ func (i *Instance) Unmonitor(ctx context.Context) error {
 	return nil
 }
 
-// Sweep removes what a crash left behind. Call it before anything else works on the instance.
+// Sweep removes what a crash has left. Call it before the instance is used.
 func (i *Instance) Sweep() error {
 	// The monit files that an interrupted apply set aside stay away: nothing is to run before the
 	// Director has applied and started again.
@@ -493,5 +491,5 @@ func (i *Instance) Sweep() error {
 		atomicfile.Sweep(i.Dirs.Instance()), atomicfile.Sweep(i.Dirs.Monit()))
 }
 
-// notExist reports whether err is about something that is not there.
+// notExist reports whether err means that a file does not exist.
 func notExist(err error) bool { return errors.Is(err, fs.ErrNotExist) }

@@ -12,8 +12,8 @@ import (
 	"cambium/jobs/bundle"
 )
 
-// withdrawMonitFiles leaves monit without job files until Start: what ran before must not be
-// started with the new files half in place. monit reads only the files of its own directory.
+// withdrawMonitFiles hides the job files from monit until Start, so that monit does not start earlier jobs with
+// half-installed files. monit reads only the files in its directory.
 func (i *Instance) withdrawMonitFiles(change *bundle.Switch) error {
 	if err := os.RemoveAll(i.Dirs.MonitJobsWithdrawn()); err != nil {
 		return fmt.Errorf("monit files: %w", err)
@@ -38,9 +38,9 @@ func (i *Instance) ensureMonitDir() error {
 	return nil
 }
 
-// KeepStopped makes sure that a stopped instance stays so when its machine boots: a current monit
-// starts everything it finds, whatever was stopped before. Start writes the files again. Call it
-// before monit is started.
+// KeepStopped makes sure that a stopped instance stays stopped when its machine boots, by removing monit's files.
+// Current versions of monit start every service that they find, even if it was stopped before. Start writes the files
+// again. Call KeepStopped before monit is started.
 func KeepStopped(dirs vcap.Dirs) (removed []string, err error) {
 	files, err := FilesOfStopped(dirs)
 	if err != nil {
@@ -55,7 +55,7 @@ func KeepStopped(dirs vcap.Dirs) (removed []string, err error) {
 	return removed, nil
 }
 
-// FilesOfStopped are the files that KeepStopped removes.
+// FilesOfStopped returns the files that KeepStopped would remove.
 func FilesOfStopped(dirs vcap.Dirs) ([]string, error) {
 	if _, err := os.Lstat(dirs.MonitStopped()); err != nil {
 		return nil, nil
@@ -67,7 +67,7 @@ func FilesOfStopped(dirs vcap.Dirs) ([]string, error) {
 	return files, nil
 }
 
-// wantedMonitFiles are the files of all jobs of spec, by name. The numbers in their names make monit read them in
+// wantedMonitFiles returns the files of all jobs of spec, by name. The names have numbers, so that monit reads them in
 // reverse order of the spec.
 func (i *Instance) wantedMonitFiles(spec Spec) (wanted map[string][]byte, err error) {
 	jobs, _, err := bundles(spec)
@@ -92,7 +92,7 @@ func (i *Instance) wantedMonitFiles(spec Spec) (wanted map[string][]byte, err er
 	return wanted, nil
 }
 
-// checkMonitFiles refuses a spec with files that the supervisor would not understand.
+// checkMonitFiles fails if a file of spec is invalid for the supervisor.
 func (i *Instance) checkMonitFiles(spec Spec) error {
 	if i.CheckMonitFiles == nil {
 		return nil
@@ -107,7 +107,7 @@ func (i *Instance) checkMonitFiles(spec Spec) error {
 	return nil
 }
 
-// writeMonitFiles gives monit the files of all jobs of spec and removes all others.
+// writeMonitFiles writes the files of all jobs of spec, and removes all others.
 func (i *Instance) writeMonitFiles(spec Spec) error {
 	wanted, err := i.wantedMonitFiles(spec)
 	if err != nil {
@@ -135,8 +135,7 @@ func (i *Instance) writeMonitFiles(spec Spec) error {
 	return nil
 }
 
-// monitFiles reads a job's "monit" file and its further "<label>.monit" files, keyed by what
-// their label adds to the file name.
+// monitFiles reads a job's "monit" file and its "<label>.monit" files. The keys are what a label adds to the file name.
 func monitFiles(dir string) (map[string][]byte, error) {
 	files := map[string][]byte{}
 	entries, err := os.ReadDir(dir)

@@ -5,9 +5,8 @@ import (
 	"sync"
 )
 
-// PendingStart is the Director's last start while it is put to the supervisor again after a boot, which has to wait until
-// the supervisor answers. A command of the Director that comes meanwhile supersedes it: services must not be started
-// after a stop.
+// PendingStart repeats the Director's last start after a boot, once the supervisor answers. A command of the Director
+// that comes before replaces it, because services must not be started after a stop.
 type PendingStart struct {
 	mu         sync.Mutex
 	superseded bool
@@ -15,7 +14,7 @@ type PendingStart struct {
 	ended      chan struct{}
 }
 
-// Run calls start, unless a command has superseded it, with a context that ends with the next command.
+// Run calls start, unless a command has come before. The context of start ends with the next command.
 func (p *PendingStart) Run(ctx context.Context, start func(context.Context)) {
 	p.mu.Lock()
 	if p.superseded {
@@ -31,7 +30,7 @@ func (p *PendingStart) Run(ctx context.Context, start func(context.Context)) {
 	start(ctx)
 }
 
-// supersede ends a pending start, and returns when it has ended.
+// supersede cancels a pending start, and returns when it has ended.
 func (p *PendingStart) supersede() {
 	if p == nil {
 		return

@@ -14,7 +14,7 @@ import (
 	"cambium/jobs/bundle"
 )
 
-// bundles names what spec wants installed, jobs in the order of the spec.
+// bundles returns the bundles of spec, the jobs in the order of the spec.
 func bundles(spec Spec) (jobs, packages []bundle.Bundle, err error) {
 	if names := spec.JobNames(); len(names) > 0 {
 		digest, err := blob.ParseDigest(spec.Archive.digest())
@@ -35,7 +35,7 @@ func bundles(spec Spec) (jobs, packages []bundle.Bundle, err error) {
 	return jobs, packages, nil
 }
 
-// Bundle names the directory of the package.
+// Bundle returns the bundle of the package.
 func (p Package) Bundle() (bundle.Bundle, error) {
 	digest, err := blob.ParseDigest(p.Digest)
 	if err != nil {
@@ -44,7 +44,7 @@ func (p Package) Bundle() (bundle.Bundle, error) {
 	return bundle.Bundle{Name: p.Name, Hash: bundleHash(p.Version, digest.String())}, nil
 }
 
-// Prepare installs the bundles of spec that are missing and enables nothing.
+// Prepare installs missing bundles of spec without enabling them.
 func (i *Instance) Prepare(ctx context.Context, spec Spec) error {
 	spec.fill()
 	if err := i.check(spec); err != nil {
@@ -60,8 +60,8 @@ func (i *Instance) Prepare(ctx context.Context, spec Spec) error {
 	return nil
 }
 
-// fetch downloads and unpacks what is missing, several archives at a time. What succeeded is
-// installed even if something else failed.
+// fetch downloads and unpacks missing bundles, several at a time. Bundles that succeed are installed even if others
+// fail.
 func (i *Instance) fetch(ctx context.Context, spec Spec) error {
 	jobs, packages, err := bundles(spec)
 	if err != nil {
@@ -106,9 +106,8 @@ func (i *Instance) missing(c bundle.Collection, all []bundle.Bundle) (missing []
 	return missing
 }
 
-// inParallel does the work with a number of workers. A worker stops at its first error, the others
-// go on: one bad package does not discard the downloads of others, and a blobstore that is down
-// gets at most one request per worker.
+// inParallel runs the work with several workers. A worker stops at its first error, but the others continue. So one bad
+// package does not discard the downloads of others, and an unavailable blobstore gets at most one request per worker.
 func inParallel(ctx context.Context, workers int, work []stager) ([]*bundle.Staged, error) {
 	queue := make(chan stager, len(work))
 	for _, w := range work {
@@ -139,8 +138,7 @@ func inParallel(ctx context.Context, workers int, work []stager) ([]*bundle.Stag
 	return staged, errors.Join(faults...)
 }
 
-// InstallPackages installs the packages of a list that are missing, several at a time. It serves
-// the compiler, for dependencies.
+// InstallPackages installs missing packages, several at a time. The compiler uses it for dependencies.
 func InstallPackages(ctx context.Context, blobs blob.Opener, packages bundle.Collection, workers int, list []Package) error {
 	var work []stager
 	for _, p := range list {
@@ -152,7 +150,7 @@ func InstallPackages(ctx context.Context, blobs blob.Opener, packages bundle.Col
 	return errors.Join(err, bundle.Commit(staged))
 }
 
-// stagePackage fetches and unpacks one package beside its place.
+// stagePackage fetches and unpacks a package beside its place.
 func stagePackage(ctx context.Context, blobs blob.Opener, packages bundle.Collection, p Package) (*bundle.Staged, error) {
 	b, err := p.Bundle()
 	if err != nil {
@@ -191,7 +189,7 @@ func closeArchive(c io.Closer) error {
 	return nil
 }
 
-// stageJobs fetches the archive of rendered templates once and unpacks all missing jobs from it.
+// stageJobs fetches the archive with rendered templates once, and unpacks all missing jobs from it.
 func (i *Instance) stageJobs(ctx context.Context, archive Archive, missing []bundle.Bundle) (staged []*bundle.Staged, err error) {
 	ref, err := archive.ref()
 	if err != nil {
@@ -237,8 +235,8 @@ func (i *Instance) stageJobs(ctx context.Context, archive Archive, missing []bun
 	return staged, nil
 }
 
-// jobMode is fixed, whatever the archive says: only root and the group vcap see a job's files,
-// which hold its secrets, and only what is below bin runs.
+// jobMode returns fixed modes, whatever the archive has: only root and the group vcap may read a job's files, which
+// contain secrets, and only files below bin are executable.
 func jobMode(rel string, dir bool) fs.FileMode {
 	if dir || strings.HasPrefix(rel, "bin/") {
 		return 0o750

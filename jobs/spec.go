@@ -1,6 +1,6 @@
-// Package jobs does the Director's work on an instance: it reads the apply spec, and prepares, applies,
-// starts and stops the instance's jobs and packages. It knows neither the bus nor a blobstore
-// nor settings; archives come through blob.Opener and processes through Supervisor.
+// Package jobs reads the apply spec, and prepares, applies, starts and stops the jobs and packages of an instance. It
+// does not depend on the bus, a blobstore or settings: archives come through blob.Opener, and processes are controlled
+// through Supervisor.
 package jobs
 
 import (
@@ -18,15 +18,13 @@ import (
 	"cambium/internal/secret"
 )
 
-// Spec is an apply spec: what prepare and apply receive, what spec.json holds and what
-// get_state answers. The order of the members is the order on the wire.
+// Spec is an apply spec, as in prepare, apply, spec.json and get_state. The order of the fields is that of the JSON.
 type Spec struct {
 	Properties        Properties         `json:"properties"`
 	Job               Job                `json:"job"`
 	Packages          map[string]Package `json:"packages"`
 	ConfigurationHash string             `json:"configuration_hash"`
-	// Networks are answered exactly as they were applied, unknown keys included, so their
-	// members stay raw.
+	// Networks are returned exactly as they were applied, with unknown keys, so their members are not decoded.
 	Networks     map[string]map[string]json.RawMessage `json:"networks"`
 	ResourcePool json.RawMessage                       `json:"resource_pool"`
 	Deployment   string                                `json:"deployment"`
@@ -34,12 +32,12 @@ type Spec struct {
 	Index        *int                                  `json:"index"`
 	ID           string                                `json:"id"`
 	AZ           string                                `json:"az"`
-	// PersistentDisk is a size in MiB.
+	// PersistentDisk is in MiB.
 	PersistentDisk int      `json:"persistent_disk"`
 	Archive        *Archive `json:"rendered_templates_archive"`
 }
 
-// Properties is the part of the instance's properties that the agent uses.
+// Properties has the properties of the instance that the agent uses.
 type Properties struct {
 	Logging struct {
 		MaxLogFileSize string `json:"max_log_file_size"`
@@ -55,13 +53,13 @@ type Job struct {
 	Templates []Template `json:"templates"`
 }
 
-// Template is one job of the instance.
+// Template is a job of the instance.
 type Template struct {
 	Name    string `json:"name"`
 	Version string `json:"version"`
 }
 
-// Package is one package of the instance.
+// Package is a package of the instance.
 type Package struct {
 	Name        string            `json:"name"`
 	Version     string            `json:"version"`
@@ -71,14 +69,14 @@ type Package struct {
 	Headers     map[string]string `json:"blobstore_headers"`
 }
 
-// Archive refers to the blob with the rendered templates of all jobs.
+// Archive identifies the blob with the rendered templates of all jobs.
 type Archive struct {
-	// Digest is nil where null was applied, and get_state then answers null.
+	// Digest is nil if null was applied, because get_state must then return null.
 	Digest      *string `json:"sha1"`
 	BlobstoreID string  `json:"blobstore_id"`
 }
 
-// digest is the digest string, or "".
+// digest returns the digest, or "".
 func (a Archive) digest() string {
 	if a.Digest == nil {
 		return ""
@@ -86,8 +84,8 @@ func (a Archive) digest() string {
 	return *a.Digest
 }
 
-// UnmarshalJSON reads a spec as any caller sends it: null or empty objects for the job, null for
-// maps. What must not be null in a reply is made empty here, once.
+// UnmarshalJSON decodes a spec of any caller: null or an empty object for the job, null for maps. It replaces null with
+// empty values where a reply must not have null.
 func (s *Spec) UnmarshalJSON(data []byte) error {
 	type wire Spec
 	var p wire
@@ -116,7 +114,7 @@ func (s *Spec) fill() {
 	}
 }
 
-// SetNetwork overwrites the address of a network that DHCP resolved.
+// SetNetwork sets the address of a network that uses DHCP.
 func (s *Spec) SetNetwork(name, ip, netmask, gateway string) {
 	network, ok := s.Networks[name]
 	if !ok {
@@ -133,7 +131,7 @@ func quote(text string) json.RawMessage {
 	return raw
 }
 
-// NetworkString returns a text member of a network, or "".
+// NetworkString returns the text of a network's key, or "".
 func (s Spec) NetworkString(name, key string) string {
 	var text string
 	if json.Unmarshal(s.Networks[name][key], &text) != nil {
@@ -142,11 +140,10 @@ func (s Spec) NetworkString(name, key string) string {
 	return text
 }
 
-// InstanceName is the "job" of heartbeats: the instance group's name, or nil.
+// InstanceName returns the instance group's name for the field "job" of heartbeats, or nil.
 func (s Spec) InstanceName() *string { return s.Job.Name }
 
-// JobNames are the jobs of the instance in the order of the spec. Without a rendered archive
-// there are none, whatever is listed.
+// JobNames returns the jobs of the instance in the order of the spec. If there is no rendered archive, it returns none.
 func (s Spec) JobNames() (names []string) {
 	if s.Archive == nil {
 		return nil
@@ -157,10 +154,10 @@ func (s Spec) JobNames() (names []string) {
 	return names
 }
 
-// ErrandName is the job that an errand without a name runs.
+// ErrandName returns the job that an errand without a name runs.
 func (s Spec) ErrandName() string { return s.Job.Template }
 
-// PackageNames are the keys of Packages, sorted.
+// PackageNames returns the sorted keys of Packages.
 func (s Spec) PackageNames() []string {
 	names := make([]string, 0, len(s.Packages))
 	for name := range s.Packages {
@@ -170,7 +167,7 @@ func (s Spec) PackageNames() []string {
 	return names
 }
 
-// ref returns the reference for fetching the package's archive.
+// ref returns the reference of the package's archive.
 func (p Package) ref() (blob.Ref, error) {
 	digest, err := blob.ParseDigest(p.Digest)
 	if err != nil {
@@ -179,7 +176,7 @@ func (p Package) ref() (blob.Ref, error) {
 	return blob.Ref{ID: p.BlobstoreID, SignedURL: secret.NewURL(p.SignedURL), Headers: secrets(p.Headers), Digest: digest}, nil
 }
 
-// secrets wraps header values, which may be encryption keys.
+// secrets wraps the values of headers, which may be encryption keys.
 func secrets(headers map[string]string) map[string]secret.String {
 	if headers == nil {
 		return nil
@@ -191,7 +188,7 @@ func secrets(headers map[string]string) map[string]secret.String {
 	return wrapped
 }
 
-// ref returns the reference for fetching the archive of rendered templates.
+// ref returns the reference of the archive with rendered templates.
 func (a Archive) ref() (blob.Ref, error) {
 	digest, err := blob.ParseDigest(a.digest())
 	if err != nil {
@@ -200,21 +197,21 @@ func (a Archive) ref() (blob.Ref, error) {
 	return blob.Ref{ID: a.BlobstoreID, Digest: digest}, nil
 }
 
-// bundleHash names the directory of a bundle. cloudfoundry/bosh-agent uses the same name, so that
-// replacing it by this agent downloads nothing again.
+// bundleHash returns the directory name of a bundle. cloudfoundry/bosh-agent uses the same name, so that nothing is
+// downloaded again after that agent was replaced.
 func bundleHash(version, digest string) string {
 	sum := sha1.Sum([]byte(version + "-" + digest))
 	return hex.EncodeToString(sum[:])
 }
 
-// reserved are the directories below data that are not a job's.
+// reserved lists the directories below data that no job may use.
 var reserved = []string{
 	"blobs", "compile", "dynamic_disks", "jobs", "lost+found", "packages", "root_log", "root_opt", "root_tmp",
 	"root_var_opt", "sensitive_blobs", "sys", "tmp",
 }
 
-// Validate refuses what cannot be installed: names that are not file names or are ours, missing
-// versions, missing or unusable digests.
+// Validate returns an error for a spec that cannot be installed: names that are not file names or are reserved, missing
+// versions, missing or invalid digests.
 func (s Spec) Validate() error {
 	var faults []error
 	seen := map[string]bool{}
@@ -259,7 +256,7 @@ func (s Spec) Validate() error {
 	return errors.Join(faults...)
 }
 
-// checkName accepts what is one component of a path and not hidden.
+// checkName fails unless name is a single path component and not hidden.
 func checkName(kind, name string) error {
 	switch {
 	case name == "":

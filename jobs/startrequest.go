@@ -12,28 +12,28 @@ import (
 	"cambium/internal/vcap"
 )
 
-// StartRequest remembers the Director's last start until monit has it on disk. monit writes what is started and
-// stopped only now and then: a power cut soon after a stop and a start leaves a file that says "stopped", and
-// without this record the jobs would stay down for good. It lies beside monit's files and goes with the VM.
+// StartRequest records the Director's last start until monit has saved its state. monit writes its state file only now
+// and then. After a power cut soon after a stop and a start, the file would still say "stopped", and the jobs would
+// stay down for good. The record is beside monit's files, on the VM's disk.
 //
-// The record counts for the whole instance and only until monit has shown the started state and written its
-// file afterwards. From then on monit's own states count: a service that an operator stopped stays down.
+// It counts for the whole instance, until monit has supervised all services and then saved its state. After that only
+// monit's state counts: a service that an operator has stopped stays stopped.
 type StartRequest struct{ Dirs vcap.Dirs }
 
 type startRecord struct {
 	Requested time.Time `json:"requested"`
-	// Shown is the time at which monit first supervised every service after the request; zero until then.
+	// Shown is when monit first supervised all services after the request, or zero.
 	Shown time.Time `json:"shown"`
-	// Pending is the stage of a start that a boot holds back for scripts; empty if it does not.
+	// Pending is the stage of a start that waits for scripts after a boot, or "".
 	Pending string `json:"pending,omitempty"`
 }
 
-// Record makes a start durable, and what it waits for.
+// Record records a start, and the stage for which it waits.
 func (r StartRequest) Record(now time.Time, pending string) error {
 	return r.write(startRecord{Requested: now, Pending: pending})
 }
 
-// pend records a stage; the empty one ends the waiting. Without a request there is one from now on.
+// pend records a stage; "" ends the wait. If there is no request, it records one at now.
 func (r StartRequest) pend(stage string, now time.Time) error {
 	record, err := r.read()
 	if err != nil || record.Requested.IsZero() {
@@ -43,7 +43,7 @@ func (r StartRequest) pend(stage string, now time.Time) error {
 	return r.write(record)
 }
 
-// forget takes it back: a stopped instance has its own marker.
+// forget removes the record. A stopped instance has a marker of its own.
 func (r StartRequest) forget() error {
 	if err := atomicfile.Remove(r.Dirs.StartRequested()); err != nil {
 		return fmt.Errorf("start request: %w", err)
@@ -51,7 +51,7 @@ func (r StartRequest) forget() error {
 	return nil
 }
 
-// shown notes that monit supervises every service. Only the first time after a request counts.
+// shown records that monit supervises all services. Only the first call after a request has an effect.
 func (r StartRequest) shown(now time.Time) error {
 	record, err := r.read()
 	if err != nil || record.Requested.IsZero() || !record.Shown.IsZero() {
@@ -61,9 +61,9 @@ func (r StartRequest) shown(now time.Time) error {
 	return r.write(record)
 }
 
-// Due reports whether a monit that has just been started is to be asked again to start everything, given when
-// its state file was last written before that. A record that cannot be read is due: starting what runs
-// already changes nothing.
+// Due reports whether everything must be started again, after monit was started. stateWritten is when monit's state
+// file was last written before. If the record cannot be read, Due returns true: starting a running service changes
+// nothing.
 func (r StartRequest) Due(stateWritten time.Time) bool {
 	record, err := r.read()
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 // SpecFile is spec.json, the spec that was applied last.
 type SpecFile struct{ Dirs vcap.Dirs }
 
-// Spec reads the file. A machine to which nothing was applied has the zero spec. A file that
-// does not decode is an error that says so and is left as it is: the next apply replaces it.
+// Spec reads the file. If nothing was applied, it returns the zero spec. If the file is invalid, it returns an error
+// and keeps the file; the next apply replaces it.
 func (s *SpecFile) Spec() (Spec, error) {
 	var spec Spec
 	data, err := os.ReadFile(s.Dirs.Spec())
@@ -32,7 +32,7 @@ func (s *SpecFile) Spec() (Spec, error) {
 	return spec, nil
 }
 
-// Write replaces the file. It holds signed URLs and their headers, hence its mode.
+// Write replaces the file. Its mode is restrictive, because it contains signed URLs and their headers.
 func (s *SpecFile) Write(spec Spec, change *bundle.Switch) error {
 	spec.fill()
 	data, err := json.Marshal(spec)

@@ -7,19 +7,19 @@ import (
 	"cambium/jobs/monit"
 )
 
-// Withheld is a supervisor that refuses to start jobs while there is a reason against it. While the supervisor itself is not
+// Withheld wraps a supervisor, and refuses to start jobs while there is a reason against it. If the supervisor is not
 // running, there is nothing to stop or reload.
 type Withheld struct {
 	Supervisor
-	// Reason is empty when jobs may be started.
+	// Reason returns "" when jobs may start.
 	Reason func() string
-	// Running reports whether the supervisor runs: it may have been started before the reason was there.
+	// Running reports whether the supervisor is running. It may have been started before there was a reason.
 	Running func(ctx context.Context) bool
 }
 
 func (w Withheld) idle(ctx context.Context) bool { return w.Reason() != "" && !w.Running(ctx) }
 
-// Reload does nothing while the supervisor is not running.
+// Reload does nothing if the supervisor is not running.
 func (w Withheld) Reload(ctx context.Context) error {
 	if w.idle(ctx) {
 		return nil
@@ -27,7 +27,7 @@ func (w Withheld) Reload(ctx context.Context) error {
 	return w.Supervisor.Reload(ctx)
 }
 
-// StartAll fails with the reason.
+// StartAll fails with the reason, if there is one.
 func (w Withheld) StartAll(ctx context.Context) error {
 	if reason := w.Reason(); reason != "" {
 		return withheldError(reason)
@@ -35,7 +35,7 @@ func (w Withheld) StartAll(ctx context.Context) error {
 	return w.Supervisor.StartAll(ctx)
 }
 
-// StopAll does nothing while the supervisor is not running.
+// StopAll does nothing if the supervisor is not running.
 func (w Withheld) StopAll(ctx context.Context, wait bool) error {
 	if w.idle(ctx) {
 		return nil
@@ -43,7 +43,7 @@ func (w Withheld) StopAll(ctx context.Context, wait bool) error {
 	return w.Supervisor.StopAll(ctx, wait)
 }
 
-// UnmonitorAll does nothing while the supervisor is not running.
+// UnmonitorAll does nothing if the supervisor is not running.
 func (w Withheld) UnmonitorAll(ctx context.Context) error {
 	if w.idle(ctx) {
 		return nil
@@ -51,7 +51,7 @@ func (w Withheld) UnmonitorAll(ctx context.Context) error {
 	return w.Supervisor.UnmonitorAll(ctx)
 }
 
-// State is failing.
+// State returns "failing" while there is a reason.
 func (w Withheld) State(ctx context.Context) string {
 	if w.Reason() != "" {
 		return monit.StateFailing
@@ -59,7 +59,7 @@ func (w Withheld) State(ctx context.Context) string {
 	return w.Supervisor.State(ctx)
 }
 
-// Processes are none where nothing runs.
+// Processes returns none if the supervisor is not running.
 func (w Withheld) Processes(ctx context.Context) ([]Process, error) {
 	if w.idle(ctx) {
 		return []Process{}, nil
@@ -69,7 +69,7 @@ func (w Withheld) Processes(ctx context.Context) ([]Process, error) {
 
 func withheldError(reason string) error { return fmt.Errorf("no job is started: %s", reason) }
 
-// CheckStart fails with the reason why no job may be started, if there is one.
+// CheckStart returns the reason why jobs must not start, or nil.
 func (i *Instance) CheckStart() error {
 	if i.Withheld == nil || i.Withheld() == "" {
 		return nil

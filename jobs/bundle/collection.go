@@ -1,7 +1,6 @@
-// Package bundle keeps unpacked archives on disk: jobs and packages, each in a directory named
-// after its content, with a link that says which one is in use. A bundle is unpacked beside its
-// place, made durable and renamed in, so that a directory that exists is a complete one. Links
-// are switched through a journal that can put them back.
+// Package bundle stores unpacked archives: jobs and packages, each in a directory named after its content, with a link
+// to the one in use. A bundle is unpacked beside its place, synced and renamed, so that an existing directory is always
+// complete. Links are switched with a record from which they can be restored.
 package bundle
 
 import (
@@ -18,30 +17,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Owner is the owner of what is installed: root and the group vcap.
+// Owner is the owner of installed files: root and the group vcap.
 type Owner struct{ UID, GID int }
 
-// Collection is one kind of bundle: jobs, or packages.
+// Collection stores one kind of bundles: jobs or packages.
 type Collection struct {
-	// Store holds <name>/<hash> directories.
+	// Store contains the directories <name>/<hash>.
 	Store string
-	// Links holds one link per name.
+	// Links contains one link per name.
 	Links string
-	// Mode is the mode of Links and of the directories <name> and <name>/<hash>.
+	// Mode is the mode of Links, and of the directories <name> and <name>/<hash>.
 	Mode  fs.FileMode
 	Owner Owner
 }
 
-// Bundle names one unpacked archive.
+// Bundle identifies an unpacked archive.
 type Bundle struct{ Name, Hash string }
 
-// Dir returns the directory of the bundle's content in the store.
+// Dir returns the directory of the bundle in the store.
 func (c Collection) Dir(b Bundle) string { return filepath.Join(c.Store, b.Name, b.Hash) }
 
-// Link is the path of the bundle in use: jobs/NAME or packages/NAME.
+// Link returns the path of the link to the bundle in use: jobs/NAME or packages/NAME.
 func (c Collection) Link(name string) string { return filepath.Join(c.Links, name) }
 
-// Installed reports whether the bundle is there.
+// Installed reports whether the bundle is in the store.
 func (c Collection) Installed(b Bundle) bool {
 	info, err := os.Lstat(c.Dir(b))
 	return err == nil && info.IsDir()
@@ -49,7 +48,7 @@ func (c Collection) Installed(b Bundle) bool {
 
 const stagingPrefix = ".staging-"
 
-// Staged is a bundle that is unpacked, but not in its place yet.
+// Staged is an unpacked bundle that is not in its place yet.
 type Staged struct {
 	Bundle
 	Root *os.Root
@@ -57,7 +56,7 @@ type Staged struct {
 	c    Collection
 }
 
-// Stage makes an empty directory beside the bundle's place.
+// Stage creates an empty directory beside the bundle's place.
 func (c Collection) Stage(b Bundle) (*Staged, error) {
 	if err := c.ensure(c.Store); err != nil {
 		return nil, err
@@ -80,7 +79,7 @@ func (c Collection) Stage(b Bundle) (*Staged, error) {
 	return &Staged{Bundle: b, Root: root, dir: dir, c: c}, nil
 }
 
-// ensure makes a directory that is missing, with mode and owner.
+// ensure creates a directory with the right mode and owner, if it does not exist.
 func (c Collection) ensure(dir string) error {
 	err := os.Mkdir(dir, 0o700)
 	if errors.Is(err, fs.ErrExist) {
@@ -108,10 +107,10 @@ func (c Collection) claim(dir string) error {
 	return nil
 }
 
-// Discard removes what was staged.
+// Discard removes the staged bundle.
 func (s *Staged) Discard() error { return errors.Join(s.Root.Close(), os.RemoveAll(s.dir)) }
 
-// Commit makes everything that was staged durable and moves it into place.
+// Commit syncs all staged bundles and moves them into place.
 func Commit(staged []*Staged) error {
 	if err := syncStaged(staged); err != nil {
 		for _, s := range staged {
@@ -128,11 +127,11 @@ func Commit(staged []*Staged) error {
 	return errors.Join(faults...)
 }
 
-// fsyncLimit is the number of files up to which each is synced by itself. Beyond it one syncfs is
-// cheaper, although it also writes the dirty pages of other processes.
+// fsyncLimit is the number of files up to which each file is synced. Beyond it, one syncfs is cheaper, although it also
+// writes the dirty pages of other processes.
 const fsyncLimit = 256
 
-// syncStaged makes the content of all staged bundles durable.
+// syncStaged syncs the content of all staged bundles.
 func syncStaged(staged []*Staged) error {
 	var paths []string
 	for _, s := range staged {
@@ -196,7 +195,7 @@ func flush(path string, by func(fd int) error) error {
 	return nil
 }
 
-// Sweep removes what a crash left staged. Nothing may be staging meanwhile.
+// Sweep removes staged bundles that a crash has left. Nothing may be staged meanwhile.
 func (c Collection) Sweep() error {
 	left, err := filepath.Glob(filepath.Join(c.Store, "*", stagingPrefix+"*"))
 	if err != nil {
@@ -209,7 +208,7 @@ func (c Collection) Sweep() error {
 	return errors.Join(faults...)
 }
 
-// EnsureLinks makes the directory of the links.
+// EnsureLinks creates the directory of the links.
 func (c Collection) EnsureLinks() error {
 	if err := c.ensure(c.Links); err != nil {
 		return err
@@ -217,7 +216,7 @@ func (c Collection) EnsureLinks() error {
 	return c.claim(c.Links)
 }
 
-// Linked lists the names that have a link.
+// Linked returns the names that have a link.
 func (c Collection) Linked() ([]string, error) {
 	entries, err := os.ReadDir(c.Links)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -235,9 +234,8 @@ func (c Collection) Linked() ([]string, error) {
 	return names, nil
 }
 
-// Prune deletes all bundles but those to keep, and the directories of names that have none left.
-// The deleted ones are moved out of their names first, so that a crash leaves nothing that looks
-// complete.
+// Prune deletes all bundles except those in keep, and names without bundles. It renames a bundle before deleting it, so
+// that a crash leaves nothing that looks complete.
 func (c Collection) Prune(ctx context.Context, keep []Bundle) error {
 	kept := map[Bundle]bool{}
 	names := map[string]bool{}

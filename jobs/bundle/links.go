@@ -16,7 +16,7 @@ type Switch struct {
 	dirs map[string]bool
 }
 
-// Set points a link to target; it replaces an older link, and nothing else.
+// Set points a link to target. It replaces an existing link, but nothing else.
 func (s *Switch) Set(path, target string) error {
 	old, err := os.Readlink(path)
 	switch {
@@ -67,7 +67,7 @@ func (s *Switch) Write(path string, data []byte, mode fs.FileMode) error {
 	return err
 }
 
-// AddUndo adds the undo of another change, for Rollback.
+// AddUndo adds a function that undoes another change, for Rollback.
 func (s *Switch) AddUndo(undo func() error) { s.undo = append(s.undo, undo) }
 
 func (s *Switch) changed(path string, undo func() error) {
@@ -90,7 +90,7 @@ func (s *Switch) Sync() error {
 	return errors.Join(faults...)
 }
 
-// Rollback undoes everything, last change first.
+// Rollback undoes all changes, the last one first.
 func (s *Switch) Rollback() error {
 	var faults []error
 	for i := len(s.undo) - 1; i >= 0; i-- {
@@ -100,8 +100,8 @@ func (s *Switch) Rollback() error {
 	return errors.Join(append(faults, s.Sync())...)
 }
 
-// place atomically makes or replaces a link. It does not fsync: hundreds of links are switched
-// together, and then each directory is synced once.
+// place atomically creates or replaces a link. It does not sync: hundreds of links are switched together, and then each
+// directory is synced once.
 func place(target, path string) error {
 	temp := filepath.Join(filepath.Dir(path), ".link-"+filepath.Base(path))
 	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {

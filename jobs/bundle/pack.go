@@ -13,7 +13,7 @@ import (
 	"github.com/klauspost/compress/gzip"
 )
 
-// PackGzip is like Pack, but compresses the archive with gzip.
+// PackGzip is like Pack, and compresses the archive with gzip.
 func PackGzip(ctx context.Context, dir string, w io.Writer) error {
 	z := gzip.NewWriter(w)
 	if err := Pack(ctx, dir, z); err != nil {
@@ -24,8 +24,8 @@ func PackGzip(ctx context.Context, dir string, w io.Writer) error {
 
 type inode struct{ dev, ino uint64 }
 
-// Pack writes a directory as a tar archive with names that begin with "./". Hard links stay
-// links; sockets and the like have no content and are an error.
+// Pack writes a directory as a tar archive with names that begin with "./". Hard links are kept. Files without content,
+// such as sockets, are an error.
 func Pack(ctx context.Context, dir string, w io.Writer) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {

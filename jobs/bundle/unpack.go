@@ -23,46 +23,44 @@ import (
 	"cambium/internal/blob"
 )
 
-// Limits of one archive, far above the largest known packages, which have a few hundred thousand
-// files and a few GiB.
+// Limits of an archive. The largest known packages have only a few hundred thousand files and a few GiB.
 const (
 	maxEntries   = 2_000_000
 	maxBytes     = 64 << 30
 	maxNameBytes = 4096
-	// maxDepth bounds the directories of one path: the kernel resolves each of them for each entry.
+	// maxDepth bounds the directories in a path, because the kernel resolves each of them for each entry.
 	maxDepth = 256
-	// maxDirBytes bounds the names of all directories, which are remembered until the end.
+	// maxDirBytes bounds the length of the names of all directories, which are kept in memory until the end.
 	maxDirBytes = 32 << 20
-	// spare is the share of the file system's free space that unpacking leaves, as a divisor.
+	// spare defines the part of the file system's free space that is kept, as a divisor.
 	spare = 20
 )
 
-// errHostile marks an archive that was refused for what it contains.
+// errHostile means that an archive was refused for its content.
 var errHostile = errors.New("archive refused")
 
 func refuse(name, why string) error { return fmt.Errorf("%w: entry %q: %s", errHostile, name, why) }
 
-// Target says where the entries of an archive go. It returns the root to write below and the
-// path in it; a nil root skips the entry. The name is clean and has neither a leading slash nor
-// "..".
+// Target decides where an entry of an archive goes. It returns the root to write below, and the path in it. If root is
+// nil, the entry is skipped. name is clean, and has no leading slash and no "..".
 type Target func(name string) (root *os.Root, rel string)
 
-// Rules configure Unpack.
+// Rules configures Unpack.
 type Rules struct {
 	Target Target
 	// NoLinks refuses symbolic and hard links.
 	NoLinks bool
-	// Mode replaces the archive's modes, where not nil.
+	// Mode, if set, returns the mode of an entry, in place of that in the archive.
 	Mode func(rel string, dir bool) fs.FileMode
-	// UID and GID own everything.
+	// UID and GID own all files.
 	UID, GID int
-	// MaxBytes, MaxEntries and MaxDirBytes replace the constants when they are set.
+	// MaxBytes, MaxEntries and MaxDirBytes replace the constants if they are set.
 	MaxBytes    int64
 	MaxEntries  int
 	MaxDirBytes int
 }
 
-// Into is a Target that writes everything below one root.
+// Into returns a Target that writes all entries below root.
 func Into(root *os.Root) Target {
 	return func(name string) (*os.Root, string) { return root, name }
 }
@@ -76,9 +74,9 @@ const (
 	Zstd  Compression = "zstd"
 )
 
-// Unpack reads a tar archive, plain or compressed, to its very end, so that a digest computed by
-// r covers all of it. Nothing is written outside of the target's roots, whatever the archive
-// says: paths are resolved below the root by the kernel, links included.
+// Unpack unpacks a tar archive, plain or compressed. It reads r to the end, so that a digest computed by r covers
+// everything. It writes nothing outside the target's roots, whatever the archive contains, because the kernel resolves
+// paths and links below the root.
 func Unpack(ctx context.Context, r io.Reader, rules Rules) (Compression, error) {
 	compression, err := unpack(ctx, r, rules)
 	if err == nil || ctx.Err() != nil {
@@ -164,15 +162,15 @@ type dirKey struct {
 	rel  string
 }
 
-// finalDir is a directory whose mode and time are set at the end: writing into it would change
-// the time, and the mode may not even allow it.
+// finalDir is a directory whose mode and time are set at the end, because writing to it would change the time, and the
+// mode may not permit it.
 type finalDir struct {
 	mode  fs.FileMode
 	mtime time.Time
 }
 
-// openDir is the directory that was worked in last, kept open: the kernel resolves a path from its root
-// component by component, and most entries are in the directory of the one before.
+// openDir keeps the last directory open. The kernel resolves a path component by component, and most entries are in the
+// directory of the previous one.
 type openDir struct {
 	key  dirKey
 	root *os.Root
@@ -185,7 +183,7 @@ func (d *openDir) forget() {
 	*d = openDir{}
 }
 
-// in opens the directory that rel is in; what it returns is valid until the next call.
+// in opens the directory of rel. The result is valid until the next call.
 func (d *openDir) in(root *os.Root, rel string) (dir *os.Root, base string, err error) {
 	parent := path.Dir(rel)
 	if parent == "." {
@@ -210,14 +208,13 @@ type unpacking struct {
 	dirBytes   int // of the names in seen
 	parent     openDir
 	written    int64
-	room       int64 // free bytes found at the first entry
+	room       int64 // free bytes at the first entry
 	small      *writers
 	large      *writer
 	copyBuffer []byte
 }
 
-// waitForFiles waits for files that are still being written, before an entry of another type is
-// made.
+// waitForFiles waits until the pending files are created, before an entry of another type is.
 func (u *unpacking) waitForFiles() error {
 	u.large.forget()
 	return u.small.wait()
@@ -247,7 +244,7 @@ func (u *unpacking) entries(archive *tar.Reader) error {
 	}
 }
 
-// cleanName makes "./a/b/" into "a/b", and refuses what does not stay below the root.
+// cleanName converts "./a/b/" to "a/b". It fails for a name that is not below the root.
 func cleanName(name string) (string, error) {
 	switch {
 	case len(name) > maxNameBytes:
@@ -318,8 +315,8 @@ func (u *unpacking) entry(archive *tar.Reader, header *tar.Header) error {
 	return nil
 }
 
-// room returns how many bytes unpacking may add to the file system of root: its free space, less the spare share, and
-// at least 1.
+// room returns how many bytes may be added to the file system of root: the free space less the spare part, and at least
+// 1.
 func room(root *os.Root) (int64, error) {
 	dir, err := root.Open(".")
 	if err != nil {
@@ -334,7 +331,7 @@ func room(root *os.Root) (int64, error) {
 	return max(free-free/spare, 1), nil
 }
 
-// parents makes the directories that the archive did not list, or not yet.
+// parents creates directories that the archive has not listed, or not yet.
 func (u *unpacking) parents(root *os.Root, rel string) error {
 	if rel == "." || u.seen[dirKey{root, rel}] {
 		return nil
@@ -457,7 +454,7 @@ func (u *unpacking) link(header *tar.Header, name string, root *os.Root, rel str
 	return nil
 }
 
-// finish sets modes and times of directories, innermost first.
+// finish sets modes and times of directories, the innermost first.
 func (u *unpacking) finish() error {
 	keys := slices.SortedFunc(maps.Keys(u.dirs), func(a, b dirKey) int { return strings.Compare(b.rel, a.rel) })
 	for _, d := range keys {

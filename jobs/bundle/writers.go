@@ -18,26 +18,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A package can have tens of thousands of small files, and making a file costs far more than
-// reading it from the archive. So small files are read into memory and made by a few writers,
-// while the archive is read on.
+// A package may have tens of thousands of small files, and creating a file costs far more than reading it from the
+// archive. So a few writers create small files from memory while the archive is read further.
 const (
 	smallFile  = 32 << 10
 	maxWriters = 4
-	// pendingFiles bounds the memory of one archive to as many small files.
+	// pendingFiles bounds the number of small files of an archive that are in memory.
 	pendingFiles = 32
-	// flushEvery is the number of small files after which writeback starts, while the archive is
-	// read on, so that the final sync has less to write.
+	// flushEvery is the number of small files after which writeback starts while the archive is read further, so that
+	// the final sync has less to write.
 	flushEvery = 4096
 )
 
-// owner is the owner of everything unpacked.
+// owner is the owner of all unpacked files.
 type owner struct{ uid, gid int }
 
-// isDefault reports whether new files have that owner without a chown.
+// isDefault reports whether new files have this owner without a chown.
 func (o owner) isDefault() bool { return o.uid == os.Geteuid() && o.gid == os.Getegid() }
 
-// pending is a file that is to be made.
+// pending is a file to create.
 type pending struct {
 	root  *os.Root
 	rel   string
@@ -46,26 +45,26 @@ type pending struct {
 	data  []byte
 }
 
-// writer makes files, one after the other. All files of one directory go through the same one,
-// so that two entries of one name replace each other in the order of the archive.
+// writer creates files one after the other. All files of a directory have the same writer, so that entries with the
+// same name replace each other in the order of the archive.
 type writer struct {
 	owner owner
 	queue chan pending
-	// dir is the directory of the last file: the next file is usually in the same one, which then
-	// need not be resolved again.
+	// dir is the directory of the last file. The next file is usually in the same directory, which then need not be
+	// resolved again.
 	dir  *os.File
 	near dirKey
 }
 
-// writers make small files in parallel.
+// writers create small files in parallel.
 type writers struct {
 	all     []*writer
 	seed    maphash.Seed
 	buffers chan []byte
-	open    sync.WaitGroup // files that are not made yet
+	open    sync.WaitGroup // counts files that are not created yet
 	ended   sync.WaitGroup
 	added   int
-	flushes atomic.Bool // one is under way
+	flushes atomic.Bool // a writeback is running
 
 	mu  sync.Mutex // guards err
 	err error
@@ -111,8 +110,7 @@ func (w *writers) fault() error {
 	return w.err
 }
 
-// add reads a small file and hands it to a writer. What goes wrong there is found by a later
-// call, or by wait.
+// add reads a small file and passes it to a writer. A later call of add or wait returns the writer's error.
 func (w *writers) add(p pending, content io.Reader, size int64) error {
 	if err := w.fault(); err != nil {
 		return err
@@ -135,8 +133,7 @@ func (w *writers) add(p pending, content io.Reader, size int64) error {
 	return nil
 }
 
-// flush starts writeback of what has been written so far and does not wait for it. The final sync
-// reports its errors.
+// flush starts writeback of the files written so far, and does not wait. The final sync reports its errors.
 func (w *writers) flush(root *os.Root) {
 	if !w.flushes.CompareAndSwap(false, true) {
 		return
@@ -150,8 +147,8 @@ func (w *writers) flush(root *os.Root) {
 	})
 }
 
-// wait returns when all files are made. A caller that changes names waits first. The writers also
-// forget their directories, which may be what changes.
+// wait returns when all files are created. Call it before names are changed. The writers also forget their directories,
+// which may be what changes.
 func (w *writers) wait() error {
 	w.open.Wait()
 	for _, one := range w.all {
@@ -175,7 +172,7 @@ func (w *writer) forget() {
 	}
 }
 
-// in opens the directory of a file, which exists. The root resolves it, so it is inside.
+// in opens the existing directory of a file. It is resolved by the root and so cannot be outside.
 func (w *writer) in(key dirKey) (int, error) {
 	if w.dir == nil || w.near != key {
 		w.forget()
@@ -188,8 +185,8 @@ func (w *writer) in(key dirKey) (int, error) {
 	return int(w.dir.Fd()), nil
 }
 
-// make makes one file, which fill writes. It uses a bare descriptor: an os.File (poller, finalizer)
-// costs a good part of the time of a small file.
+// make creates a file, and fill writes its content. It uses a bare descriptor, because an os.File (poller, finalizer)
+// takes a considerable part of the time of a small file.
 func (w *writer) make(p pending, fill func(descriptor) error) (err error) {
 	defer func() {
 		if err != nil {
@@ -220,7 +217,7 @@ func (w *writer) make(p pending, fill func(descriptor) error) (err error) {
 	return setTime(fd, p.mtime)
 }
 
-// descriptor writes to an open file.
+// descriptor is an open file to write to.
 type descriptor int
 
 func (d descriptor) Write(p []byte) (written int, err error) {
@@ -237,10 +234,10 @@ func (d descriptor) Write(p []byte) (written int, err error) {
 	return written, nil
 }
 
-// begin starts writeback (sync_file_range) and does not wait for it.
+// begin starts writeback (sync_file_range) without waiting for it.
 func (d descriptor) begin() { _ = unix.SyncFileRange(int(d), 0, 0, unix.SYNC_FILE_RANGE_WRITE) }
 
-// bits is a mode as the kernel has it.
+// bits converts a mode for the kernel.
 func bits(mode fs.FileMode) uint32 {
 	b := uint32(mode.Perm())
 	for flag, bit := range map[fs.FileMode]uint32{fs.ModeSetuid: unix.S_ISUID, fs.ModeSetgid: unix.S_ISGID, fs.ModeSticky: unix.S_ISVTX} {
@@ -251,8 +248,8 @@ func bits(mode fs.FileMode) uint32 {
 	return b
 }
 
-// create makes a new file; an earlier entry of the same name is replaced, as tar does, and never
-// written through: it could be a link.
+// create creates a file. It replaces an earlier entry with the same name, as tar does, and never writes through it,
+// because it could be a link.
 func create(dir int, base string) (int, error) {
 	for replaced := false; ; replaced = true {
 		fd, err := unix.Openat(dir, base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
@@ -266,7 +263,7 @@ func create(dir int, base string) (int, error) {
 	}
 }
 
-// setTime keeps modification times: make compares them in the sources of a package.
+// setTime sets the modification time, which make compares in the sources of a package.
 func setTime(fd int, t time.Time) error {
 	if t.IsZero() || t.Unix() < 0 {
 		return nil
@@ -280,7 +277,7 @@ func setTime(fd int, t time.Time) error {
 	return nil
 }
 
-// contextReader ends with its context.
+// contextReader fails when its context has ended.
 type contextReader struct {
 	ctx context.Context
 	r   io.Reader

@@ -1,5 +1,5 @@
-// Package compile turns the sources of a package into a compiled one: dependencies installed,
-// packaging script run, result packed and handed to an upload.
+// Package compile compiles a package: it installs the dependencies, runs the packaging script, packs the result and
+// uploads it.
 package compile
 
 import (
@@ -25,7 +25,7 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// Compiler compiles one package at a time, and installs its dependencies as the machine's packages.
+// Compiler compiles one package at a time. It installs dependencies as the machine's packages.
 type Compiler struct {
 	Dirs     vcap.Dirs
 	Blobs    blob.Opener
@@ -34,23 +34,23 @@ type Compiler struct {
 	Log      *logrus.Entry
 }
 
-// Request names a package to compile, its source and its compiled dependencies.
+// Request describes a package to compile: its source and its compiled dependencies.
 type Request struct {
 	Name, Version string
 	Source        blob.Ref
 	Dependencies  []jobs.Package
 }
 
-// quoted bounds the tail of each output stream that a failure quotes, in bytes.
+// quoted bounds the end of each output stream that an error quotes, in bytes.
 const quoted = 10 << 10
 
 // nice keeps the agent responsive while a compiler uses all CPUs.
 const nice = 5
 
-// Upload stores what produce writes.
+// Upload uploads what produce writes.
 type Upload func(produce func(io.Writer) error) error
 
-// Compile compiles a package and uploads the result. Before and after, no package is installed.
+// Compile compiles a package and uploads the result. No package is installed before and after.
 func (c Compiler) Compile(ctx context.Context, r Request, upload Upload) (err error) {
 	if r.Name == "" || r.Name != filepath.Base(r.Name) || strings.HasPrefix(r.Name, ".") {
 		return fmt.Errorf("compile: package %q: not a valid name", r.Name)
@@ -97,7 +97,7 @@ func (c Compiler) Compile(ctx context.Context, r Request, upload Upload) (err er
 
 func (c Compiler) packages() bundle.Collection { return jobs.Packages(c.Dirs, c.Owner) }
 
-// clear removes all packages, links first: a link to something half deleted is worse than none.
+// clear removes all packages. It removes links first, so that no link leads to a partly deleted package.
 func (c Compiler) clear(ctx context.Context) error {
 	names, err := c.packages().Linked()
 	if err != nil {
@@ -139,7 +139,8 @@ func (c Compiler) dependencies(ctx context.Context, list []jobs.Package) error {
 	return nil
 }
 
-// source unpacks beside the work directory, so that what has that name is complete.
+// source unpacks the source beside the work directory and then renames it, so that the work directory is always
+// complete.
 func (c Compiler) source(ctx context.Context, r Request, work string) (compression bundle.Compression, err error) {
 	unpackDir := work + "-bosh-agent-unpack"
 	if err := errors.Join(os.RemoveAll(work), os.RemoveAll(unpackDir), os.MkdirAll(unpackDir, 0o755)); err != nil {
@@ -163,7 +164,7 @@ func (c Compiler) source(ctx context.Context, r Request, work string) (compressi
 	return compression, os.Rename(unpackDir, work)
 }
 
-// target makes the empty directory that packaging fills, and its link.
+// target creates the empty directory for the result, and its link.
 func (c Compiler) target(r Request) (string, error) {
 	sum := sha1.Sum([]byte(r.Version))
 	b := bundle.Bundle{Name: r.Name, Hash: hex.EncodeToString(sum[:])}
@@ -181,7 +182,7 @@ func (c Compiler) target(r Request) (string, error) {
 	return c.packages().Dir(b), change.Set(c.packages().Link(r.Name), c.packages().Dir(b))
 }
 
-// packaging runs the package's script, if it has one.
+// packaging runs the package's script, if there is one.
 func (c Compiler) packaging(ctx context.Context, r Request, work string) error {
 	if _, err := os.Lstat(filepath.Join(work, "packaging")); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -210,7 +211,7 @@ func (c Compiler) packaging(ctx context.Context, r Request, work string) error {
 	return err
 }
 
-// end is the last part of a file, from the beginning of a character.
+// end returns the end of a file, from the beginning of a character.
 func end(file *os.File) string {
 	info, err := file.Stat()
 	if err != nil {

@@ -13,15 +13,15 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// manifest holds the fields of a release.MF that a compilation reads. It replaces the list of packages and copies the
-// rest of the text byte for byte, which no encoder would do.
+// manifest has the fields of a release.MF that are needed to compile it. The list of packages is replaced, and the rest
+// of the text is copied unchanged, which an encoder could not do.
 type manifest struct {
 	Name             string            `yaml:"name"`
 	Version          string            `yaml:"version"`
 	Packages         []manifestPackage `yaml:"packages"`
 	CompiledPackages []manifestPackage `yaml:"compiled_packages"`
 
-	before, after string // the text around the packages
+	before, after string // the text before and after the packages
 }
 
 type manifestPackage struct {
@@ -51,7 +51,7 @@ func parseManifest(text string) (manifest, error) {
 	return m, m.check()
 }
 
-// parseMapping parses a text that must be one YAML document with a mapping at its top level.
+// parseMapping parses a YAML document that must be a mapping.
 func parseMapping(text string) (*yaml.Node, error) {
 	if !utf8.ValidString(text) {
 		return nil, errors.New("not UTF-8")
@@ -75,7 +75,7 @@ func parseMapping(text string) (*yaml.Node, error) {
 	return root, nil
 }
 
-// mistakes joins those of a document, which the library puts on a line each.
+// mistakes joins the errors of a document, which the library puts on separate lines.
 func mistakes(err error) error {
 	if typed, ok := errors.AsType[*yaml.TypeError](err); ok {
 		return errors.New(strings.Join(typed.Errors, "; "))
@@ -86,8 +86,7 @@ func mistakes(err error) error {
 // lineBreak matches the line breaks of YAML 1.1, which determine the line numbers of its nodes.
 var lineBreak = regexp.MustCompile("\r\n|[\r\n\u0085\u2028\u2029]")
 
-// split cuts the text at the lines of the packages: from their key to the next key of the top
-// level. Comments in front of that key stay.
+// split cuts the text at the packages, which end at the next top-level key. Comments before that key are kept.
 func (m *manifest) split(text string, root *yaml.Node) error {
 	starts := []int{0}
 	for _, at := range lineBreak.FindAllStringIndex(text, -1) {
@@ -127,7 +126,7 @@ func (m *manifest) split(text string, root *yaml.Node) error {
 	return nil
 }
 
-// isComment reports a line that means nothing wherever it stands.
+// isComment reports whether a line is a comment or empty.
 func isComment(line string) bool { return line[0] == '#' || strings.TrimSpace(line) == "" }
 
 func (m manifest) check() error {
@@ -147,12 +146,12 @@ func (m manifest) check() error {
 	return nil
 }
 
-// usable reports a name that can be part of a file name.
+// usable reports whether a name can be part of a file name.
 func usable(name string) bool {
 	return name != "" && name == filepath.Base(name) && !strings.HasPrefix(name, ".") && !strings.ContainsFunc(name, unicode.IsControl)
 }
 
-// compiled is the manifest's text with compiled packages in place of its packages.
+// compiled returns the manifest with the compiled packages in place of its packages.
 func (m manifest) compiled(packages []manifestPackage) (string, error) {
 	var b strings.Builder
 	b.WriteString(m.before)
@@ -170,8 +169,8 @@ func (m manifest) compiled(packages []manifestPackage) (string, error) {
 	return b.String(), nil
 }
 
-// quoteValues has every string value written in quotes: what is a number differs between readers
-// of YAML, and 1_0 or 1,0 is one for some.
+// quoteValues quotes all string values, because readers of YAML differ about which texts are numbers: some take 1_0 or
+// 1,0 for one.
 func quoteValues(n *yaml.Node) {
 	for i, child := range n.Content {
 		if n.Kind == yaml.MappingNode && i%2 == 0 {

@@ -22,12 +22,12 @@ import (
 
 const manifestFile = "release.MF"
 
-// maxManifest bounds what is parsed; the largest releases have a few hundred kilobytes.
+// maxManifest bounds the size of a manifest. The largest releases have a few hundred kilobytes.
 const maxManifest = 16 << 20
 
-// Release compiles all packages of a release tarball on this machine and writes the compiled
-// release to dir. The stemcell is "name/version". Everything that the machine had installed as
-// packages is removed, as in every compilation. It returns the path of the compiled release.
+// Release compiles all packages of a release tarball on this machine, and writes the compiled release to dir. It
+// returns the path. stemcell is "name/version". Like every compilation, it removes all packages that are installed on
+// the machine.
 func (c Compiler) Release(ctx context.Context, tarball, dir, stemcell string) (path string, err error) {
 	defer func() {
 		if err != nil {
@@ -99,8 +99,8 @@ func readManifest(path string) (manifest, error) {
 	return m, nil
 }
 
-// compileOrder sorts packages so that dependencies come first, and completes each package's
-// dependencies with those of its dependencies: all of them are needed to compile it.
+// compileOrder sorts packages so that dependencies come first, and adds the indirect dependencies to each package,
+// because it needs all of them to be compiled.
 func compileOrder(packages []manifestPackage) ([]manifestPackage, error) {
 	byName := map[string]manifestPackage{}
 	for _, p := range packages {
@@ -137,7 +137,7 @@ func compileOrder(packages []manifestPackage) ([]manifestPackage, error) {
 	return order, nil
 }
 
-// closure lists everything that a package needs, directly or not.
+// closure returns everything on which a package depends, directly or not.
 func closure(order []manifestPackage, name string) []string {
 	byName := map[string]manifestPackage{}
 	for _, p := range order {
@@ -157,7 +157,7 @@ func closure(order []manifestPackage, name string) []string {
 	return all
 }
 
-// files opens blobs that are files below a directory, by their path.
+// files opens blobs that are files below a directory.
 type files struct{ root *os.Root }
 
 func (f files) Open(_ context.Context, ref blob.Ref) (io.ReadCloser, error) {
@@ -209,8 +209,7 @@ func (c Compiler) releasePackages(ctx context.Context, work string, order []mani
 	return compiled, nil
 }
 
-// writeRelease packs a directory whole or not at all. The manifest comes first: readers of
-// releases stop at it.
+// writeRelease packs all of a directory, or nothing. The manifest comes first, because readers stop after it.
 func writeRelease(ctx context.Context, work, path string) (err error) {
 	file, err := os.CreateTemp(filepath.Dir(path), ".compiled-release-")
 	if err != nil {

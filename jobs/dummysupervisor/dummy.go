@@ -1,6 +1,5 @@
-// Package dummysupervisor stands in for monit where there are no processes to run: in the test
-// suites of Directors, which drive hundreds of agents without machines ("-M dummy" and
-// "-M dummy-nats"). It has the methods of jobs.Supervisor and touches nothing.
+// Package dummysupervisor replaces monit for agents without processes, of which the test suites of Directors run
+// hundreds ("-M dummy" and "-M dummy-nats"). It implements jobs.Supervisor without any effect.
 package dummysupervisor
 
 import (
@@ -11,24 +10,24 @@ import (
 	"cambium/jobs/monit"
 )
 
-// failTask is the status that makes every start fail.
+// failTask is the status after which every start fails.
 const failTask = "fail_task"
 
-// Dummy keeps the state of the last start, stop or SetStatus. Its zero value is -M dummy: the state is
-// unknown until the first start or stop, and there are no processes.
+// Dummy keeps the state of the last start, stop or SetStatus. The zero value is for -M dummy: the state is unknown
+// until the first start or stop, and there are no processes.
 type Dummy struct {
-	// Applied, where set, makes it -M dummy-nats: there are three processes, and the state is running as soon as
-	// a spec has been applied, unknown before.
+	// Applied, if set, is for -M dummy-nats: there are three processes, and the state is running once a spec was
+	// applied, and unknown before.
 	Applied func() bool
 
 	mu     sync.Mutex // guards status
-	status string     // "" until one is set
+	status string     // "" until it is set
 }
 
 // Reload does nothing.
 func (d *Dummy) Reload(ctx context.Context) error { return ctx.Err() }
 
-// StartAll makes the state running, unless a test has set it to failing; after fail_task it fails.
+// StartAll sets the state to running, unless a test has set it to failing. After fail_task it returns an error.
 func (d *Dummy) StartAll(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -43,7 +42,7 @@ func (d *Dummy) StartAll(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// StopAll makes the state stopped, unless a test has set it.
+// StopAll sets the state to stopped, unless a test has set it.
 func (d *Dummy) StopAll(ctx context.Context, _ bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -56,14 +55,14 @@ func (d *Dummy) StopAll(ctx context.Context, _ bool) error {
 // UnmonitorAll does nothing.
 func (d *Dummy) UnmonitorAll(ctx context.Context) error { return ctx.Err() }
 
-// SetStatus makes the state what a test wants it to be.
+// SetStatus sets the state for a test.
 func (d *Dummy) SetStatus(status string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.status = status
 }
 
-// State is the last status that was set.
+// State returns the current state.
 func (d *Dummy) State(context.Context) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -76,7 +75,7 @@ func (d *Dummy) State(context.Context) string {
 	return monit.StateUnknown
 }
 
-// Processes are none, or for -M dummy-nats the three that cloudfoundry/bosh-agent shows and the specs of the
+// Processes returns none or, for -M dummy-nats, the three processes of cloudfoundry/bosh-agent, which the specs of the
 // Director's suite expect in the output of `bosh instances --ps`: the third is failing.
 func (d *Dummy) Processes(context.Context) ([]monit.Process, error) {
 	if d.Applied == nil {

@@ -18,14 +18,14 @@ import (
 	"github.com/google/uuid"
 )
 
-// Bundle is a collection that waits on disk to be fetched.
+// Bundle is an archive on disk for a caller to fetch.
 type Bundle struct {
 	Path   string
 	SHA512 string // with its prefix
 }
 
-// A bundle is written under a temporary name and renamed when it is complete. A caller fetches it within seconds; one
-// that nobody has fetched is deleted after bundleLife.
+// A bundle has a temporary name until it is complete. A caller fetches it within seconds. If nobody has fetched it, it
+// is deleted after bundleLife.
 const (
 	completePrefix = "logs-"
 	partialPrefix  = ".logs-"
@@ -33,8 +33,8 @@ const (
 	bundleLife     = time.Hour
 )
 
-// Bundle collects into a file that belongs to the named user, or to root without one. The
-// caller of the action fetches and then removes it.
+// Bundle packs the logs into a file that belongs to the user owner, or to root if owner is empty. The caller of the
+// action fetches the file and then removes it.
 func (c Collector) Bundle(ctx context.Context, s Selection, owner string) (b Bundle, err error) {
 	if err := c.Check(s); err != nil {
 		return Bundle{}, err
@@ -77,8 +77,8 @@ func (c Collector) Bundle(ctx context.Context, s Selection, owner string) (b Bun
 	return Bundle{Path: filepath.Join(c.Dirs.Tmp(), completePrefix+id), SHA512: sums.SHA512()}, nil
 }
 
-// Sweep removes what a crash has left of bundles, and those that were not fetched. Call it before the first one
-// is asked for.
+// Sweep removes incomplete bundles of a crash, and bundles that were not fetched. Call it before the first call of
+// Bundle.
 func (c Collector) Sweep() error {
 	dir, err := os.OpenRoot(c.Dirs.Tmp())
 	if errors.Is(err, fs.ErrNotExist) {

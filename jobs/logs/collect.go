@@ -1,6 +1,5 @@
-// Package logs packs the logs of a machine into one archive while reading them, and configures
-// their rotation. It reads directories that jobs can write to, as root, and trusts nothing it
-// finds there.
+// Package logs packs the logs of a machine into an archive, and configures their rotation. It reads, as root,
+// directories that jobs can write to, and so it trusts nothing in them.
 package logs
 
 import (
@@ -32,23 +31,23 @@ type Collector struct {
 	// Root is the system root.
 	Root string
 	Log  *logrus.Entry
-	// Journal, if set, writes what the system's journal has of the agent since the machine's boot.
+	// Journal, if set, writes the agent's journal since the machine's boot.
 	Journal func(ctx context.Context, w io.Writer) error
-	// Progress, if set, is called when a collection takes long. The function it returns is called
-	// with the progress, and with the zero value at the end.
+	// Progress, if set, is called if a collection takes long. The function that it returns is called with the progress,
+	// and with the zero value at the end.
 	Progress func() func(Progress)
 }
 
-// nice is added to the agent's own level, as for scripts: how much there is to collect is up to the jobs.
+// nice is added to the agent's nice level, as for scripts, because jobs decide how much there is to collect.
 const nice = 5
 
-// source is one kind of logs.
+// source is a kind of logs.
 type source struct {
 	dir    string
-	prefix string // in the archive
-	// linkRoot is a second directory that links in dir may lead to.
+	prefix string // directory in the archive
+	// linkRoot is a second directory to which links in dir may lead.
 	linkRoot string
-	// journal says that the agent's journal belongs to it if the directory holds nothing of this boot.
+	// journal means that the agent's journal is added if the directory has nothing of this boot.
 	journal bool
 }
 
@@ -76,13 +75,13 @@ func (c Collector) sources(types string) ([]source, error) {
 	return sources, nil
 }
 
-// Selection says which logs to collect.
+// Selection selects the logs to collect.
 type Selection struct {
-	Types   string // "job", "agent", "system", or several with commas
+	Types   string // "job", "agent", "system", or several, separated by commas
 	Filters []string
 }
 
-// Check reports an unusable selection before anything is read.
+// Check returns an error for an invalid selection. It reads no logs.
 func (c Collector) Check(s Selection) error {
 	_, err := c.sources(s.Types)
 	if err != nil {
@@ -92,10 +91,9 @@ func (c Collector) Check(s Selection) error {
 	return err
 }
 
-// Collect writes a gzip tar of the selected logs to w. Files are taken as they are at the moment
-// they are read; what vanishes is left out, what grows is cut at the size it had, what shrinks is
-// filled with zeros. Of a file with large holes only the data is read and stored. Links are followed only inside
-// the log directories.
+// Collect writes a gzip tar of the selected logs to w. It tolerates changes: a file that vanishes is skipped, one that
+// grows is cut to its size when it was opened, and one that shrinks is padded with zeros. Large holes in files are
+// neither read nor stored. Links are followed only within the log directories.
 func (c Collector) Collect(ctx context.Context, s Selection, w io.Writer) error {
 	sources, err := c.sources(s.Types)
 	if err != nil {
@@ -142,12 +140,12 @@ type packing struct {
 	out   destination
 	tar   *tar.Writer
 	globs []string
-	// listed is the directory that was last listed in the archive; those above it are in it, too. Each directory
-	// is walked once, so that none of the others has to be remembered.
+	// listed is the last directory that was added to the archive, after those above it. Each directory is walked once,
+	// so only the last one has to be remembered.
 	listed   string
 	buffer   []byte
 	progress *reporter
-	// skipped counts the files left out with a warning.
+	// skipped counts the skipped files with a warning.
 	skipped int
 }
 
@@ -172,7 +170,7 @@ func (p *packing) source(s source) error {
 	return p.journal(s)
 }
 
-// directories packs what is in the source's directory.
+// directories packs the directory of a source.
 func (p *packing) directories(s source) error {
 	root, linkRoot, err := s.open()
 	if err != nil {
@@ -224,8 +222,8 @@ func (s source) openFile(root, linkRoot, dir *os.Root, rel string, entry fs.DirE
 
 var errNoFile = errors.New("not a regular file")
 
-// open opens a regular file below root; links that leave it are not followed. A pipe would block
-// without O_NONBLOCK.
+// open opens a regular file below root. It does not follow links out of root. O_NONBLOCK prevents it from blocking on a
+// pipe.
 func open(root *os.Root, rel string) (*os.File, error) {
 	file, err := root.OpenFile(rel, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -241,7 +239,7 @@ func open(root *os.Root, rel string) (*os.File, error) {
 	return file, nil
 }
 
-// openLinkTarget opens what a link of source leads to, below the source's second directory.
+// openLinkTarget opens the target of a link in source, below the second directory of source.
 func openLinkTarget(root *os.Root, s source, link string, linkRoot *os.Root) (*os.File, error) {
 	target, err := root.Readlink(link)
 	if err != nil {
@@ -257,8 +255,8 @@ func openLinkTarget(root *os.Root, s source, link string, linkRoot *os.Root) (*o
 	return open(linkRoot, rel)
 }
 
-// skip leaves something out, and names it in the log, unless it is a file that was removed meanwhile. Only the end of
-// the context, and an archive that cannot be written, end a collection.
+// skip skips a file and logs it, unless the file was removed meanwhile. Only the end of the context, or an archive that
+// cannot be written, end a collection.
 func (p *packing) skip(rel string, err error) error {
 	if p.ctx.Err() != nil {
 		return context.Cause(p.ctx)
@@ -275,10 +273,10 @@ func (p *packing) skip(rel string, err error) error {
 	return nil
 }
 
-// maxWarnings bounds the warnings that name a file left out: a job can create any number of such files.
+// maxWarnings bounds the warnings that name a skipped file, since a job can create any number of such files.
 const maxWarnings = 20
 
-// file packs a file, or leaves it out.
+// file packs or skips a file.
 func (p *packing) file(file *os.File, name string) error {
 	if err := p.entry(file, name); err != nil {
 		return p.skip(name, err)
@@ -325,7 +323,7 @@ func (p *packing) dense(file *os.File, header *tar.Header) error {
 	return p.copy(p.tar, io.NewSectionReader(file, 0, header.Size), header.Size)
 }
 
-// copy writes size bytes: those of file, and zeros for what is missing. Errors of the reader end the file, not the
+// copy writes size bytes: the content of file, padded with zeros. An error of the reader ends the file, but not the
 // archive.
 func (p *packing) copy(w io.Writer, file io.Reader, size int64) error {
 	for size > 0 {
@@ -360,7 +358,7 @@ func (p *packing) pad(w io.Writer, size int64) error {
 	return nil
 }
 
-// directory lists a directory and those above it in the archive, once.
+// directory adds a directory, and those above it, to the archive, each once.
 func (p *packing) directory(name string, modified time.Time) error {
 	if name == "." || p.listed == name || strings.HasPrefix(p.listed, name+"/") {
 		return nil

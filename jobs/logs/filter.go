@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxAlternatives bounds what the braces of all filters stand for, since each file is compared with all of it: thirty
-// times {a,b} in one filter would be a thousand million patterns.
+// maxAlternatives bounds the number of patterns to which the braces of all filters expand, because each file is
+// compared with all of them. {a,b} thirty times in one filter would be a thousand million patterns.
 const maxAlternatives = 1000
 
-// patterns turns filters into globs. One that names a directory means everything below it.
+// patterns converts filters to globs. A filter that names a directory matches everything below it.
 func patterns(filters []string) ([]string, error) {
 	var globs []string
 	total := 0.0
@@ -39,8 +39,8 @@ func patterns(filters []string) ([]string, error) {
 	return globs, nil
 }
 
-// alternatives is at least the number of patterns without braces that a pattern stands for: whichever commas belong to
-// which braces, that number is highest if all have the same share.
+// alternatives returns an upper bound for the number of patterns to which the braces expand. Whichever commas belong to
+// which braces, the number is highest if all braces have the same number of commas.
 func alternatives(pattern string) float64 {
 	braces := float64(strings.Count(pattern, "{"))
 	if braces == 0 {
@@ -49,7 +49,7 @@ func alternatives(pattern string) float64 {
 	return math.Pow(float64(strings.Count(pattern, ","))/braces+1, braces)
 }
 
-// matches reports whether one of the globs matches. It fails when ctx ends.
+// matches reports whether a glob matches rel. It fails when ctx ends.
 func matches(ctx context.Context, globs []string, rel string) (bool, error) {
 	for _, g := range globs {
 		if ctx.Err() != nil {

@@ -15,18 +15,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// currentName is the agent's log file, which people look for. The journal stands in for it under this name, or under
-// journalName beside a file of an earlier boot.
+// currentName is the agent's log file, which people look for. If it is missing, the journal is added under this name.
+// If there is one from an earlier boot, the journal is added beside it as journalName.
 const (
 	currentName = "current"
 	journalName = "journal.log"
 )
 
-// journalTimeout bounds the reading of a journal, which is at most some 100 MB.
+// journalTimeout bounds the time to read the journal, which has at most some 100 MB.
 const journalTimeout = 2 * time.Minute
 
-// Journal writes the entries of the agent's unit since the machine's boot, as text. It writes nothing on a
-// machine without systemd.
+// Journal writes the journal of the agent's unit since the machine's boot as text. It writes nothing on a machine
+// without systemd.
 func Journal(ctx context.Context, w io.Writer) error {
 	program := command.Find("journalctl")
 	if program == "" {
@@ -39,7 +39,7 @@ func Journal(ctx context.Context, w io.Writer) error {
 	return err
 }
 
-// bootTime returns the time at which the kernel started, on the clock as it is set now.
+// bootTime returns when the kernel started, according to the current clock.
 func bootTime() (time.Time, error) {
 	var since unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &since); err != nil {
@@ -48,8 +48,8 @@ func bootTime() (time.Time, error) {
 	return time.Now().Add(-time.Duration(since.Nano())), nil
 }
 
-// writtenSince reports whether a source has a file that is not empty and was written to since a time, whatever the
-// filters of the selection are; if not, whether it has the agent's log file, which may be a link to nothing.
+// writtenSince reports whether the source has a non-empty file that was written since a time, whatever the filters are.
+// If not, current reports whether it has the agent's log file, which may be empty or old.
 func (s source) writtenSince(ctx context.Context, since time.Time) (written, current bool, _ error) {
 	root, linkRoot, err := s.open()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -83,8 +83,9 @@ func (s source) writtenSince(ctx context.Context, since time.Time) (written, cur
 // errFound ends a walk.
 var errFound = errors.New("found")
 
-// journal packs the agent's entries of the journal if its log directory holds nothing of this boot: the stemcell has no
-// log daemon, or that one has not started yet. It needs the size before the content, hence a file.
+// journal adds the agent's journal if the log directory has nothing of this boot: the stemcell has no log daemon, or
+// the daemon has not started yet. It writes the journal to a temporary file first, because tar needs the size before
+// the content.
 func (p *packing) journal(s source) error {
 	if p.c.Journal == nil {
 		return nil

@@ -7,14 +7,15 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// Progress counts what a collection has packed so far. The total is unknown: files are found while others are packed.
+// Progress counts what a collection has packed so far. The total is unknown, because files are searched and packed at
+// the same time.
 type Progress struct {
 	Files   int64
 	Bytes   int64 // read, before compression
 	Elapsed time.Duration
 }
 
-// Rate is in bytes per second.
+// Rate returns the rate in bytes per second.
 func (p Progress) Rate() int64 {
 	if p.Elapsed <= 0 {
 		return 0
@@ -22,7 +23,7 @@ func (p Progress) Rate() int64 {
 	return int64(float64(p.Bytes) / p.Elapsed.Seconds())
 }
 
-// String formats the progress for an operator; the zero value, which ends a collection, gives "".
+// String formats the progress for operators. It returns "" for the zero value, which ends a collection.
 func (p Progress) String() string {
 	if p == (Progress{}) {
 		return ""
@@ -30,8 +31,8 @@ func (p Progress) String() string {
 	return fmt.Sprintf("%d files, %d MiB read, %d MiB/s", p.Files, p.Bytes>>20, p.Rate()>>20)
 }
 
-// progressEvery is the interval of progress reports; a shorter collection reports nothing. Every
-// fifth report is also logged.
+// progressEvery is the interval of progress reports. A collection that takes less time reports nothing. Every fifth
+// report is also logged.
 const (
 	progressEvery = 2 * time.Second
 	loggedEvery   = 5
@@ -80,7 +81,7 @@ func (t *reporter) log(message string) {
 	t.c.Log.WithFields(logrus.Fields{"files": t.now.Files, "bytes": t.now.Bytes, "rate": t.now.Rate()}).Info(message)
 }
 
-// end reports the end of the collection, successful or not.
+// end reports the end of the collection.
 func (t *reporter) end() {
 	if t.report != nil {
 		t.report(Progress{})

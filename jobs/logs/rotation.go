@@ -16,25 +16,25 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// defaultMaxSize is the size at which a log is rotated when the deployment names none.
+// defaultMaxSize is the size at which logs are rotated if the deployment does not set one.
 const defaultMaxSize = "50M"
 
-// Rotation is the configuration of logrotate for the logs of jobs.
+// Rotation configures logrotate for the logs of jobs.
 type Rotation struct {
 	Root    string // system root
 	LogDir  string
 	MaxSize string
-	// Hook is the stemcell's program that spreads the rotation over the hour; it may be missing.
+	// Hook is the stemcell's program that spreads the rotation over the hour; it may not exist.
 	Hook string
 	Log  *logrus.Entry
 }
 
-// userForAll is a directive of logrotate.conf that says as whom logs are rotated: stock stemcells have it.
+// userForAll matches the directive in logrotate.conf that sets the user for rotation. Stock stemcells have it.
 var userForAll = regexp.MustCompile(`(?m)^[ \t]*su[ \t]`)
 
-// stanzas is the configuration. Without a user, logrotate skips every log in a directory that others can write to, as
-// those of jobs are. Root alone names the directories of jobs, and logrotate opens the files in them without
-// following links; the directories below are the jobs' to replace, so that what is in them is rotated as their user.
+// stanzas returns the configuration. Without a user, logrotate would skip logs in directories that others can write to,
+// as those of jobs. Root names only the directories of jobs, and logrotate does not follow links to the files in them.
+// Jobs can replace the directories below, so files there are rotated as the jobs' user.
 func (r Rotation) stanzas(size string) (string, error) {
 	global, err := os.ReadFile(filepath.Join(r.Root, "/etc/logrotate.conf"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -53,7 +53,7 @@ func (r Rotation) stanzas(size string) (string, error) {
 
 var validSize = regexp.MustCompile(`^[0-9]+[kMG]?$`)
 
-// File is logrotate's file for these logs.
+// File returns the path and content of logrotate's file for these logs.
 func (r Rotation) File() (path string, content []byte, err error) {
 	size := r.MaxSize
 	if size == "" {
@@ -70,7 +70,7 @@ func (r Rotation) File() (path string, content []byte, err error) {
 	return filepath.Join(r.Root, "/etc/logrotate.d/vcap"), []byte(text), nil
 }
 
-// RunHook runs the stemcell's hook. A missing or failing one is only logged.
+// RunHook runs the stemcell's hook. If that is missing or fails, it only logs.
 func (r Rotation) RunHook(ctx context.Context) {
 	if r.Hook == "" {
 		return

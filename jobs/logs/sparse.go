@@ -15,19 +15,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// extent is a part of a file that holds data.
+// extent is a part of a file with data.
 type extent struct{ offset, length int64 }
 
-// Bounds of sparse files. A file with fewer bytes in holes is packed as any other. A job can make a hole after
-// every block of a file; readers refuse a map above 1 MiB.
+// Limits of sparse files. A file with fewer bytes in holes is packed like any other. A job can create a hole after
+// every block; readers refuse a map above 1 MiB.
 const (
 	minHoles   = 1 << 20
 	maxExtents = 20_000
 )
 
-// extents lists the parts of a file of that size that hold data: the kernel knows what has been written, so that
-// the zeros of terabytes of holes need not be read. The last extent may have no length; it ends a file that ends
-// in a hole. A file with more than maxExtents of them is cut there.
+// extents returns the parts of a file that have data, according to the kernel, so that the zeros of terabytes of holes
+// need not be read. The last extent may be empty; it marks the end of a file that ends in a hole. If a file has more
+// than maxExtents, it is cut there.
 func extents(file *os.File, size int64) (data []extent, cut bool, err error) {
 	fd := int(file.Fd())
 	for at := int64(0); at < size; {
@@ -64,8 +64,8 @@ func total(data []extent) (n int64) {
 	return n
 }
 
-// sparseMap encodes the map that precedes the data of a sparse entry: the number of extents, then the offset and
-// length of each, one number per line, padded to a whole block.
+// sparseMap encodes the map before the data of a sparse entry: the number of extents, and then the offset and length of
+// each, one number per line, padded to a block.
 func sparseMap(data []extent) []byte {
 	text := strconv.AppendInt(nil, int64(len(data)), 10)
 	text = append(text, '\n')
@@ -80,10 +80,10 @@ const blockSize = 512
 
 func padding(n int64) int64 { return (blockSize - n%blockSize) % blockSize }
 
-// sparseHeader makes the headers of a sparse file in the format 1.0 of GNU tar, which current tars write and read:
-// an extended header of pax with the name and the size of the file, then that of an ordinary file whose content is
-// the map and the data. archive/tar reads this format and does not write it. What an ordinary header may be too
-// small for is in the extended one.
+// sparseHeader returns the headers of a sparse file in GNU tar's format 1.0, which current tars read and write: a pax
+// extended header with name and size of the file, and the header of an ordinary file whose content is the map and the
+// data. archive/tar reads this format, but does not write it. Values that do not fit into an ordinary header are in the
+// extended one.
 func sparseHeader(file *tar.Header, stored int64) ([]byte, error) {
 	var records strings.Builder
 	for _, r := range [][2]string{
@@ -106,10 +106,10 @@ func sparseHeader(file *tar.Header, stored int64) ([]byte, error) {
 	return slices.Concat(extended, filled, ordinary), nil
 }
 
-// maxTime is the latest that an ordinary header holds, in 2242; it holds none before 1970.
+// maxTime is the latest time in an ordinary header, in 2242. Times before 1970 do not fit either.
 const maxTime = 1<<33 - 1
 
-// block is the header of a regular file.
+// block returns the header of a regular file.
 func block(h tar.Header) ([]byte, error) {
 	var b bytes.Buffer
 	h.Typeflag, h.Format = tar.TypeReg, tar.FormatUSTAR
@@ -120,7 +120,9 @@ func block(h tar.Header) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// record is "LENGTH KEY=VALUE\n", where the length counts itself.
+// record formats "LENGTH KEY=VALUE
+//
+// ". The length includes itself.
 func record(key, value string) string {
 	rest := " " + key + "=" + value + "\n"
 	length := len(rest)
@@ -130,8 +132,8 @@ func record(key, value string) string {
 	return strconv.Itoa(length) + rest
 }
 
-// setType changes the type of a header, which package tar refuses to write, and its checksum: the sum of all
-// bytes, with blanks in its own place.
+// setType changes the type in a header, which archive/tar refuses to write, and its checksum: the sum of all bytes,
+// with spaces in place of the checksum.
 func setType(block []byte, flag byte) {
 	const typeAt, sumAt, sumEnd = 156, 148, 156
 	block[typeAt] = flag
@@ -143,7 +145,7 @@ func setType(block []byte, flag byte) {
 	copy(block[sumAt:sumEnd], fmt.Sprintf("%06o\x00 ", sum))
 }
 
-// sparse packs a file of which only the given parts hold data.
+// sparse packs a file with the given extents.
 func (p *packing) sparse(file *os.File, header *tar.Header, data []extent) error {
 	// The entry before must be filled up before something is written past the tar writer.
 	if err := p.tar.Flush(); err != nil {

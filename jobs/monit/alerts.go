@@ -20,13 +20,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AlertsAddress is the address to which a stemcell's monit sends its mails.
+// AlertsAddress is the address to which a stemcell's monit sends mails.
 const AlertsAddress = "127.0.0.1:2825"
 
-// AlertsSocket is the name under which the service manager keeps the socket of that port.
+// AlertsSocket is the name under which the service manager keeps the alerts' socket.
 const AlertsSocket = "alerts"
 
-// Limits of the mail intake. monit's mails are a few hundred bytes.
+// Limits for mails. monit's have a few hundred bytes.
 const (
 	maxMail        = 64 << 10
 	maxMailLine    = 4 << 10
@@ -34,29 +34,27 @@ const (
 	mailTimeout    = 30 * time.Second
 )
 
-// portPause is between two attempts to take the port, or to accept a connection where the machine lacks file
+// portPause is the pause between two attempts to open the port, or to accept a connection if the machine lacks file
 // descriptors or memory.
 const portPause = time.Second
 
-// Alerts receives monit's mails: the subset of SMTP that monit uses, from root only.
+// Alerts receives monit's mails with the subset of SMTP that monit uses. It accepts them only from root.
 type Alerts struct {
 	Log *logrus.Entry
-	// Owner is the only user whose connections are served; root.
+	// Owner is the user whose connections are served; 0 is root.
 	Owner uint32
-	// Sockets is the kernel's table of connections.
+	// Sockets looks up the owners of connections.
 	Sockets sockowner.Table
-	// Listener is the socket that the service manager has kept, or that was opened before anything of a job ran; nil
-	// where there is none.
+	// Listener is the socket that the service manager has kept, or that was opened before any job ran; may be nil.
 	Listener *net.TCPListener
-	// Keep is given the socket where Run had to open it.
+	// Keep is called with the socket if Run has opened it.
 	Keep func(*net.TCPListener)
-	// Unserved is called with the reason why mails do not arrive, at each attempt, and with nil
-	// once they do.
+	// Unserved is called with the reason at each failed attempt to open the port, and with nil once it is open.
 	Unserved func(error)
 }
 
-// Run serves addr until ctx ends and calls handle for each alert, one at a time. If the port is in use, Run
-// retries until it is free.
+// Run listens on addr until ctx ends, and calls handle for each alert, one at a time. If the port is in use, it
+// retries.
 func (a Alerts) Run(ctx context.Context, addr string, handle func(Alert)) error {
 	listener := a.Listener
 	for listener == nil {
@@ -87,7 +85,7 @@ func ListenAlerts(ctx context.Context, addr string) (*net.TCPListener, error) {
 	return listener, nil
 }
 
-// taken adds to the error of listen which user has the port.
+// taken adds to a listen error which user has the port.
 func (a Alerts) taken(addr string, err error) error {
 	if errors.Is(err, unix.EADDRINUSE) {
 		if wanted, parseErr := netip.ParseAddrPort(addr); parseErr == nil {
@@ -105,7 +103,7 @@ func (a Alerts) unserved(err error) {
 	}
 }
 
-// serve is Run on a listener, which it closes.
+// serve serves a listener and closes it.
 func (a Alerts) serve(ctx context.Context, listener net.Listener, handle func(Alert)) error {
 	stop := context.AfterFunc(ctx, func() { listener.Close() })
 	defer stop()
@@ -175,18 +173,18 @@ func (a Alerts) serve(ctx context.Context, listener net.Listener, handle func(Al
 	}
 }
 
-// refusalPause is the minimum time between two log lines about refused connections. A job can open thousands in a
-// second, and journald drops lines of a service that exceeds its rate limit, important ones included.
+// refusalPause is the minimum time between two log entries about refused connections. A job can open thousands in a
+// second, and journald drops entries of a service that exceeds its rate limit, even important ones.
 const refusalPause = time.Minute
 
-// refusals counts connections that were refused.
+// refusals counts refused connections.
 type refusals struct {
 	mu         sync.Mutex
 	logged     time.Time
 	suppressed int
 }
 
-// count adds a refusal. It reports whether to log it, and how many before it were not logged.
+// count adds a refusal. It reports whether to log it, and how many before were not logged.
 func (r *refusals) count(now time.Time) (suppressed int, logIt bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -260,8 +258,8 @@ func readLine(in *bufio.Reader) (string, error) {
 	return strings.TrimRight(string(line), "\r\n"), nil
 }
 
-// readMail reads to the end of a mail also if it is too long: its sender learns that from the answer, and does not send
-// it again.
+// readMail reads to the end of a mail even if it is too long, so that its sender gets an answer and does not send it
+// again.
 func readMail(in *bufio.Reader) (string, error) {
 	var mail strings.Builder
 	tooLong := false

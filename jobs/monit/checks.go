@@ -9,8 +9,7 @@ import (
 	"cambium/supervisor/monitfile"
 )
 
-// checks reads the files of the jobs, and returns what they say of each service. A file that is not understood is left
-// out.
+// checks returns the checks in the jobs' files, by service. It skips files that it cannot parse.
 func (c *Client) checks() map[string]monitfile.Check {
 	byName := map[string]monitfile.Check{}
 	files, _ := filepath.Glob(c.JobFiles)
@@ -30,7 +29,7 @@ func (c *Client) checks() map[string]monitfile.Check {
 	return byName
 }
 
-// mayRun reports whether the process of a service runs; if that cannot be known, it does.
+// mayRun reports whether the process of a service runs. It returns true if that is unknown.
 func mayRun(check monitfile.Check) bool {
 	if check.Pidfile == "" {
 		return true

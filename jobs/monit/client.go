@@ -1,7 +1,6 @@
-// Package monit controls the supervisor of a stemcell through monit's HTTP interface: reading the
-// state of services, starting, stopping and unmonitoring them, and restarting the daemon so that it
-// reads its files again. It also takes in the mails that monit sends as alerts. Everything that is
-// peculiar to monit, old (5.2.5) or current (5.33), stays in here.
+// Package monit controls a stemcell's supervisor through monit's HTTP interface: it reads the state of services,
+// starts, stops and unmonitors them, and restarts the daemon so that it reads its files again. It also receives the
+// mails that monit sends as alerts. Everything specific to monit, old (5.2.5) or current (5.33), is in this package.
 package monit
 
 import (
@@ -27,59 +26,58 @@ import (
 	"cambium/internal/sockowner"
 )
 
-// DefaultURL is the address at which monit listens on every stemcell.
+// DefaultURL is the URL of monit on all stemcells.
 const DefaultURL = "http://127.0.0.1:2822"
 
 // Limits of single requests. A status that takes longer than statusTimeout counts as no answer.
 const (
 	statusTimeout = 2 * time.Second
 	actionTimeout = 5 * time.Second
-	// actionBudget covers the retries of one action: a daemon that is restarting, or another
-	// action that is still under way.
+	// actionBudget bounds the retries of an action while the daemon restarts or another action is running.
 	actionBudget = 20 * time.Second
 	maxStatus    = 8 << 20
 )
 
-// Client asks one monit. The zero value is not usable: URL and UserFile are required.
+// Client is a client of monit's HTTP interface. URL and UserFile are required.
 type Client struct {
-	// URL is the interface without a path, normally DefaultURL.
+	// URL is the base URL, normally DefaultURL.
 	URL string
-	// UserFile holds "user:password"; it is read for each request, because it may change
-	// whenever the machine boots.
+	// UserFile contains "user:password". It is read for each request, because it may change at any boot.
 	UserFile string
-	// JobFiles is the pattern of the files of jobs, which name the pid files of services.
+	// JobFiles is the glob pattern of the jobs' files, which name the pid files of services.
 	JobFiles string
 	// Daemon restarts monit for Reload.
 	Daemon Daemon
-	// Pause is between attempts of an action; a second if zero.
+	// Pause is the pause between two attempts of an action; a second if zero.
 	Pause time.Duration
-	// Owner is the user whose monit is trusted with the password; root.
+	// Owner is the user whose monit gets the password; 0 is root.
 	Owner uint32
-	// Sockets is the kernel's table of connections.
+	// Sockets looks up the owners of connections.
 	Sockets sockowner.Table
-	// Taken gets a value, if it has room for one, when a request finds that another process has monit's port.
+	// Taken receives a value when a request finds that another process has monit's port. Values are dropped if the
+	// channel is full.
 	Taken chan struct{}
 }
 
-// Daemon controls the monit process itself: through the service manager that runs it.
+// Daemon controls the monit process through the service manager.
 type Daemon interface {
-	// Kill sends SIGKILL to the daemon, and no signal to the processes it started.
+	// Kill sends SIGKILL to the daemon, but not to the processes that it has started.
 	Kill(ctx context.Context) error
-	// Start makes sure that it runs.
+	// Start makes sure that the daemon is running.
 	Start(ctx context.Context) error
 }
 
-// http makes a client without proxy (the interface is local) that keeps no connection (monit closes each) and does
-// not follow the redirect with which a current monit answers an action.
+// http returns a client without a proxy, because the interface is local. It keeps no connections, since monit closes
+// them, and does not follow the redirect with which current versions answer an action.
 func (c *Client) http() *http.Client {
 	return &http.Client{Transport: &http.Transport{DialContext: c.dial, DisableKeepAlives: true, ResponseHeaderTimeout: actionTimeout},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
-// dial connects to the daemon, and to nothing else: the port is free while monit is down, and any user can take it.
-// Before the connection the listener must not be another user's; after it, it must be the owner's, and the other end of
-// the connection must not be another user's: one could have listened, accepted, and left the port to monit in between.
-// The other end alone tells nothing: a connection that has not been accepted has no owner.
+// dial connects only to the daemon, because any user can take its port while monit is down. Before the connection, the
+// listener must not belong to another user. After it, the listener must be the owner's, and the other end of the
+// connection must not belong to another user, who could have accepted the connection and then left the port to monit.
+// The other end alone proves nothing, because a connection that was not accepted yet has no owner.
 func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	listener, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -98,8 +96,8 @@ func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, e
 	return conn, nil
 }
 
-// checkAccepted refuses a connection whose other end belongs to another user. That it is not listed is not a reason: a
-// connection that waits to be accepted may not be yet, and belongs to the listener.
+// checkAccepted fails if another user has accepted the connection. If the owner is unknown, it succeeds: a connection
+// that was not accepted yet may not be listed, and belongs to the listener.
 func (c *Client) checkAccepted(conn net.Conn) error {
 	uid, err := c.Sockets.OtherEnd(conn)
 	if err == nil && uid != c.Owner {
@@ -119,7 +117,7 @@ func (c *Client) checkOwner(listener netip.AddrPort) error {
 	return nil
 }
 
-// statusError is an answer other than success, with its reason.
+// statusError is a failed answer with its reason.
 type statusError struct {
 	code   int
 	reason string
@@ -133,10 +131,10 @@ func (e statusError) Error() string {
 	return text
 }
 
-// Status reads the state of the services of the deployment's jobs, in one attempt.
+// Status returns the state of the services of the deployment's jobs. It makes one attempt.
 func (c *Client) Status(ctx context.Context) (Status, error) { return c.StatusOf(ctx, group) }
 
-// StatusOf reads the state of the services of a group, or of all if it is empty.
+// StatusOf returns the state of the services of a group, or of all if group is "".
 func (c *Client) StatusOf(ctx context.Context, group string) (Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
@@ -151,7 +149,7 @@ func (c *Client) StatusOf(ctx context.Context, group string) (Status, error) {
 	return status, nil
 }
 
-// Text is the status for people: of all details, or the summary.
+// Text returns the status as text: the summary, or all details.
 func (c *Client) Text(ctx context.Context, summary bool) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, actionTimeout)
 	defer cancel()
@@ -166,23 +164,23 @@ func (c *Client) Text(ctx context.Context, summary bool) (string, error) {
 	return colors.ReplaceAllString(string(body), ""), nil
 }
 
-// colors are those of a terminal, which current versions of monit always write.
+// colors matches terminal colors, which current versions of monit always write.
 var colors = regexp.MustCompile("\x1b\\[[0-9;]*m")
 
-// Start asks monit to start a service, and what it depends on. It does not wait for it.
+// Start asks monit to start a service and those on which it depends, without waiting.
 func (c *Client) Start(ctx context.Context, service string) error {
 	return c.act(ctx, "start", service)
 }
 
-// Stop asks monit to stop a service. It does not wait for it.
+// Stop asks monit to stop a service, without waiting.
 func (c *Client) Stop(ctx context.Context, service string) error { return c.act(ctx, "stop", service) }
 
-// Unmonitor stops monit from acting on a service, whatever its state.
+// Unmonitor makes monit ignore a service, whatever its state.
 func (c *Client) Unmonitor(ctx context.Context, service string) error {
 	return c.act(ctx, "unmonitor", service)
 }
 
-// act repeats an action until monit takes it.
+// act repeats an action until monit accepts it.
 func (c *Client) act(ctx context.Context, action, service string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, stopBudget, fmt.Errorf("timed out after %v", stopBudget))
 	defer cancel()
@@ -200,15 +198,15 @@ func (c *Client) act(ctx context.Context, action, service string) error {
 	return nil
 }
 
-// waits reports whether an action has to wait for another one that is pending, for as long as a stop may take: the
-// other one may be a start with minutes of time.
+// waits reports whether an action must wait for another one, for as long as a stop may take, since the other one may be
+// a start that takes minutes.
 func waits(action string, err error) bool {
 	status, is := errors.AsType[statusError](err)
 	return is && status.code == http.StatusServiceUnavailable && (action == "stop" || action == "unmonitor")
 }
 
-// lasting marks the error of an action that is not to be tried again. Unknown service, wrong password: that does not
-// help.
+// lasting marks an error as final if a retry would not help, as for an unknown service or a wrong password, or if the
+// time is over.
 func lasting(err error, tried time.Duration) error {
 	switch status, is := errors.AsType[statusError](err); {
 	case is && status.code < 500:
@@ -219,7 +217,7 @@ func lasting(err error, tried time.Duration) error {
 	return err
 }
 
-// Act asks monit once for an action on a service. It does not wait for it.
+// Act asks monit for an action on a service, once and without waiting.
 func (c *Client) Act(ctx context.Context, action, service string) error {
 	ctx, cancel := context.WithTimeout(ctx, actionTimeout)
 	defer cancel()
@@ -272,14 +270,14 @@ func (c *Client) do(ctx context.Context, method, path string, form url.Values) (
 	return answer, nil
 }
 
-// reason extracts monit's explanation of an error from its page: the text after the heading.
+// reason extracts the reason from monit's error page: the text after the heading.
 func reason(answer []byte) string {
 	_, text, _ := strings.Cut(string(answer), "</h2>")
 	text, _, _ = strings.Cut(text, "<")
 	return oneline.Of(html.UnescapeString(strings.TrimSpace(text)))
 }
 
-// withoutURL drops method and address from an error of net/http; the caller names the action.
+// withoutURL removes method and URL from an error of net/http, since the caller names the action.
 func withoutURL(err error) error {
 	var u *url.Error
 	if errors.As(err, &u) {
@@ -306,16 +304,15 @@ func newToken() string {
 	return hex.EncodeToString(b[:])
 }
 
-// Limits of a reload. Each round kills monit again, so a round is long enough for a slow machine to start it; upstream's
-// has 10 seconds.
+// Limits of a reload. Each round kills monit, so a round is long enough for a slow machine to start it; upstream's has
+// 10 seconds.
 const (
 	reloadRounds = 3
 	reloadWait   = 30 * time.Second
 )
 
-// Reload makes monit read its files again, by restarting it: its own reload waits for whatever
-// it is doing. It returns when a monit of another incarnation answers. Processes that monit
-// supervises are not touched.
+// Reload restarts monit, so that it reads its files again. monit's own reload waits for whatever it is doing. Reload
+// returns when the new monit answers. The supervised processes are not affected.
 func (c *Client) Reload(ctx context.Context) error {
 	before, err := c.Status(ctx)
 	if err != nil {
@@ -349,7 +346,7 @@ func (c *Client) restart(ctx context.Context, before int64) error {
 	return c.start(ctx, before, c.Daemon.Kill(ctx))
 }
 
-// start starts a monit that was killed, and returns when one of another incarnation answers.
+// start starts monit after it was killed, and returns when the new monit answers.
 func (c *Client) start(ctx context.Context, before int64, killed error) error {
 	if err := c.Daemon.Start(ctx); err != nil {
 		return errors.Join(err, killed)

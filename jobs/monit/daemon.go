@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Unit is the monit daemon as a service of the machine's service manager: systemd or runit.
+// Unit controls the monit daemon through the service manager: systemd or runit.
 type Unit struct {
 	Services interface {
 		Kill(ctx context.Context, name string, signal syscall.Signal) error
@@ -16,9 +16,9 @@ type Unit struct {
 	Name string // "monit"
 }
 
-// Kill ends the main process only. monit handles SIGTERM only after what it is waiting for, which
-// can be a start program's timeout.
+// Kill kills the main process only. On SIGTERM monit would first finish what it is waiting for, which can take as long
+// as a start program.
 func (u Unit) Kill(ctx context.Context) error { return u.Services.Kill(ctx, u.Name, unix.SIGKILL) }
 
-// Start makes sure that the daemon runs.
+// Start makes sure that the daemon is running.
 func (u Unit) Start(ctx context.Context) error { return u.Services.Start(ctx, u.Name) }

@@ -14,22 +14,22 @@ import (
 	"cambium/internal/atomicfile"
 )
 
-// DropIn decides which program runs inside monit's unit: monit, or the agent's own supervisor. It lives below /run,
-// so that a boot without this agent finds the unit as the stemcell has it.
+// DropIn decides which program monit's unit runs: monit, or the agent's own supervisor. It is below /run, so that after
+// a boot without this agent the unit is as in the stemcell.
 type DropIn struct {
 	Path string
-	// Content is empty where monit is to run.
+	// Content is empty if monit must run.
 	Content []byte
-	// Link is the program that the unit starts: a link to Agent. Releases look for a process with the name monit.
+	// Link is the program of the unit, a link to Agent. Releases look for a process named monit.
 	Link, Agent string
-	// Reload has the service manager read its units again.
+	// Reload makes the service manager read its units again.
 	Reload func(ctx context.Context) error
-	// Before is given, before the program inside a running unit is replaced, the services and whether they are
-	// monitored. If it is nil, the new program is told afterwards.
+	// Before is called with the services, and whether they are monitored, before the program of a running unit is
+	// replaced. If it is nil, the new program is told afterwards.
 	Before func(monitored map[string]bool) error
 }
 
-// SupervisorUnit is the drop-in for the agent's own supervisor, which link starts.
+// SupervisorUnit returns the drop-in that starts the agent's own supervisor through link.
 func SupervisorUnit(link string) []byte {
 	return fmt.Appendf(nil, `# The agent runs with -M systemd: its supervisor takes the place of monit until the next boot.
 [Service]
@@ -41,7 +41,7 @@ OOMPolicy=continue
 `, link)
 }
 
-// differs reports whether the drop-in is not as wanted.
+// differs reports whether the drop-in must be changed.
 func (d DropIn) differs() (bool, error) {
 	if d.Path == "" {
 		return false, nil
@@ -53,7 +53,7 @@ func (d DropIn) differs() (bool, error) {
 	return !bytes.Equal(have, d.Content), nil
 }
 
-// change returns the change that brings the drop-in into the wanted state.
+// change returns the change that apply would make.
 func (d DropIn) change() Change {
 	if len(d.Content) == 0 {
 		return Change{Op: OpRemoveFile, Path: d.Path}
@@ -61,7 +61,7 @@ func (d DropIn) change() Change {
 	return Change{Op: OpWriteUnit, Path: d.Path}
 }
 
-// apply makes it as wanted.
+// apply writes or removes the drop-in.
 func (d DropIn) apply(ctx context.Context) error {
 	err := os.Remove(d.Link)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -89,8 +89,8 @@ func (d DropIn) apply(ctx context.Context) error {
 	return nil
 }
 
-// before passes on what the running program knows, and returns the services that it does not monitor, and whether their
-// processes run. A program that does not answer cannot tell.
+// before passes the state of the services to Before. Without Before, it returns the services that are not monitored,
+// and whether their processes run. If the running program does not answer, it returns nothing.
 func (d DropIn) before(ctx context.Context, c *Client) (unmonitored map[string]bool, err error) {
 	status, err := c.StatusOf(ctx, "")
 	if err != nil {
@@ -108,8 +108,8 @@ func (d DropIn) before(ctx context.Context, c *Client) (unmonitored map[string]b
 	return nil, d.Before(monitored)
 }
 
-// after tells monit, which has a state file of the time before, what it is not to monitor. It may have started what did
-// not run.
+// after restores the services that must not be monitored, because monit has read an old state file, and may have
+// started some of them.
 func (d DropIn) after(ctx context.Context, c *Client, unmonitored map[string]bool) error {
 	for _, name := range slices.Sorted(maps.Keys(unmonitored)) {
 		tell := c.Stop

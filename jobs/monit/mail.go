@@ -5,19 +5,19 @@ import (
 	"time"
 )
 
-// Alert is one mail of monit.
+// Alert is an alert mail from monit.
 type Alert struct {
 	ID          string
 	Service     string
 	Event       string
 	Action      string
 	Description string
-	// Date is zero when the mail had none that could be read.
+	// Date is zero if the mail has no valid date.
 	Date time.Time
 }
 
-// ParseAlert reads the lines that a stemcell's monit is configured to send. The last line of
-// each kind counts, as a message could contain one too. A mail without any is not an alert.
+// ParseAlert parses a mail in the format that a stemcell configures. If a line occurs several times, the last one
+// counts, because a message could contain one. It returns false for a mail without such lines.
 func ParseAlert(mail string) (Alert, bool) {
 	var a Alert
 	for line := range strings.Lines(mail) {
@@ -44,8 +44,7 @@ func ParseAlert(mail string) (Alert, bool) {
 	return a, a.Service != "" || a.Event != ""
 }
 
-// parseDate accepts what monit writes: a numeric zone, or none (a current monit), which means the
-// machine's own.
+// parseDate parses a date of monit. Current versions write no zone, which means the local one.
 func parseDate(text string) time.Time {
 	for _, layout := range []string{"Mon, 2 Jan 2006 15:04:05 -0700", "Mon, 2 Jan 2006 15:04:05", time.RFC1123} {
 		if t, err := time.ParseInLocation(layout, text, time.Local); err == nil {
@@ -55,7 +54,7 @@ func parseDate(text string) time.Time {
 	return time.Time{}
 }
 
-// Severities of the Health Monitor. Ignored is for events that say that all is well.
+// Severities of the Health Monitor. SeverityIgnored is for events that report no problem.
 const (
 	SeverityIgnored  = -1
 	SeverityAlert    = 1
@@ -88,8 +87,7 @@ var severities = map[string]int{
 	"timestamp changed": SeverityWarning, "uid changed": SeverityWarning,
 }
 
-// Severity grades the event. What is not known is critical: it may be new, and it was worth a
-// mail.
+// Severity returns the severity of the event. An unknown event is critical, because monit sent a mail about it.
 func (a Alert) Severity() int {
 	event := strings.ToLower(strings.TrimSpace(a.Event))
 	if s, ok := severities[event]; ok {
@@ -101,10 +99,10 @@ func (a Alert) Severity() int {
 	return SeverityCritical
 }
 
-// Missing reports whether the alert reports that a process is not there.
+// Missing reports whether the alert reports a missing process.
 func (a Alert) Missing() bool { return strings.EqualFold(strings.TrimSpace(a.Event), "does not exist") }
 
-// Title is the first line of the alert; ips, which should be sorted, tell where it happened.
+// Title returns the title of the alert. ips, which should be sorted, say where it happened.
 func (a Alert) Title(ips []string) string {
 	where := a.Service
 	if len(ips) > 0 {

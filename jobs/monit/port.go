@@ -14,18 +14,18 @@ import (
 	"cambium/internal/sockowner"
 )
 
-// Port gives monit its port back. Any user can take it while monit is down; monit then runs without its interface, and
-// does not try again.
+// Port restores monit's port. Any user can take it while monit is down. monit then runs without its interface and does
+// not try again.
 type Port struct {
 	*Client
 	Log *logrus.Entry
-	// Held is called with who has the port, and with nil once nobody has it in monit's place. Alert is called with the
-	// first of them only.
+	// Held is called with an error that names the process that has the port, and with nil when the port is restored.
+	// Alert is called only with the first error.
 	Held, Alert func(error)
 }
 
-// Run waits until a request finds the port taken, then for the end of that, and restarts monit. It ends with ctx.
-// No process but monit's is signaled.
+// Run waits until a request finds that the port is taken, then until it is free, and restarts monit. It ends with ctx.
+// It signals no process except monit.
 func (p Port) Run(ctx context.Context) error {
 	at, err := url.Parse(p.URL)
 	if err != nil {
@@ -47,7 +47,7 @@ func (p Port) Run(ctx context.Context) error {
 	}
 }
 
-// regain returns when monit answers, or nobody has its port.
+// regain waits until no other process has the port, and then restarts monit unless it answers.
 func (p Port) regain(ctx context.Context, address netip.AddrPort) error {
 	closed, err := sockowner.WatchClosed(address.Port())
 	wait := func() error { return retry.Sleep(ctx, portPause) } // a kernel without such events
@@ -76,7 +76,7 @@ func (p Port) regain(ctx context.Context, address netip.AddrPort) error {
 	}
 }
 
-// takeBack restarts a monit that has started without its port.
+// takeBack restarts monit if it does not answer, because it has started without its port.
 func (p Port) takeBack(ctx context.Context) error {
 	if _, err := p.Status(ctx); err == nil {
 		return nil
@@ -90,7 +90,7 @@ func (p Port) takeBack(ctx context.Context) error {
 	return p.start(ctx, 0, nil)
 }
 
-// holder is an error that names who has monit's port in its place; nil if nobody has.
+// holder returns an error that names the process that has monit's port, or nil if no other process has it.
 func (c *Client) holder(address netip.AddrPort) error {
 	uid, err := c.Sockets.Listener(address)
 	if err == nil && uid == c.Owner {
@@ -109,11 +109,11 @@ func (c *Client) holder(address netip.AddrPort) error {
 	return fmt.Errorf("%s has monit's port %s: end it, and monit is restarted", text, address)
 }
 
-// nobody owns no socket.
+// nobody is the uid of no socket.
 const nobody = ^uint32(0)
 
-// Stranger describes the process that has the port of a monit that does not answer, if it is neither monit nor the
-// agent's own supervisor; empty if none is known. It may be root's, whose processes a request cannot tell apart.
+// Stranger describes the process that has the port of a monit that does not answer, or "" if it is unknown, monit, or
+// the agent's own supervisor. It also finds a process of root, which a request cannot distinguish from monit.
 func (c *Client) Stranger() string {
 	at, err := url.Parse(c.URL)
 	if err != nil {
@@ -130,7 +130,8 @@ func (c *Client) Stranger() string {
 	return fmt.Sprintf("%s has its port %s", h, address)
 }
 
-// named names in an error who has monit's port, and wakes Port. If nobody has it in monit's place, the error stays.
+// named returns an error that names the process with monit's port, and notifies Port. If no other process has the port,
+// it returns err.
 func (c *Client) named(address netip.AddrPort, err error) error {
 	held := c.holder(address)
 	if held == nil {

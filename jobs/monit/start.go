@@ -13,24 +13,24 @@ import (
 	"cambium/internal/vcap"
 )
 
-// UnitName is the service that runs monit on every stemcell.
+// UnitName is the name of monit's service on all stemcells.
 const UnitName = "monit"
 
-// account is the content of monit.user. It is the same on every machine, because releases rely on
-// it: the galera-agent of pxc-release has this password built in. It protects nothing; the
-// firewall decides which processes reach monit.
+// account is the content of monit.user. It is the same on every machine, because releases rely on it: the galera-agent
+// of pxc-release has this password built in. It does not protect monit; the firewall decides which processes can reach
+// it.
 const account = "vcap:random-password"
 
-// Services are the calls to the service manager that starting monit needs besides those of Unit.
+// Services has the calls to the service manager that are needed to start monit, in addition to those of Unit.
 type Services interface {
-	// Setup makes the service known to a service manager that does not know it by itself.
+	// Setup registers the service, if the service manager does not know it.
 	Setup(ctx context.Context, name string) error
 	Running(ctx context.Context, name string) bool
-	// Started logs the start of a service that runs already: stemcell tests look for the line.
+	// Started logs the start of a service that is already running. Stemcell tests search for that message.
 	Started(name string)
 }
 
-// Op is a kind of change.
+// Op is the kind of a change.
 type Op string
 
 // The kinds of change.
@@ -42,7 +42,7 @@ const (
 	OpRestart      Op = "restart"
 )
 
-// Change is one step from a machine without monit to one where it runs.
+// Change is a step to a machine with a running monit.
 type Change struct {
 	Op   Op     `json:"op"`
 	Path string `json:"path,omitempty"`
@@ -59,7 +59,7 @@ func (c Change) String() string {
 	return string(c.Op) + " " + UnitName
 }
 
-// Runs reports that the change starts the daemon.
+// Runs reports whether the change starts the daemon.
 func (c Change) Runs() bool { return c.Op == OpStart || c.Op == OpRestart }
 
 // Starter starts monit at boot.
@@ -67,17 +67,17 @@ type Starter struct {
 	Dirs     vcap.Dirs
 	Client   *Client
 	Services Services
-	// Program decides which supervisor runs inside the unit.
+	// Program decides which program the unit runs.
 	Program DropIn
-	// FilesOfStopped are the monit files of jobs that stay stopped; KeepStopped removes them before
-	// monit reads them, and returns those removed.
+	// FilesOfStopped returns the monit files of jobs that must stay stopped. KeepStopped removes them before monit
+	// reads them, and returns their paths.
 	FilesOfStopped, KeepStopped func(ctx context.Context) ([]string, error)
-	// AfterStart, if set, is called when monit was not running and has been started. It gets the time of the last
-	// write to monit's state file before that, and must not block.
+	// AfterStart, if set, is called after monit was started. stateWritten is when monit's state file was last written
+	// before. It must not block.
 	AfterStart func(stateWritten time.Time)
 }
 
-// Plan returns what Start would change. It only reads.
+// Plan returns the changes that Start would make.
 func (s Starter) Plan(ctx context.Context) (changes []Change, err error) {
 	known, err := accountKnown(s.Dirs)
 	if err != nil {
@@ -109,9 +109,8 @@ func (s Starter) Plan(ctx context.Context) (changes []Change, err error) {
 	return changes, nil
 }
 
-// Start writes monit's account, keeps jobs stopped that were stopped, and makes sure that a daemon
-// runs that knows the account. It returns what it changed: nothing if only the agent has been
-// started again.
+// Start writes monit's account, keeps stopped jobs stopped, and makes sure that a daemon with the account is running.
+// It returns the changes, of which there are none if only the agent was restarted.
 func (s Starter) Start(ctx context.Context) (made []Change, err error) {
 	running := make(chan bool, 1)
 	go func() { running <- s.Services.Running(ctx, UnitName) }() // systemd takes as long as the disk
@@ -173,7 +172,7 @@ func (s Starter) Start(ctx context.Context) (made []Change, err error) {
 	return made, nil
 }
 
-// accountKnown reports whether monit.user holds the account.
+// accountKnown reports whether monit.user has the account.
 func accountKnown(dirs vcap.Dirs) (bool, error) {
 	have, err := os.ReadFile(dirs.MonitUser())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -182,8 +181,8 @@ func accountKnown(dirs vcap.Dirs) (bool, error) {
 	return bytes.Equal(have, []byte(account)), nil
 }
 
-// writeAccount makes sure that monit.user holds the account, and reports whether it had to write
-// it. Earlier versions of the agent gave each machine a password of its own; it is replaced.
+// writeAccount writes the account to monit.user, unless it is there, and reports whether it has written. Earlier
+// versions of the agent gave each machine its own password, which is replaced.
 func writeAccount(dirs vcap.Dirs) (written bool, err error) {
 	known, err := accountKnown(dirs)
 	if err != nil {

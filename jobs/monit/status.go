@@ -10,33 +10,33 @@ import (
 	"time"
 )
 
-// group is the service group that belongs to the jobs of a deployment.
+// group is the service group of a deployment's jobs.
 const group = "vcap"
 
-// Status is a parsed status report of monit.
+// Status is monit's status report.
 type Status struct {
 	Incarnation int64
 	Version     string
-	// Services are those that were asked for, in monit's order.
+	// Services lists the services that were requested, in monit's order.
 	Services []Service
 }
 
-// Service is one supervised process.
+// Service is a supervised process.
 type Service struct {
 	Name string
 	// State is "running", "starting", "failing" or "unknown" (not monitored).
 	State     string
 	Monitored bool
 	Pending   bool
-	// Fault is monit's message about a failed action, from those versions that give one.
+	// Fault is monit's message about a failed action. Not all versions report it.
 	Fault         string
 	UptimeSeconds int
 	MemoryKB      int
 	MemoryPercent float64
 	CPUPercent    float64
-	PID           int // 0 while it does not run
-	// These are given by the agent's own supervisor: how often it restarted the process after its end, and when and
-	// why the last one was.
+	PID           int // 0 if it is not running
+	// Only the agent's own supervisor reports these: how often it restarted the process, and when and why the process
+	// last ended.
 	Restarts  *int
 	Ended     *time.Time
 	EndReason string
@@ -70,7 +70,7 @@ type serviceXML struct {
 	Pending int    `xml:"pendingaction"`
 	Uptime  int    `xml:"uptime"`
 	PID     int    `xml:"pid"`
-	// These three are not monit's.
+	// These three are not from monit.
 	Restarts  *int   `xml:"restarts"`
 	Ended     *int64 `xml:"ended"`
 	EndReason string `xml:"end_reason"`
@@ -133,8 +133,7 @@ func (x serviceXML) service() Service {
 	return s
 }
 
-// number replaces what JSON cannot say: monit prints "nan" when it divides by what it does not
-// know yet.
+// number replaces values that JSON cannot represent. monit prints "nan" for unknown values.
 func number(f float64) float64 {
 	if math.IsNaN(f) || math.IsInf(f, 0) {
 		return 0
@@ -142,7 +141,7 @@ func number(f float64) float64 {
 	return f
 }
 
-// latin1 serves the one encoding that monit declares.
+// latin1 decodes the encoding that monit declares.
 func latin1(charset string, input io.Reader) (io.Reader, error) {
 	switch strings.ToLower(charset) {
 	case "iso-8859-1", "latin1", "us-ascii", "utf-8":

@@ -14,14 +14,14 @@ import (
 	"cambium/supervisor/monitfile"
 )
 
-// stopBudget bounds how long StopAll waits for all services together. A Director stops asking after five minutes and
-// takes the stop for done, so an error must reach it before that.
+// stopBudget bounds how long StopAll waits for all services. A Director stops polling after five minutes and then takes
+// the stop for done, so an error must reach it before.
 const stopBudget = 5*time.Minute - 5*time.Second
 
 var errBudget = errors.New("the time for stopping is over")
 
-// StopAll stops every service. With wait it first lets pending actions end and then returns only when nothing is
-// monitored or pending any more and the processes that ran have ended, for at most the budget.
+// StopAll stops all services. If wait is true, it first waits for pending actions, and returns when no service is
+// monitored or pending any more and all processes that were running have ended, or when the budget is over.
 func (s Supervisor) StopAll(ctx context.Context, wait bool) error {
 	if !wait {
 		return s.stopEach(ctx)
@@ -44,7 +44,7 @@ func (s Supervisor) StopAll(ctx context.Context, wait bool) error {
 	return fmt.Errorf("Timed out waiting for services '%s' to stop after %v: %w", strings.Join(waiting, ", "), budget, err)
 }
 
-// stopAndWait stops every service, and returns those that it was waiting for if ctx ends.
+// stopAndWait stops all services. If ctx ends first, it returns those that have not stopped.
 func (s Supervisor) stopAndWait(ctx context.Context, seen *sightings) (waiting []string, err error) {
 	waiting, err = s.until(ctx, func(services []Service) (pending []string, _ error) {
 		for _, v := range services {
@@ -80,9 +80,9 @@ func (s Supervisor) stopAndWait(ctx context.Context, seen *sightings) (waiting [
 	})
 }
 
-// until polls the services until none is unfinished, and returns those that are if ctx ends: monit has no
-// notifications. A monit that does not answer for as long as an action may take is an error, and not a timeout, which
-// the Director takes for a stop: nobody knows what runs.
+// until polls the services until unfinished returns none. If ctx ends first, it returns the unfinished ones. It fails
+// if monit does not answer for as long as an action may take. That must not look like a timeout, which a Director takes
+// for a successful stop, because it is unknown what is running.
 func (s Supervisor) until(ctx context.Context, unfinished func([]Service) ([]string, error)) (waiting []string, err error) {
 	for {
 		status, err := s.statusWithRetry(ctx)
@@ -100,7 +100,7 @@ func (s Supervisor) until(ctx context.Context, unfinished func([]Service) ([]str
 	}
 }
 
-// stopEach asks monit to stop every service.
+// stopEach asks monit to stop each service.
 func (s Supervisor) stopEach(ctx context.Context) error {
 	status, err := s.statusWithRetry(ctx)
 	if err != nil {
@@ -120,9 +120,9 @@ func (s Supervisor) stopEach(ctx context.Context) error {
 	return nil
 }
 
-// resume makes monit supervise again what a drain left unmonitored and is about to be stopped. monit then also
-// supervises what such a service depends on, and starts it if it does not run: so nothing must be stopped before. A
-// service whose process has ended by itself, as a drain may do, is skipped: monit would start it only to stop it.
+// resume makes monit supervise services again that a drain has left unmonitored, so that they can be stopped. monit
+// then also supervises the services on which these depend, and starts them if they do not run, so nothing may be
+// stopped before. It skips services whose process has ended, as a drain may cause, because monit would start them.
 func (s Supervisor) resume(ctx context.Context, services []Service) error {
 	var resumed []string
 	checks := s.checks()
@@ -155,22 +155,22 @@ func (s Supervisor) resume(ctx context.Context, services []Service) error {
 	})
 }
 
-// sightings are the processes that services had before a stop: monit's word that it has stopped a service says nothing
-// about its process.
+// sightings has the processes of the services before a stop. monit's report that a service is stopped does not mean
+// that its process has ended.
 type sightings struct {
 	checks map[string]monitfile.Check
 	all    []sighting
 }
 
-// sighting is one process. The kernel reports the end of this very process, whatever has its pid later.
+// sighting is a watched process. It cannot be confused with another one that has the same pid later.
 type sighting struct {
 	service string
 	watch   *pidfile.Watch
 	ended   chan struct{}
 }
 
-// addProcess adds the process of a service, if it has a stop program: without one it is nobody's to stop. Init is not a
-// job's process: jobs that have none write its pid.
+// addProcess watches the process of a service with a stop program. It ignores pid 1, which jobs without a process write
+// to their pid files.
 func (s *sightings) addProcess(v Service) {
 	check, known := s.checks[v.Name]
 	if !known || check.Stop == nil {
@@ -199,7 +199,7 @@ func (s sighting) over() bool {
 	}
 }
 
-// left are the processes that still run.
+// left lists the processes that are still running.
 func (s *sightings) left() (processes []string) {
 	for _, v := range s.all {
 		if !v.over() {

@@ -11,7 +11,7 @@ import (
 	"cambium/internal/vcap"
 )
 
-// Process is a service as get_state shows it.
+// Process is a service in the format of get_state.
 type Process struct {
 	Name   string `json:"name"`
 	State  string `json:"state"`
@@ -27,20 +27,19 @@ type Process struct {
 	} `json:"cpu"`
 }
 
-// Supervisor handles all services of the group at once.
+// Supervisor controls all services of the group.
 type Supervisor struct {
 	*Client
-	// StopBudget replaces the constant of that name when it is set.
+	// StopBudget replaces stopBudget, if it is set.
 	StopBudget time.Duration
 	// Poll is the interval at which stopping services are polled; half a second if zero.
 	Poll time.Duration
 }
 
-// StartAll starts every service.
+// StartAll starts all services.
 func (s Supervisor) StartAll(ctx context.Context) error { return s.each(ctx, s.Start) }
 
-// StartUnmonitored starts the services that are not supervised, and waits for a monit that has just been
-// started.
+// StartUnmonitored starts the services that are not supervised. It waits until a newly started monit answers.
 func (s Supervisor) StartUnmonitored(ctx context.Context) (started []string, err error) {
 	status, err := s.statusWithRetry(ctx)
 	if err != nil {
@@ -58,8 +57,8 @@ func (s Supervisor) StartUnmonitored(ctx context.Context) (started []string, err
 	return started, nil
 }
 
-// stateWritten returns the time at which monit last wrote its state file, below the system root or the base directory,
-// or the zero time if there is no such file. Call it before monit starts, which writes a new one.
+// stateWritten returns when monit last wrote its state file, which is below the system root or the base directory, or
+// zero if there is none. Call it before monit starts, which writes a new file.
 func stateWritten(root string, dirs vcap.Dirs) (last time.Time) {
 	// The stemcell's monitrc names one, monit's own default is in root's home.
 	own := []string{filepath.Join(root, "root/.monit.state"), filepath.Join(root, ".monit.state")}
@@ -71,7 +70,7 @@ func stateWritten(root string, dirs vcap.Dirs) (last time.Time) {
 	return last
 }
 
-// UnmonitorAll stops the supervision of every service.
+// UnmonitorAll ends the supervision of all services.
 func (s Supervisor) UnmonitorAll(ctx context.Context) error { return s.each(ctx, s.Unmonitor) }
 
 func (s Supervisor) each(ctx context.Context, act func(context.Context, string) error) error {
@@ -87,8 +86,8 @@ func (s Supervisor) each(ctx context.Context, act func(context.Context, string) 
 	return nil
 }
 
-// statusWithRetry retries Status for as long as an action may take: after a boot or a reload monit
-// does not answer at once.
+// statusWithRetry repeats Status for as long as an action may take, because monit does not answer at once after a boot
+// or a reload.
 func (s Supervisor) statusWithRetry(ctx context.Context) (status Status, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, actionBudget, fmt.Errorf("no answer within %v", actionBudget))
 	defer cancel()
@@ -99,8 +98,8 @@ func (s Supervisor) statusWithRetry(ctx context.Context) (status Status, err err
 	return status, err
 }
 
-// State is the state of all services together, without regard to the marker of a stopped
-// instance. A monit that does not answer at once means unknown.
+// State returns the state of all services together. It ignores the marker of a stopped instance. If monit does not
+// answer at once, the state is unknown.
 func (s Supervisor) State(ctx context.Context) string {
 	status, err := s.Status(ctx)
 	if err != nil {
@@ -119,7 +118,7 @@ func (s Supervisor) State(ctx context.Context) string {
 	return state
 }
 
-// Processes lists the services as get_state shows them.
+// Processes returns the services in the format of get_state.
 func (s Supervisor) Processes(ctx context.Context) ([]Process, error) {
 	status, err := s.Status(ctx)
 	if err != nil {

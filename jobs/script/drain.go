@@ -17,19 +17,18 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// DrainArgs are the arguments of a drain script and the instance states in its environment.
+// DrainArgs has the arguments of a drain script and the instance states for its environment.
 type DrainArgs struct {
 	JobChange  string // job_shutdown, job_new, job_changed
 	HashChange string // hash_unchanged, hash_new, hash_changed
-	// UpdatedPackages are sorted.
+	// UpdatedPackages is sorted.
 	UpdatedPackages []string
-	// PersistentDisk is the size in MiB of the current spec; Next of the new one, where there is
-	// one.
+	// PersistentDisk is the size in MiB in the current spec, and Next the one in the new spec, if there is one.
 	PersistentDisk     int
 	NextPersistentDisk *int
 }
 
-// followUp are the arguments of further calls of a dynamic drain.
+// followUp returns the arguments of further calls of a dynamic drain.
 func (a DrainArgs) followUp() DrainArgs {
 	return DrainArgs{JobChange: "job_check_status", HashChange: "hash_unchanged", PersistentDisk: a.PersistentDisk}
 }
@@ -50,16 +49,15 @@ func diskState(size int) string {
 	return string(data)
 }
 
-// maxDrainOutput bounds what is read of a drain script, which should print one number;
-// maxDrainError what an error quotes of the rest.
+// maxDrainOutput bounds what is read of a drain script's output, which should be one number. maxDrainError bounds what
+// an error quotes.
 const (
 	maxDrainOutput = 64 << 10
 	maxDrainError  = 1 << 10
 )
 
-// Drain runs the drain scripts of all jobs that have one, at the same time, each until it says
-// that it is done. When ctx ends, every script's process group is ended too before Drain
-// returns, and none is started again.
+// Drain runs the drain scripts of all jobs at the same time, until each reports that it is done. If ctx ends, Drain
+// ends the process groups of the scripts before it returns, and starts no script again.
 func (r Runner) Drain(ctx context.Context, jobs []string, args DrainArgs) error {
 	faults := make([]error, len(jobs))
 	var running sync.WaitGroup
@@ -79,7 +77,8 @@ func (r Runner) Drain(ctx context.Context, jobs []string, args DrainArgs) error 
 	return errors.Join(faults...)
 }
 
-// drain follows the protocol: a number of seconds to wait, negative to be asked again.
+// drain implements the protocol: a script prints the number of seconds to wait. If that is negative, it is called
+// again.
 func (r Runner) drain(ctx context.Context, job string, args DrainArgs) error {
 	for {
 		wait, err := r.drainOnce(ctx, job, args)

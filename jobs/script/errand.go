@@ -13,21 +13,20 @@ import (
 	"cambium/internal/tempfile"
 )
 
-// maxErrandOutput bounds the answered part of each output stream of an errand, in bytes as encoded. Both together fit
-// the message size of a NATS server, so that an errand with long output still has a result. Of a longer stream the
-// first quarter and the end are kept.
+// maxErrandOutput bounds the returned part of each output stream, in encoded bytes. Both together fit into a message of
+// a NATS server, so that an errand with long output still has a result. Of a longer stream, the first quarter and the
+// end are kept.
 const maxErrandOutput = 448 << 10
 
-// Outcome is the answer to run_errand.
+// Outcome is the result of run_errand.
 type Outcome struct {
 	Stdout   string `json:"stdout"`
 	Stderr   string `json:"stderr"`
 	ExitCode int    `json:"exit_code"`
 }
 
-// Errand runs a job's "run" script and returns what it said. A status other than 0 is an
-// outcome, not an error. When ctx ends, the script's process group is ended and the outcome
-// tells by which signal.
+// Errand runs a job's "run" script and returns its output. A status other than 0 is not an error. If ctx ends, the
+// script's process group is ended, and the outcome has the signal.
 func (r Runner) Errand(ctx context.Context, job string) (Outcome, error) {
 	if err := checkName(job); err != nil {
 		return Outcome{}, err
@@ -60,7 +59,7 @@ func (r Runner) Errand(ctx context.Context, job string) (Outcome, error) {
 	return outcome, nil
 }
 
-// excerpt returns the content of file as text whose JSON encoding has at most max bytes.
+// excerpt returns the content of file, cut so that its JSON encoding has at most max bytes.
 func excerpt(file *os.File, max int) (string, error) {
 	info, err := file.Stat()
 	if err != nil {
@@ -97,7 +96,7 @@ func section(file io.ReaderAt, from, size int64) (string, error) {
 	return b.String(), nil
 }
 
-// encodedLen returns the number of bytes that a text takes between the quotes of a JSON string.
+// encodedLen returns the length of a text in JSON, without the quotes.
 func encodedLen(text string) int {
 	n := 0
 	for i := 0; i < len(text); {
@@ -120,7 +119,7 @@ func encodedRune(r rune, size int) int {
 	return size
 }
 
-// cutEncoded keeps the beginning or the end of text, as much as fits.
+// cutEncoded keeps the beginning or the end of text, so that its encoding has at most max bytes.
 func cutEncoded(text string, max int, beginning bool) string {
 	n := 0
 	if beginning {

@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxLinks bounds the symbolic links on the way to one log; the kernel allows 40.
+// maxLinks bounds the symbolic links in the path of a log; the kernel allows 40.
 const maxLinks = 16
 
-// openLog opens the log at path below base to append to it, and makes it and its directories where they are
-// missing. Every name on the way is opened by itself, without following a link. A link counts if the agent's user
-// made it and it stays below base or is /dev/null: releases move logs to other disks, or silence them. Nothing
-// here waits: without O_NONBLOCK, a FIFO would block until it has a reader.
+// openLog opens the log at path below base for appending. It creates the file and its directories if they do not exist.
+// It opens each name in the path separately and does not follow links of others. It follows a link only if the agent's
+// user owns it, and if the target is below base or /dev/null, since releases move logs to other disks or discard them.
+// O_NONBLOCK prevents it from blocking on a FIFO.
 func openLog(base, path string) (*os.File, error) {
 	for range maxLinks {
 		rel, err := filepath.Rel(base, path)
@@ -37,7 +37,7 @@ func openLog(base, path string) (*os.File, error) {
 	return nil, errors.New("script log: too many links")
 }
 
-// openWithoutLinks returns the file, or where its path leads if there is a link on it.
+// openWithoutLinks returns the open file or, if there is a link in the path, where the path leads.
 func openWithoutLinks(base, rel string) (file *os.File, target string, err error) {
 	dir, err := unix.Open(base, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -89,7 +89,7 @@ func openName(dir int, name string, last bool) (int, error) {
 	return unix.Openat(dir, name, flags, 0)
 }
 
-// readLink reads a link that the agent's user made. Another user could aim it at any file of the machine.
+// readLink reads a link if the agent's user owns it. Another user could point it to any file of the machine.
 func readLink(dir int, name string) (string, error) {
 	fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -116,8 +116,8 @@ func readLink(dir int, name string) (string, error) {
 
 var errNoLog = errors.New("not a regular file")
 
-// checkLog refuses what is not a file of its own: a pipe, a device, or a second name of another file, which a user
-// can make where the kernel does not protect hard links.
+// checkLog fails unless the file is a regular file with one name. A user can create another name for any file if the
+// kernel does not protect hard links.
 func checkLog(file *os.File) (*os.File, error) {
 	var st unix.Stat_t
 	err := unix.Fstat(int(file.Fd()), &st)

@@ -1,6 +1,6 @@
-// Package script runs the scripts of releases: life-cycle scripts, drain scripts and errands. Each runs in a process
-// group of its own, five nice levels below the agent but never above the default, with the agent's environment and a
-// fixed PATH. Output goes straight to files: it needs no memory and survives a restart of the agent.
+// Package script runs the scripts of releases: life-cycle scripts, drain scripts and errands. Each runs in its own
+// process group, five nice levels below the agent but never with a raised priority, with the agent's environment and a
+// fixed PATH. Output is written directly to files, so that it needs no memory and survives a restart of the agent.
 package script
 
 import (
@@ -24,7 +24,7 @@ import (
 // path is the PATH of every script.
 const path = "/usr/sbin:/usr/bin:/sbin:/bin"
 
-// nice is added to the agent's own level, which is high.
+// nice is added to the agent's nice level; the agent runs with a raised priority.
 const nice = 5
 
 // Runner runs the scripts of installed jobs.
@@ -44,9 +44,8 @@ func installed(path string) (bool, error) {
 	return err == nil, err
 }
 
-// environ is the agent's environment with additions, without systemd's variables such as
-// NOTIFY_SOCKET: systemd would take a script that writes to that socket for the agent. Programs can be executed in
-// TMPDIR, unlike in /tmp.
+// environ returns the agent's environment with additions, and without systemd's variables such as NOTIFY_SOCKET: if a
+// script wrote to that socket, systemd would take it for the agent. TMPDIR permits executing programs, unlike /tmp.
 func (r Runner) environ(extra map[string]string) []string {
 	env := []string{"PATH=" + path, "TMPDIR=" + r.Dirs.Tmp()}
 	for _, entry := range os.Environ() {
@@ -61,11 +60,11 @@ func (r Runner) environ(extra map[string]string) []string {
 	return env
 }
 
-// ownVariables of the agent's environment are not for scripts.
+// ownVariables lists variables that are not passed to scripts.
 var ownVariables = []string{"PATH", "TMPDIR", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_FDS",
 	"LISTEN_PID", "LISTEN_FDNAMES"}
 
-// checkName refuses names that are not file names: they come from outside and are joined to paths.
+// checkName fails for names that are not file names. Names come from outside and become parts of paths.
 func checkName(name string) error {
 	if name == "" || strings.HasPrefix(name, ".") || strings.ContainsAny(name, "/\x00") {
 		return fmt.Errorf("script %q: not a valid name", name)
@@ -73,7 +72,7 @@ func checkName(name string) error {
 	return nil
 }
 
-// checkEnv refuses variables that could not be passed on.
+// checkEnv fails for variables that cannot be passed on.
 func checkEnv(env map[string]string) error {
 	for name, value := range env {
 		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {
@@ -83,17 +82,17 @@ func checkEnv(env map[string]string) error {
 	return nil
 }
 
-// Failed is the error of RunAll when scripts failed.
+// Failed is the error of RunAll if scripts have failed.
 type Failed struct {
-	// Logs are the files with the errors of the scripts that failed.
+	// Logs lists the files with the error output of the failed scripts.
 	Logs []string
 	text string
 }
 
 func (f *Failed) Error() string { return f.text }
 
-// RunAll runs the script of that name of all jobs that have one, at the same time. It waits for
-// all of them; the error says which failed.
+// RunAll runs the scripts with that name of all jobs at the same time, and waits for all of them. The error lists those
+// that failed.
 func (r Runner) RunAll(ctx context.Context, jobs []string, name string, env map[string]string) error {
 	if err := errors.Join(checkName(name), checkEnv(env)); err != nil {
 		return err
@@ -159,8 +158,8 @@ func (r Runner) run(ctx context.Context, job, name string, env map[string]string
 
 func (r Runner) logPath(job, name string) string { return filepath.Join(r.Dirs.JobLogs(), job, name) }
 
-// log opens a log of a job's script. The job owns the directory and may have put anything there: what cannot be
-// opened as a log costs the script its log, never its run.
+// log opens a log of a job's script. The job owns the directory and may have put anything there. If a log cannot be
+// opened, the script runs without it.
 func (r Runner) log(job, name string) (*os.File, error) {
 	file, err := openLog(r.Dirs.Base(), r.logPath(job, name))
 	if err == nil {
