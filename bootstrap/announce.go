@@ -21,19 +21,19 @@ import (
 	"cambium/internal/vcap"
 )
 
-// Announcer carries a verdict to journal, consoles, service manager and hypervisor. The bus and the
-// status file have their own ways.
+// Announcer shows a verdict in the journal, on consoles, to the service manager and to the hypervisor. The bus and the
+// status file are not its business.
 type Announcer struct {
-	Root   string // system root, normally "/"
+	Root   string // system root, usually "/"
 	Log    *logrus.Entry
 	Notify func(state string)
-	Port   string // the device of VerdictPort in agent.json, empty if there is none
+	Port   string // device VerdictPort of agent.json; may be empty
 }
 
-// guestinfoKey is the key under which a vSphere operator finds the verdict in the VM's configuration.
+// guestinfoKey is the key in the VM's configuration under which a vSphere operator finds the verdict.
 const guestinfoKey = "guestinfo.cambium.verdict"
 
-// Failed announces a failed boot. Each channel is tried; none may hold up the others for long.
+// Failed announces a failed boot. It tries all channels, and none may delay the others for long.
 func (a Announcer) Failed(ctx context.Context, v engine.Verdict) {
 	line := v.Line()
 	// Test suites and log drains look for ERROR and "App setup" in one line.
@@ -46,18 +46,18 @@ func (a Announcer) Failed(ctx context.Context, v engine.Verdict) {
 	a.guestinfo(ctx, line)
 }
 
-// Ready announces a boot that ended well to the consoles and the port.
+// Ready announces a successful boot on the consoles and the port.
 func (a Announcer) Ready(v engine.Verdict, after time.Duration) {
 	line := fmt.Sprintf("%s after %s", v.State, after.Round(time.Millisecond))
 	a.console("bosh-agent: " + line)
 	a.port(line)
 }
 
-// Waiting tells the console what the boot waits for.
+// Waiting shows on the console what the boot is waiting for.
 func (a Announcer) Waiting(text string) { a.console("bosh-agent: waiting: " + oneline.Of(text)) }
 
-// console writes to the system console and to every other console the kernel uses, which is
-// where a cloud's "serial console" page looks.
+// console writes a line to the system console and to all other consoles of the kernel, one of which is the "serial
+// console" page of a cloud.
 func (a Announcer) console(line string) {
 	targets := []string{"console"}
 	if active, err := os.ReadFile(filepath.Join(a.Root, "sys/class/tty/console/active")); err == nil {
@@ -80,7 +80,7 @@ func (a Announcer) console(line string) {
 	}
 }
 
-// writeLine never waits: a console that is not read can block a writer forever.
+// writeLine writes a line without waiting, because a console that nobody reads can block forever.
 func writeLine(path, line string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -91,7 +91,8 @@ func writeLine(path, line string) error {
 	return errors.Join(err, f.Close())
 }
 
-// port writes the verdict to the device that agent.json names. What is behind it keeps the line when the VM is gone.
+// port writes the verdict to the device that agent.json names. What is connected there keeps the line when the VM is
+// gone.
 func (a Announcer) port(line string) {
 	if a.Port == "" {
 		return
@@ -101,10 +102,10 @@ func (a Announcer) port(line string) {
 	}
 }
 
-// portBytes bounds a line of the port.
+// portBytes bounds the length of a line for the port.
 const portBytes = 1024
 
-// portLine is one line with its end. It is cut between two characters if it is too long.
+// portLine formats a text as one line, cut between two characters if it is too long.
 func portLine(text string) string {
 	line := oneline.Of(strings.ToValidUTF8(text, "?"))
 	for len(line) > portBytes-1 {
@@ -114,7 +115,7 @@ func portLine(text string) string {
 	return line + "\n"
 }
 
-// tryLine appends a line, and does not wait: what is not read at once is lost.
+// tryLine appends a line without waiting. The line is lost if it is not read at once.
 func tryLine(path, line string) error {
 	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_APPEND|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -142,19 +143,18 @@ func (a Announcer) guestinfo(ctx context.Context, line string) {
 	}
 }
 
-// ReadyMarker remembers on disk that this VM has been ready once. It decides how a failure is
-// reported: the deploy that waits for a new VM gets the reason, while later the resurrector
-// only recognizes silence.
+// ReadyMarker records on disk that this VM was ready once. A failure is then reported differently: the deploy that
+// waits for a new VM gets the reason, while later the resurrector only recognizes silence.
 type ReadyMarker struct{ Dirs vcap.Dirs }
 
-// First reports whether agentID has never been ready on this disk. A disk cloned from another
-// VM carries that VM's marker, which does not count.
+// First reports whether agentID was never ready on this disk. The marker of another VM, from which the disk was cloned,
+// does not count.
 func (m ReadyMarker) First(agentID string) bool {
 	have, err := os.ReadFile(m.Dirs.Ready())
 	return err != nil || strings.TrimSpace(string(have)) != agentID
 }
 
-// Set marks agentID as having been ready.
+// Set records that agentID was ready.
 func (m ReadyMarker) Set(agentID string) error {
 	if !m.First(agentID) {
 		return nil
@@ -165,18 +165,18 @@ func (m ReadyMarker) Set(agentID string) error {
 	return atomicfile.Write(m.Dirs.Ready(), []byte(agentID+"\n"), 0o600)
 }
 
-// errBootOnce means that the machine was rebooted although its secrets lived in memory only.
+// errBootOnce means that the machine was rebooted although its secrets were only in memory.
 var errBootOnce = errors.New("this VM kept its settings in memory and has been rebooted; recreate it")
 
-// bootOnceSentinels are the marks of a machine in tmpfs mode. The one on tmpfs comes first: a crash in
-// between must not look like a reboot.
+// bootOnceSentinels returns the paths of the sentinel files of a machine in tmpfs mode. The one on the tmpfs is created
+// first, because a crash between the two must not look like a reboot.
 func bootOnceSentinels(dirs vcap.Dirs) []string {
 	return []string{dirs.CanRestartMark(), dirs.BootOnce()}
 }
 
-// CheckBootOnce refuses a reboot of a machine in tmpfs mode. It comes before any side effect:
-// the sentinel on disk exists only on machines that were in that mode, its twin on the tmpfs
-// only as long as the boot lasts.
+// CheckBootOnce returns an error if a machine in tmpfs mode was rebooted. The sentinel on the disk exists only on
+// machines that were in that mode, and the one on the tmpfs only until a reboot. Call it before any change of the
+// machine.
 func CheckBootOnce(dirs vcap.Dirs) error {
 	onTmpfs, onDisk := bootOnceSentinels(dirs)[0], bootOnceSentinels(dirs)[1]
 	if !atomicfile.Exists(onDisk) || atomicfile.Exists(onTmpfs) {

@@ -6,9 +6,8 @@ import (
 	"time"
 )
 
-// Deferred is work that no step waits for and that would compete for the CPU with what the verdict
-// waits for. It runs after the verdict has been announced, or deferLimit after it was deferred: the
-// verdict may take minutes.
+// Deferred collects work that no step waits for and that would compete for the CPU with the steps for which the verdict
+// waits. The work starts after the verdict was announced, or after deferLimit, because the verdict may take minutes.
 type Deferred struct {
 	// Go runs f in a goroutine until it returns or the agent ends.
 	Go func(f func(context.Context))
@@ -18,7 +17,7 @@ type Deferred struct {
 	timer *time.Timer
 }
 
-// deferLimit is as long as the engine's yieldLimit.
+// deferLimit is the same as the engine's yieldLimit.
 const deferLimit = 5 * time.Second
 
 // UntilVerdict defers f.
@@ -30,7 +29,7 @@ func (d *Deferred) UntilVerdict(f func(context.Context)) {
 	}
 }
 
-// Run starts everything that was deferred.
+// Run starts all deferred work.
 func (d *Deferred) Run() {
 	d.mu.Lock()
 	due := d.work

@@ -7,14 +7,13 @@ import (
 	"cambium/platform/tree"
 )
 
-// hardening are the groups of directories that only harden the machine; needed are those that
-// jobs require.
+// hardening lists the groups of directories that only harden the machine. needed lists those that jobs require.
 var (
 	hardening = []string{tree.SharedMemory, tree.Home}
 	needed    = []string{tree.Log, tree.Opt, tree.Data, tree.Temp, tree.CanRestart, tree.Blobs, tree.Store, tree.SSH, tree.Associations}
 )
 
-// groups are those of the table of directories.
+// groups returns the goal for groups in the table of directories.
 func (m *Machine) groups(names ...string) engine.Goal {
 	options := tree.Options{}
 	if m.Settings != nil {

@@ -36,7 +36,7 @@ func disks[D any](plan, setUp func(context.Context, D) ([]storage.Change, error)
 	}
 }
 
-// adviseAttaching adds what to do about a disk that the settings name and the machine does not have.
+// adviseAttaching adds advice to an error about a disk that is in the settings but not attached.
 func adviseAttaching(err error) error {
 	if errors.Is(err, device.ErrAbsent) || errors.Is(err, device.ErrTimedOut) {
 		return advice.With("attach the disk that the settings name: the CPI has written where it is to be found ('agent settings')", err)
@@ -68,15 +68,16 @@ func (m *Machine) rootDisk(context.Context, engine.Report) ([]engine.Goal, error
 		m.Settings.Effective().Settings.Disks.Ephemeral)}, nil
 }
 
-// persistentDisk also renews the names of associated disks. Without their devices jobs that use them fail by themselves
-// and say so, hence they are optional.
+// persistentDisk mounts the store, and renews the names of associated disks. The names are optional, because jobs
+// report themselves if such a disk is missing.
 func (m *Machine) persistentDisk(_ context.Context, r engine.Report) ([]engine.Goal, error) {
 	names := disks(m.Persistent.PlanAssociate, m.associate, m.Settings.Effective().Associations)
 	names.Optional = true
 	return []engine.Goal{disks(m.planStore, m.setUpStore, r), names}, nil
 }
 
-// associate leaves the names of a machine whose store is still being checked or mounted to storeMounted.
+// associate renews the names of associated disks. While the store is still being checked or mounted, it leaves that to
+// storeMounted.
 func (m *Machine) associate(ctx context.Context, associations []settings.DiskAssociation) ([]storage.Change, error) {
 	if cid, _, _ := m.Persistent.CurrentWork(); cid != "" {
 		return nil, nil
@@ -92,7 +93,7 @@ func (m *Machine) setUpStore(ctx context.Context, r engine.Report) ([]storage.Ch
 	return o.changes, m.judgeStore(ctx, r, o)
 }
 
-// planStore also notes what mount_disk would do with the disks that a boot does not mount.
+// planStore plans mounting the store. It also notes what mount_disk would do with disks that a boot does not mount.
 func (m *Machine) planStore(ctx context.Context, r engine.Report) ([]storage.Change, error) {
 	var o mountOutcome
 	o.changes, o.warning, o.err = m.Persistent.PlanMountLast(ctx)
@@ -112,7 +113,7 @@ func (m *Machine) planStore(ctx context.Context, r engine.Report) ([]storage.Cha
 	return o.changes, nil
 }
 
-// judgeStore withholds the jobs of a machine that is without its store, and refuses disks that nothing accounts for.
+// judgeStore withholds the jobs if the store is not mounted, and returns an error for disks that nothing accounts for.
 func (m *Machine) judgeStore(ctx context.Context, r engine.Report, o mountOutcome) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

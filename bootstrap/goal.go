@@ -15,7 +15,8 @@ import (
 	"cambium/storage/decide"
 )
 
-// goal is a desired state of a domain. expect, unless nil, adds to what a plan observes what earlier steps will leave.
+// goal returns the goal of a domain's desired state. expect, if not nil, changes what a plan observes to what earlier
+// steps will have left.
 func goal[S, D any, C engine.DomainChange](k platform.Kernel[S, D, C], diff platform.Diff[S, D, C], want D,
 	expect func(f *engine.Forecast, have S, want D) S) engine.Goal {
 	return engine.Goal{
@@ -30,7 +31,7 @@ func goal[S, D any, C engine.DomainChange](k platform.Kernel[S, D, C], diff plat
 	}
 }
 
-// foreseen is a domain as earlier steps of a plan leave it.
+// foreseen is a domain in the state that earlier steps of a plan will leave.
 type foreseen[S, D, C any] struct {
 	platform.Kernel[S, D, C]
 	forecast *engine.Forecast
@@ -72,9 +73,9 @@ func (m *Machine) tree(want tree.Desired) engine.Goal {
 	return goal(m.Tree, tree.Diff, want, m.expectTree)
 }
 
-// expectTree corrects what was observed by what will be there once the planned file systems are mounted. What an
-// existing file system carries cannot be seen before that: the agent's own directories are presumed to be as the agent
-// made them.
+// expectTree changes the observed state to what it will be when the planned file systems are mounted. The content of an
+// existing file system is not visible before that, so the agent's own directories are presumed to be as the agent
+// creates them.
 func (m *Machine) expectTree(f *engine.Forecast, have tree.State, want tree.Desired) tree.State {
 	have.Paths = maps.Clone(have.Paths)
 	// These two are made along with the ephemeral disk and with the settings.
@@ -103,8 +104,8 @@ func (m *Machine) expectTree(f *engine.Forecast, have tree.State, want tree.Desi
 	return have
 }
 
-// asMade returns the state in which an earlier boot left an entry that nothing has changed since. Of a mount only the
-// directory is left: the mount ends with the boot that made it.
+// asMade returns the state in which an earlier boot has left an entry. Only the directory of a mount is left, because a
+// mount ends with the boot.
 func asMade(have tree.State, e tree.Entry) tree.Found {
 	found := tree.Found{Exists: true, Type: fs.ModeDir, Mode: e.Mode,
 		UID: have.Users[e.Owner.User], GID: have.Groups[e.Owner.Group]}
@@ -117,8 +118,8 @@ func asMade(have tree.State, e tree.Entry) tree.Found {
 	return found
 }
 
-// hides returns the step whose planned mount will hide what is at path now, the last one if there are several, and
-// whether its file system is new. Otherwise that carries what earlier boots left on it.
+// hides returns the last step with a planned mount that will hide path. empty reports whether the file system is new;
+// if it is not, it has what earlier boots have left on it.
 func hides(f *engine.Forecast, path string) (step string, empty, hidden bool) {
 	formats := ""
 	for _, c := range f.Planned() {
@@ -143,7 +144,7 @@ func hides(f *engine.Forecast, path string) (step string, empty, hidden bool) {
 	return step, empty, hidden
 }
 
-// presuming marks the changes that presume a planned mount.
+// presuming sets After of the changes that presume a planned mount.
 func presuming(f *engine.Forecast, changes []engine.Change) []engine.Change {
 	for i := range changes {
 		var paths []string

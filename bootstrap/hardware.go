@@ -12,18 +12,18 @@ import (
 	"cambium/platform/network/wait"
 )
 
-// Hardware lists the devices whose absence may have failed a boot: names of disks, NICs, and NICs with a carrier.
+// Hardware lists the devices whose absence may have failed a boot: names of disks, of NICs, and of NICs with a carrier.
 type Hardware struct{ Disks, NICs, Carriers []string }
 
 const (
-	// quietPeriod is the time without device events that precedes the retry of a boot: a disk comes as a burst of
+	// quietPeriod is the time without device events before a boot is retried, because a disk appears as a burst of
 	// nodes and links.
 	quietPeriod = 200 * time.Millisecond
 	// quietLimit bounds the wait for a quiet period.
 	quietLimit = 3 * time.Second
 )
 
-// hardware reads the present devices. A dummy machine has none.
+// hardware returns the current devices. A dummy machine has none.
 func (m *Machine) hardware() (h Hardware) {
 	if m.Ephemeral != nil {
 		h.Disks = device.Present("/")
@@ -37,7 +37,7 @@ func (m *Machine) hardware() (h Hardware) {
 	return h
 }
 
-// differs names the kind of device that has changed: "disks", "links", or "" for none.
+// differs returns the kind of devices that have changed: "disks", "links", or "" for none.
 func (h Hardware) differs(from Hardware) string {
 	switch {
 	case !slices.Equal(h.Disks, from.Disks):
@@ -48,8 +48,8 @@ func (h Hardware) differs(from Hardware) string {
 	return ""
 }
 
-// awaitHardware returns when the machine has other disks or links than before, or an operator asks for a retry, and
-// says what it was. It returns nothing when ctx ends first.
+// awaitHardware waits until the disks or links differ from before, or an operator requests a retry, and returns the
+// reason. It returns "" if ctx ends first.
 func (m *Machine) awaitHardware(ctx context.Context, before Hardware) string {
 	ctx, cancel := context.WithCancel(ctx)
 	var watchers sync.WaitGroup
@@ -80,11 +80,11 @@ func (m *Machine) awaitHardware(ctx context.Context, before Hardware) string {
 	return awaitChange(ctx, events, m.Requests, func() string { return m.hardware().differs(before) })
 }
 
-// requested is the reason for an attempt that an operator asked for.
+// requested is the reason for an attempt that an operator has requested.
 const requested = "request"
 
-// awaitChange looks after every event until what it sees has changed, and then for a quiet period; a request is not
-// looked into.
+// awaitChange calls look after each event until it reports a change, and then waits for a quiet period. A request ends
+// the wait at once.
 func awaitChange(ctx context.Context, events <-chan struct{}, requests <-chan os.Signal, look func() string) string {
 	for {
 		select {

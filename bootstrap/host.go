@@ -14,13 +14,13 @@ import (
 	"cambium/platform/user"
 )
 
-// The stemcell's own programs.
+// Hooks of the stemcell.
 const (
 	runtimeHook = "bosh-agent-rc"
 	auditHook   = "bosh-start-logging-and-auditing"
 )
 
-// hostIs wants a state of the host that no setting has a say in.
+// hostIs returns a function that wants a fixed state of the host.
 func (m *Machine) hostIs(want host.Desired) func(context.Context, engine.Report) ([]engine.Goal, error) {
 	return func(context.Context, engine.Report) ([]engine.Goal, error) { return []engine.Goal{m.host(want)}, nil }
 }
@@ -49,13 +49,14 @@ func (m *Machine) envKeys() []string {
 
 func (m *Machine) hasEnvKeys() bool { return m.Users != nil && len(m.envKeys()) > 0 }
 
-// envKeysFirst needs no network. The IaaS's key of an earlier boot stays until a source has
-// answered.
+// envKeysFirst wants the keys in the settings, for which no network is needed. It keeps the IaaS's key of an earlier
+// boot until a source has answered.
 func (m *Machine) envKeysFirst(context.Context, engine.Report) ([]engine.Goal, error) {
 	return []engine.Goal{m.users(user.Desired{Keys: map[string][]string{"vcap": m.envKeys()}, KeepKeys: true})}, nil
 }
 
-// allKeys lets the question for the IaaS's key take no more than half of the time there is.
+// allKeys wants the keys in the settings and the IaaS's key. Asking for the latter may take at most half of the step's
+// time.
 func (m *Machine) allKeys(ctx context.Context, r engine.Report) ([]engine.Goal, error) {
 	asking, cancel := ctx, context.CancelFunc(func() {})
 	if deadline, limited := ctx.Deadline(); limited {
@@ -93,7 +94,7 @@ func (m *Machine) wantsIPv6() bool {
 	return false
 }
 
-// names are the host name and, once per agent id, the hosts file: releases and sync_dns edit it later.
+// names wants the host name and, once per agent id, the hosts file, which releases and sync_dns edit later.
 func (m *Machine) names(context.Context, engine.Report) (goals []engine.Goal, err error) {
 	want := host.Desired{Hostname: m.Settings.Effective().Settings.AgentID}
 	if !m.Settings.HostsConfigured() {
@@ -109,7 +110,8 @@ func (m *Machine) recordHosts(context.Context, *engine.Span) error {
 	return m.Settings.SetHostsConfigured()
 }
 
-// firewallRules keep jobs away from monit and metadata services; the rules for the bus follow its addresses.
+// firewallRules wants the rules that keep jobs away from monit and metadata services. The rules for the bus are updated
+// with its addresses.
 func (m *Machine) firewallRules(_ context.Context, r engine.Report) ([]engine.Goal, error) {
 	metadata, unknown := m.metadataAccess()
 	for _, text := range unknown {

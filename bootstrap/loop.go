@@ -10,33 +10,32 @@ import (
 	"cambium/internal/retry"
 )
 
-// Loop runs the boot table until the machine is ready. The cause of a failure may go away: the table
-// is run again as soon as the machine has other disks or links, and after a pause for causes that
-// the kernel does not report.
+// Loop runs the boot table until the machine is ready. A failure may be temporary, so the table is run again as soon as
+// the machine has other disks or links, or after a pause.
 type Loop struct {
 	Engine  *engine.Engine
 	Machine *Machine
 	Log     *logrus.Entry
-	// Go runs f in a goroutine that the agent waits for before it exits.
+	// Go runs f in a goroutine for which the agent waits before it exits.
 	Go func(f func())
-	// Ready is called with the verdict of a boot that ended well.
+	// Ready is called with the verdict of a successful boot.
 	Ready func(ctx context.Context, v engine.Verdict) error
-	// Retrying is called before the boot is retried with other hardware: the last verdict may not
-	// hold any more.
+	// Retrying is called before a retry because of other hardware or a request, since the last verdict may no longer
+	// apply.
 	Retrying func()
 }
 
-// retryPauses are between attempts for which nothing is known to have changed.
+// retryPauses are the pauses between attempts if no change was noticed.
 var retryPauses = retry.Backoff{Min: 15 * time.Second, Max: time.Minute, Jitter: 0.2}
 
-// pauseOver is the reason for an attempt for which nothing is known to have changed.
+// pauseOver is the reason for an attempt without a noticed change.
 const pauseOver = "pause"
 
-// backgroundGrace bounds how long the retry of a boot waits for background steps to end. A step that takes longer goes
-// on, and is not begun a second time.
+// backgroundGrace bounds how long a retry waits for background steps to end. A step that takes longer continues, and is
+// not started a second time.
 const backgroundGrace = 10 * time.Second
 
-// Run returns when the machine is ready, or ctx ends; its error is for a boot that cannot be begun.
+// Run returns when the machine is ready or ctx ends. It fails if the boot table is invalid or Ready fails.
 func (l *Loop) Run(ctx context.Context) error {
 	for attempt := 0; ; attempt++ {
 		before := l.Machine.hardware()
@@ -82,8 +81,8 @@ func (l *Loop) Run(ctx context.Context) error {
 	}
 }
 
-// pause returns when the hardware is not as before the attempt, or after a while, and says why. The
-// attempt itself switches links on: a carrier that came meanwhile is not a change.
+// pause waits for a change of the hardware since before the attempt, or for the given time, and returns the reason. It
+// ignores carriers that came during the attempt, because the attempt itself brings links up.
 func (l *Loop) pause(ctx context.Context, while time.Duration, before Hardware) string {
 	before.Carriers = l.Machine.hardware().Carriers
 	within, cancel := context.WithTimeout(ctx, while)

@@ -25,7 +25,7 @@ import (
 	"cambium/storage"
 )
 
-// Settings are the settings in force.
+// Settings loads the settings, and returns those in force.
 type Settings interface {
 	Load(context.Context) (store.Loaded, error)
 	Effective() settings.Effective
@@ -33,8 +33,8 @@ type Settings interface {
 	SetHostsConfigured() error
 }
 
-// EphemeralDisks prepares the disks that live as long as the VM. Each method that changes something
-// has one that says what it would change, and only reads.
+// EphemeralDisks prepares the disks that exist as long as the VM. For each method that changes something there is one
+// that only plans.
 type EphemeralDisks interface {
 	PlanRaw(ctx context.Context, hints []settings.DiskHint) ([]storage.Change, error)
 	SetupRaw(ctx context.Context, hints []settings.DiskHint) ([]storage.Change, error)
@@ -44,7 +44,7 @@ type EphemeralDisks interface {
 	GrowRoot(ctx context.Context, ephemeral *settings.DiskHint) ([]storage.Change, error)
 }
 
-// PersistentDisks brings back the disks that the Director attached.
+// PersistentDisks mounts the disks that the Director has attached.
 type PersistentDisks interface {
 	PlanMountLast(ctx context.Context) (changes []storage.Change, warning string, err error)
 	MountLast(ctx context.Context) (changes []storage.Change, warning string, err error)
@@ -52,7 +52,7 @@ type PersistentDisks interface {
 	CurrentWork() (cid, what string, since time.Time)
 	// PlanMount says what mount_disk would do with the disks that MountLast does not mount.
 	PlanMount(ctx context.Context) ([]storage.Change, error)
-	// CheckKnown refuses associations of unknown disks, and disks that nothing accounts for.
+	// CheckKnown returns an error for associations of unknown disks, and for disks that nothing accounts for.
 	CheckKnown(associations []settings.DiskAssociation) error
 	PlanAssociate(ctx context.Context, associations []settings.DiskAssociation) ([]storage.Change, error)
 	Associate(ctx context.Context, associations []settings.DiskAssociation) ([]storage.Change, error)
@@ -64,7 +64,7 @@ type Supervisor interface {
 	Start(ctx context.Context) ([]monit.Change, error)
 }
 
-// Machine holds the parts of the machine that the boot's steps work on. A part that the machine does not have is nil.
+// Machine has the parts of the machine on which the boot steps work. A missing part is nil.
 type Machine struct {
 	Dirs   vcap.Dirs
 	Linux  agentjson.Linux
@@ -72,9 +72,9 @@ type Machine struct {
 	Status *status.Recorder // nil for a plan
 
 	Settings Settings
-	// OnMedia means that a settings source is a CD or a config drive, which may be plugged in later.
+	// OnMedia means that a settings source is a CD or a config drive, which may be attached later.
 	OnMedia bool
-	// MetadataServers are the metadata services that agent.json names by address.
+	// MetadataServers has the metadata services that agent.json names by address.
 	MetadataServers []netip.AddrPort
 	PublicKey       func(context.Context) (string, error)
 	Network         *network.Kernel
@@ -85,34 +85,33 @@ type Machine struct {
 	Firewall        *firewall.Firewall
 	Ephemeral       EphemeralDisks
 	Persistent      PersistentDisks
-	// Requests are those of operators to retry now what would be retried after a pause; nil if none can come.
+	// Requests receives operators' requests to retry at once; nil if none can come.
 	Requests <-chan os.Signal
-	// JobNames are the names of the applied jobs.
+	// JobNames returns the names of the applied jobs.
 	JobNames   func() ([]string, error)
 	Supervisor Supervisor
-	// WithheldChanged, if set, is called with the reason why no job may be started, and with "" when
-	// jobs may start again.
+	// WithheldChanged, if set, is called with the reason why no job may start, and with "" when jobs may start again.
 	WithheldChanged func(reason string)
 	// Duplicates, if set, is called with the addresses that another machine uses, too, and with "" when there are none
 	// any more.
 	Duplicates func(text string)
-	// StartBus starts the bus client unless it runs, and does not wait for a connection.
+	// StartBus starts the bus client unless it is running, and does not wait for a connection.
 	StartBus func(ctx context.Context, e settings.Effective) error
-	// First reports whether this agent has never been ready on this machine.
+	// First reports whether this agent was never ready on this machine.
 	First func() bool
-	// Deferred takes work that can wait until the verdict is announced.
+	// Deferred collects work that can wait until the verdict was announced.
 	Deferred *Deferred
 
 	supervising sync.Mutex // held while the supervisor is started
 	closing     sync.Mutex // held while metadata services are closed
 
-	mu       sync.Mutex // guards what follows
-	withheld string     // why no job may be started
+	mu       sync.Mutex // guards the fields below
+	withheld string     // reason why no job may start
 	resolved map[string]settings.Network
 	asked    []netip.AddrPort // metadata services and registries that the agent connects to
 }
 
-// Networks are the settings' networks with the addresses that leases turned out to have.
+// Networks returns the networks of the settings, with the addresses of leases.
 func (m *Machine) Networks() map[string]settings.Network {
 	m.mu.Lock()
 	defer m.mu.Unlock()

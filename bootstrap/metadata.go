@@ -14,8 +14,8 @@ import (
 	"cambium/settings/agentjson"
 )
 
-// AsksMetadata records a metadata service or registry before the agent connects to it. Only the settings fetched there
-// may ask for it to be closed, so the step firewall does that later.
+// AsksMetadata records a metadata service or registry before the agent connects to it. Only the settings fetched from
+// there can ask to close it, so the step firewall does that later.
 func (m *Machine) AsksMetadata(server netip.AddrPort) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -44,8 +44,7 @@ func (m *Machine) planNetwork(ctx context.Context, f *engine.Forecast) ([]engine
 	return engine.Changes(changes), errors.Join(planErr, diffErr)
 }
 
-// enablesIPv6 reports a change after which no link has IPv6 disabled: the kernel passes the value for
-// all links on to each.
+// enablesIPv6 reports whether a change enables IPv6 on all links: the kernel copies the value for all to each link.
 func enablesIPv6(changes []engine.Change) bool {
 	return slices.ContainsFunc(changes, func(c engine.Change) bool {
 		detail, ok := c.Detail.(host.Change)
@@ -85,11 +84,11 @@ func (m *Machine) setUpNetwork(ctx context.Context, s *engine.Span) error {
 	return m.resolve(ctx, s, nets, want)
 }
 
-// duplicatePause is between looks at an address that another machine uses, too. Nothing tells when it stops.
+// duplicatePause is the interval at which a duplicate address is checked again, since no event announces its end.
 const duplicatePause = time.Minute
 
-// probeNetwork reports gateways that do not answer and addresses that another machine uses, too; the latter until they
-// are ours alone.
+// probeNetwork reports gateways that do not answer, and addresses that another machine uses, too. It checks such
+// addresses again until no other machine uses them.
 func (m *Machine) probeNetwork(ctx context.Context, want network.Desired) {
 	duplicates, silent := neighbor.Probe(ctx, m.Network, want)
 	for _, w := range silent {
@@ -106,8 +105,8 @@ func (m *Machine) probeNetwork(ctx context.Context, want network.Desired) {
 	}
 }
 
-// observeNetwork waits for NICs that are not there yet. planErr reports the part of the
-// settings' networks that cannot be set up here; the rest is still worth setting up.
+// observeNetwork waits for NICs that have not appeared yet. planErr reports networks in the settings that cannot be set
+// up; the others still can.
 func (m *Machine) observeNetwork(ctx context.Context, s *engine.Span, nets map[string]settings.Network) (have network.State, want network.Desired, planErr, err error) {
 	have, err = m.Network.Observe(ctx)
 	if err != nil {
@@ -137,7 +136,7 @@ func (m *Machine) observeNetwork(ctx context.Context, s *engine.Span, nets map[s
 	return have, want, planErr, nil
 }
 
-// awaitedOf names what a network is not ready without.
+// awaitedOf describes what a network needs to be ready.
 func awaitedOf(want network.Desired) string {
 	var leases, links []string
 	for _, l := range want.Links {
@@ -155,8 +154,8 @@ func awaitedOf(want network.Desired) string {
 	return "the network"
 }
 
-// applyNetwork rolls a change back that cuts the machine off, unless it is the first one or
-// the old network belonged to another agent. It reports whether it did.
+// applyNetwork applies the changes. It rolls them back if they cut the machine off, unless this is the first
+// configuration, or the old one belonged to another agent. It reports whether it has rolled back.
 func (m *Machine) applyNetwork(ctx context.Context, s *engine.Span, have network.State, want network.Desired, changes []network.Change) (back bool, err error) {
 	if m.First == nil || m.First() {
 		now, later := network.Split(changes)
@@ -181,7 +180,7 @@ func (m *Machine) applyNetwork(ctx context.Context, s *engine.Span, have network
 	return outcome.RolledBack, err
 }
 
-// resolve finds the addresses of dynamic networks, once per change of the network.
+// resolve finds the addresses of dynamic networks, once after each change of the network.
 func (m *Machine) resolve(ctx context.Context, s *engine.Span, nets map[string]settings.Network, want network.Desired) error {
 	found, err := wait.Resolve(ctx, m.Network, want.Dynamic)
 	if err != nil {
@@ -193,7 +192,7 @@ func (m *Machine) resolve(ctx context.Context, s *engine.Span, nets map[string]s
 	return nil
 }
 
-// busOverIPv6 reports whether a bus server is named by an IPv6 address.
+// busOverIPv6 reports whether the URL of a bus server has an IPv6 address.
 func busOverIPv6(e settings.Effective) bool {
 	for _, u := range e.Bus.URLs {
 		if parsed, err := url.Parse(u.Reveal()); err == nil {

@@ -8,15 +8,15 @@ import (
 	"cambium/storage"
 )
 
-// ServedDisks are the disks as the Director's calls use them: what these do to the store decides whether jobs may be
-// started, and is shown in the status.
+// ServedDisks wraps the disk operations of the Director's requests. They can change whether jobs may start, and what
+// the status shows.
 type ServedDisks struct {
 	*storage.Persistent
 	*storage.Migration
 	Machine *Machine
 }
 
-// Mount rechecks afterwards whether jobs may be started.
+// Mount mounts a disk and then checks whether jobs may start.
 func (d ServedDisks) Mount(ctx context.Context, cid string) error {
 	err := d.Persistent.Mount(ctx, cid)
 	if err == nil {
@@ -25,7 +25,7 @@ func (d ServedDisks) Mount(ctx context.Context, cid string) error {
 	return err
 }
 
-// Unmount shows in the status that the disk is off on request.
+// Unmount unmounts a disk, and records in the status that this was requested.
 func (d ServedDisks) Unmount(ctx context.Context, cid string) (string, error) {
 	message, err := d.Persistent.Unmount(ctx, cid)
 	if err == nil {
@@ -34,7 +34,7 @@ func (d ServedDisks) Unmount(ctx context.Context, cid string) (string, error) {
 	return message, err
 }
 
-// Remove rechecks, too: without an attached disk jobs are no longer withheld.
+// Remove removes a disk and then checks whether jobs may start, because they are not withheld without an attached disk.
 func (d ServedDisks) Remove(ctx context.Context, cid string) error {
 	err := d.Persistent.Remove(ctx, cid)
 	if err == nil {
@@ -43,7 +43,7 @@ func (d ServedDisks) Remove(ctx context.Context, cid string) error {
 	return err
 }
 
-// Associate links disks under the names that jobs know them by.
+// Associate links disks to the names under which jobs know them.
 func (d ServedDisks) Associate(ctx context.Context, associations []settings.DiskAssociation) error {
 	_, err := d.Persistent.Associate(ctx, associations)
 	return err

@@ -12,7 +12,7 @@ import (
 	"cambium/settings/store"
 )
 
-// MountSettingsTmpfs gives the store the tmpfs for settings that must not reach a disk.
+// MountSettingsTmpfs mounts the tmpfs for settings that must not be stored on a disk.
 func (m *Machine) MountSettingsTmpfs(ctx context.Context, _ string) error {
 	if m.Tree == nil {
 		return errors.New("a dummy machine cannot mount file systems")
@@ -28,7 +28,7 @@ func (m *Machine) settingsTmpfs() engine.Goal {
 	return m.tree(tree.Select(tree.Table(m.Dirs, tree.Options{SettingsTmpfs: true}), tree.Settings))
 }
 
-// reportLoaded warns of what is wrong with the settings, and returns what loading them changes besides mounts.
+// reportLoaded reports problems of the settings as warnings, and returns what loading them changes besides mounts.
 func reportLoaded(r engine.Report, loaded store.Loaded) (changes []engine.Change) {
 	if loaded.Cached && !loaded.Spent {
 		r.Warn("the settings sources failed; using the cached copy: %s", loaded.Why)
@@ -84,7 +84,7 @@ func (m *Machine) loadSettings(ctx context.Context, s *engine.Span) error {
 	return nil
 }
 
-// inMemory reports a machine whose secrets do not survive a reboot.
+// inMemory reports whether the machine's secrets do not survive a reboot.
 func (m *Machine) inMemory() bool {
 	bosh := m.Settings.Effective().Settings.Env.Bosh
 	return m.Host != nil && (bosh.Agent.Settings.Tmpfs || bosh.JobDir.Tmpfs)

@@ -8,19 +8,19 @@ import (
 	"cambium/settings"
 )
 
-// settingsAnnounceAfter is the time that a machine waits for settings before it announces a verdict. Settings may come
-// at any time, so the step has no deadline; by then each source has been asked more than ten times.
+// settingsAnnounceAfter is how long a machine waits for settings before it announces a verdict. Settings may come at
+// any time, so the step has no deadline. By then each source has been asked more than ten times.
 const settingsAnnounceAfter = 20 * time.Second
 
-// lookAtDisks is the advice about failures of disks that have none of their own.
+// lookAtDisks is the advice for disk failures that have no advice of their own.
 const lookAtDisks = "look for errors of the disk in the kernel log ('journalctl -k')"
 
-// Steps is the boot table. docs/operating.md lists it for people; a test compares the two. A row
-// whose part of the machine is missing (a dummy machine has no disks) is skipped.
+// Steps returns the boot table. docs/operating.md also lists the steps, and a test compares the two. A row for a part
+// that the machine does not have is skipped: a dummy machine has no disks.
 //
-// Deadlines are at least as long as the waits of cloudfoundry/bosh-agent add up to, because a
-// failed first boot costs the VM. The steps on the way to the bus run to their end even when
-// another has failed the boot, because the verdict travels over it.
+// A deadline is at least the sum of cloudfoundry/bosh-agent's waits for the same work, because a failed first boot
+// costs the VM. The steps that lead to the bus run to their end even if another one has failed the boot, because the
+// verdict is sent over the bus.
 func Steps(m *Machine) []engine.Step {
 	has := func(part bool) func() bool { return func() bool { return part } }
 	// The service manager does one thing at a time, and ready waits for the supervisor's start.

@@ -14,18 +14,18 @@ import (
 // the empty directory. They are released when the disk is mounted, or is no longer attached.
 
 // storeHold bounds how long the boot waits for a check of the store's file system, or for a mount that replays its
-// journal. Both then go on in the background: the Health Monitor declares an agent lost after a minute without
-// heartbeats.
+// journal. After that they continue in the background, because the Health Monitor declares an agent lost after a minute
+// without heartbeats.
 const storeHold = 30 * time.Second
 
-// JobsWithheld returns the reason why no job may be started, or "" if jobs may start.
+// JobsWithheld returns the reason why no job may start, or "" if jobs may start.
 func (m *Machine) JobsWithheld() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.withheld
 }
 
-// withhold sets the reason why no job may be started; "" ends the withholding.
+// withhold sets the reason why no job may start; "" if jobs may start.
 func (m *Machine) withhold(reason string) {
 	m.mu.Lock()
 	changed := m.withheld != reason
@@ -51,8 +51,8 @@ type mountOutcome struct {
 	err     error
 }
 
-// mountStore mounts the disk of the store. A long check or mount of its file system goes on without the boot; then working says what
-// is done, and jobs are withheld until it has ended.
+// mountStore mounts the store's disk. If checking or mounting takes long, it continues in the background: mountStore
+// then returns what is being done, and jobs are withheld until that has ended.
 func (m *Machine) mountStore(ctx context.Context) (o mountOutcome, working string) {
 	if cid, what, _ := m.Persistent.CurrentWork(); cid != "" {
 		m.withhold(what)
@@ -97,7 +97,8 @@ func (m *Machine) mountStore(ctx context.Context) (o mountOutcome, working strin
 	}
 }
 
-// storeMounted releases the jobs if mounting the store succeeded, or records the reason why not.
+// storeMounted handles the result of mounting the store: it releases the jobs, or withholds them with the error as the
+// reason.
 func (m *Machine) storeMounted(ctx context.Context, err error) {
 	if err == nil {
 		if _, err := m.Persistent.Associate(ctx, m.Settings.Effective().Associations); err != nil {
@@ -110,7 +111,7 @@ func (m *Machine) storeMounted(ctx context.Context, err error) {
 	}
 }
 
-// releaseJobs starts the supervisor, as a boot does, and ends the withholding.
+// releaseJobs starts the supervisor, as a boot does, and then permits jobs to start.
 func (m *Machine) releaseJobs(ctx context.Context) error {
 	if m.JobsWithheld() == "" {
 		return nil
@@ -137,13 +138,13 @@ func (m *Machine) RecheckStore(ctx context.Context) {
 	}
 }
 
-// notMounted is a planned change that shows that the store is not mounted yet.
+// notMounted reports whether a planned change shows that the store is not mounted.
 func notMounted(c storage.Change) bool {
 	return c.Op == decide.Await || c.Op == decide.Mount || c.Op == decide.BindMount
 }
 
-// AwaitStore retries to mount the store, when the machine's disks change, on request and after pauses, until jobs are no longer
-// withheld.
+// AwaitStore tries to mount the store again until jobs are no longer withheld: when the machine's disks change, on
+// request, and after pauses.
 func (m *Machine) AwaitStore(ctx context.Context) {
 	for attempt := 0; m.JobsWithheld() != ""; attempt++ {
 		within, cancel := context.WithTimeout(ctx, retryPauses.Pause(attempt))

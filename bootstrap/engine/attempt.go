@@ -16,27 +16,27 @@ import (
 	"cambium/internal/status"
 )
 
-// attempt is one run of the table: it runs single steps and keeps account of them in status and log.
+// attempt is one run of the table. It runs steps and records their progress in status and log.
 type attempt struct {
 	*Engine
 	rec *status.Recorder
 	log *logrus.Entry
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	warnings []string
-	awaited  []awaitedStep // what ready waits for, in the order of its beginning
-	notified string        // what the service manager shows
-	judged   bool          // a verdict was announced and is what the service manager shows
-	short    []string      // how short steps ended
-	// announced are the reasons to wait that have been logged.
+	awaited  []awaitedStep // the running steps for which ready waits, in the order of their start
+	notified string        // the text that the service manager shows
+	judged   bool          // a verdict was announced, and the service manager shows it
+	short    []string      // the results of short steps
+	// announced has the reasons to wait that were logged.
 	announced map[awaitedStep]bool
-	lastWait  time.Time // when the last of them was
+	lastWait  time.Time // when a reason was last logged
 }
 
-// awaitedStep is a step that runs, and what it waits for.
+// awaitedStep is a running step, and what it is waiting for.
 type awaitedStep struct{ name, waiting string }
 
-// begin starts an attempt; reports of an earlier one are ignored from now on.
+// begin starts an attempt. Reports of earlier attempts are ignored from now on.
 func (e *Engine) begin(steps []Step) *attempt {
 	a := &attempt{Engine: e, rec: e.Status, log: e.Log}
 	e.mu.Lock()
@@ -57,14 +57,15 @@ func (e *Engine) begin(steps []Step) *attempt {
 	return a
 }
 
-// superseded reports that another attempt has begun.
+// superseded reports whether another attempt has begun.
 func (a *attempt) superseded() bool {
 	a.Engine.mu.Lock()
 	defer a.Engine.mu.Unlock()
 	return a.latest != a
 }
 
-// updateAwaited tells the service manager which step is waited for: the one that began first.
+// updateAwaited tells the service manager which step is awaited: the first one that waits for something, or the one
+// that began first.
 func (a *attempt) updateAwaited(change func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -88,13 +89,13 @@ func (a *attempt) updateAwaited(change func()) {
 }
 
 const (
-	// freeWaits is the number of reasons to wait that are logged at once, each one time. Further ones, which
-	// contain something that differs each time, are logged at most once in waitPause.
+	// freeWaits is the number of different reasons to wait that are logged at once, each one time. After that, reasons
+	// probably differ only in details, and at most one per waitPause is logged.
 	freeWaits = 20
 	waitPause = time.Minute
 )
 
-// isNews reports whether a reason to wait is to be logged, and counts it as logged.
+// isNews reports whether a reason to wait must be logged, and records that.
 func (a *attempt) isNews(step, reason string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -164,10 +165,10 @@ func (a *attempt) allWarnings() []string {
 	return slices.Clone(a.warnings)
 }
 
-// errStillRunning means that the step's run in an earlier attempt has not ended.
+// errStillRunning means that a run of the step in an earlier attempt has not ended.
 var errStillRunning = errors.New("still running since an earlier attempt")
 
-// runStep runs a step to its end. It calls hangs if the step ignores its deadline.
+// runStep runs a step until it ends. It calls hangs if the step ignores its deadline.
 func (a *attempt) runStep(ctx context.Context, s Step, hangs func()) error {
 	if err := ctx.Err(); err != nil {
 		a.change(s.Name, func(row *status.Step) { row.Outcome = status.Canceled })
@@ -207,7 +208,7 @@ func (a *attempt) runStep(ctx context.Context, s Step, hangs func()) error {
 	return err
 }
 
-// runWithin runs a step within its deadline, and announces a verdict if it is overdue.
+// runWithin runs a step with its deadline, and announces a verdict if the step is overdue.
 func (a *attempt) runWithin(ctx context.Context, s Step, hangs func()) error {
 	if s.Deadline > 0 {
 		var cancel context.CancelFunc
@@ -227,8 +228,7 @@ func (a *attempt) runWithin(ctx context.Context, s Step, hangs func()) error {
 	return err
 }
 
-// runRecovered turns a panic of a step into its failure: a defect in one step must reach the
-// operator as a verdict, not as a restart loop.
+// runRecovered runs a step and returns a panic as an error, so that operators see a verdict and not a restart loop.
 func (a *attempt) runRecovered(ctx context.Context, s Step) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -238,11 +238,11 @@ func (a *attempt) runRecovered(ctx context.Context, s Step) (err error) {
 	return s.run(ctx, &Span{name: s.Name, attempt: a})
 }
 
-// longStep is the duration from which the end of a step has a log line of its own. Shorter ones share
-// a line: journald is under load while a machine starts.
+// longStep is the duration from which the end of a step is logged separately. Shorter steps share a log entry, because
+// journald is busy while a machine boots.
 const longStep = time.Second
 
-// recordEnd puts the end of a step into status and log.
+// recordEnd records the end of a step in status and log.
 func (a *attempt) recordEnd(s Step, start int64, outcome status.Outcome, err error) {
 	end := a.rec.Now()
 	var facts []string
@@ -289,7 +289,7 @@ func (a *attempt) logShortSteps() {
 	a.log.WithField("steps", steps).Info("boot steps ended")
 }
 
-// close marks the steps that never ran and writes the verdict, if there is one.
+// close marks the steps that were not run, and records the verdict, if there is one.
 func (a *attempt) close(v Verdict, deferred []Step) {
 	now := a.rec.Now()
 	err := a.rec.Update(func(d *status.Document) {

@@ -8,22 +8,21 @@ import (
 	"cambium/internal/oneline"
 )
 
-// Change is one thing that a boot changes on the machine, planned or done. A change that is
-// planned has the same text as the same change done, so that the two can be compared: values that
-// are generated while it is done (identifiers, leases, passwords) do not occur in it.
+// Change is a planned or completed change of the machine. Both have the same text, so that they can be compared. The
+// text has no values that are generated during the change, such as identifiers, leases and passwords.
 type Change struct {
 	Step string `json:"step"`
 	Text string `json:"text"`
-	// After is the step whose result the plan presumes: a directory on a disk that is yet to be
-	// formatted. It is empty in what was done.
+	// After is the step that the plan presumes has been done: for example, a directory on a disk that is not formatted
+	// yet. It is empty for a completed change.
 	After string `json:"after,omitempty"`
-	// Runs marks a program or service that is started: what it changes in turn is not known.
+	// Runs means that a program or service is started, whose own changes are unknown.
 	Runs bool `json:"runs,omitempty"`
-	// Detail is the change as its domain knows it, for programs.
+	// Detail is the change of the domain.
 	Detail any `json:"detail,omitempty"`
 }
 
-// String is the line for people.
+// String formats the change for people.
 func (c Change) String() string {
 	if c.After != "" {
 		return c.Text + "  (after " + c.After + ")"
@@ -31,14 +30,14 @@ func (c Change) String() string {
 	return c.Text
 }
 
-// DomainChange is a change as a domain knows it.
+// DomainChange is a change of a domain.
 type DomainChange interface {
 	fmt.Stringer
-	// Runs reports whether it starts a program or service.
+	// Runs reports whether the change starts a program or service.
 	Runs() bool
 }
 
-// Changes turns a domain's changes into the boot's.
+// Changes converts the changes of a domain.
 func Changes[C DomainChange](changes []C) []Change {
 	var all []Change
 	for _, c := range changes {
@@ -47,20 +46,19 @@ func Changes[C DomainChange](changes []C) []Change {
 	return all
 }
 
-// PlannedStep lists the changes that one step of the table would make.
+// PlannedStep has the changes that a step would make.
 type PlannedStep struct {
 	Step     string   `json:"step"`
 	Changes  []Change `json:"changes"`
 	Warnings []string `json:"warnings,omitempty"`
-	// Notes tell an operator what the boot leaves undone.
+	// Notes tell an operator what the boot would not do.
 	Notes []string `json:"notes,omitempty"`
-	// Error says why the step would fail the boot, or why its changes cannot be known.
+	// Error says why the step would fail, or why its changes are unknown.
 	Error string `json:"error,omitempty"`
 }
 
-// Plan walks the table in order and asks each step what it would change; it changes nothing. After
-// a step that would fail, only the steps that need it are left out: the plan shows everything that
-// is wrong at once.
+// Plan returns what each step would change. If a step would fail, only the steps that need it are omitted, so that the
+// plan shows all problems at once.
 func Plan(ctx context.Context, steps []Step) ([]PlannedStep, error) {
 	if err := check(steps); err != nil {
 		return nil, err
@@ -90,13 +88,13 @@ func Plan(ctx context.Context, steps []Step) ([]PlannedStep, error) {
 	return all, nil
 }
 
-// Forecast collects the changes that earlier steps and goals of a plan will make.
+// Forecast collects the changes that earlier steps and goals of a plan would make.
 type Forecast struct {
-	step    PlannedStep // that is being planned
+	step    PlannedStep // the step that is being planned
 	planned []Change
 }
 
-// add appends changes of the step that is being planned.
+// add adds changes of the current step.
 func (f *Forecast) add(changes []Change) {
 	for _, c := range changes {
 		c.Step = f.step.Step
@@ -104,15 +102,15 @@ func (f *Forecast) add(changes []Change) {
 	}
 }
 
-// Planned are the changes of all earlier steps and goals.
+// Planned returns the changes of all earlier steps and goals.
 func (f *Forecast) Planned() []Change { return f.planned }
 
-// Warn adds what the boot would warn of.
+// Warn adds a warning that the boot would report.
 func (f *Forecast) Warn(format string, args ...any) {
 	f.step.Warnings = append(f.step.Warnings, oneline.Of(fmt.Sprintf(format, args...)))
 }
 
-// Evidence adds what is worth knowing though the boot does not do it, as a note.
+// Evidence adds a note about what the boot would not do.
 func (f *Forecast) Evidence(format string, args ...any) {
 	f.step.Notes = append(f.step.Notes, oneline.Of(fmt.Sprintf(format, args...)))
 }

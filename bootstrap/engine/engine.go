@@ -1,7 +1,7 @@
-// Package engine runs a table of named steps: each as soon as what it needs is done, side by side where steps do not
-// depend on each other, with deadlines, warnings, and a verdict that says in one line what went wrong. Each step can
-// also say what it would change: Plan walks the same table and changes nothing. It does not know what the steps do;
-// package bootstrap has the boot's table.
+// Package engine runs a table of named steps. Each step starts as soon as the steps that it needs have succeeded, in
+// parallel with others. Steps have deadlines and warnings, and the verdict says in one line what went wrong. Plan
+// returns what each step would change, without changing anything. The package does not know what the steps do; package
+// bootstrap has the boot table.
 package engine
 
 import (
@@ -21,21 +21,21 @@ import (
 type Engine struct {
 	Log    *logrus.Entry
 	Status *status.Recorder
-	// Notify tells the service manager; nil means there is none.
+	// Notify sends a state to the service manager; may be nil.
 	Notify func(state string)
-	// Failing, when set, is called with the verdict as soon as it is known: when the first step that is
-	// not optional has failed, while others still end, or when a step has run for its AnnounceAfter; in
-	// that case with the zero value if the step ends well after all.
+	// Failing, if set, is called with the verdict as soon as it is known: when the first step that is not optional has
+	// failed, while others are still ending, or when a step has run for its AnnounceAfter. In the second case it is
+	// called with the zero value if the step then succeeds.
 	Failing func(Verdict)
-	// Boundary, when set, is called at each step boundary: the crash tests stop the process there.
+	// Boundary, if set, is called at the start and the end of each step. The crash tests kill the process there.
 	Boundary func(step string, ended bool)
 
-	mu      sync.Mutex      // guards what follows
-	latest  *attempt        // whose steps the status shows
-	running map[string]bool // by step name
+	mu      sync.Mutex      // guards the fields below
+	latest  *attempt        // the attempt that the status shows
+	running map[string]bool // by name of the step
 }
 
-// claim reserves a step for one run, or reports that an earlier run has not ended.
+// claim reserves a step for a run. It returns false if an earlier run has not ended.
 func (e *Engine) claim(step string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -55,23 +55,24 @@ func (e *Engine) release(step string) {
 	delete(e.running, step)
 }
 
-// errCanceled is the cause of a step's end when another step has failed the boot.
+// errCanceled is the cause with which steps are canceled when another step has failed the boot.
 var errCanceled = errors.New("another step failed")
 
 const (
-	// hangGrace is the time that a step has to end after its deadline. A step that takes longer counts as failed: one
-	// that hangs in a system call must not keep the verdict back, nor, if it is optional, the machine from being
-	// ready.
+	// hangGrace is how long a step may take to end after its deadline. A step that takes longer counts as failed. One
+	// that hangs in a system call must not delay the verdict nor, if it is optional, keep the machine from being ready.
 	hangGrace = 5 * time.Second
-	// yieldLimit bounds how long a step lets others go first: the event that those wait for may never come.
+	// yieldLimit bounds how long a step waits for those in Yields, because the event for which they wait may never
+	// come.
 	yieldLimit = 5 * time.Second
 )
 
-// Run runs the table and returns the verdict when every step that ready waits for has ended. If ctx ends first there is
-// none: the state is Starting, as before.
-// Background steps go on under ctx; the returned function, which is to be called when the verdict has
-// been announced, begins those that were still yielding, and waits for all. The first failure of a
-// step that is not optional cancels the others; each gets to end by itself.
+// Run runs the table and returns the verdict when all steps for which ready waits have ended. If ctx ends first, there
+// is no verdict, and the state stays Starting. The first failure of a step that is not optional cancels the others, and
+// Run waits until they have ended.
+//
+// Background steps continue under ctx. Call the returned function after the verdict was announced: it starts those that
+// were still yielding, and waits for all of them.
 func (e *Engine) Run(ctx context.Context, steps []Step) (Verdict, func(), error) {
 	if err := check(steps); err != nil {
 		return Verdict{}, func() {}, err
@@ -100,7 +101,7 @@ func (e *Engine) Run(ctx context.Context, steps []Step) (Verdict, func(), error)
 	}, nil
 }
 
-// AnnounceNextTry records when the table is run again at the latest.
+// AnnounceNextTry records when the table will be run again at the latest.
 func (e *Engine) AnnounceNextTry(at time.Time) {
 	at = at.UTC()
 	if err := e.Status.Update(func(d *status.Document) { d.NextTry = &at }); err != nil {
@@ -108,33 +109,33 @@ func (e *Engine) AnnounceNextTry(at time.Time) {
 	}
 }
 
-// schedule decides which steps of an attempt run when. Only Run's goroutine uses its fields;
-// steps report through the channels, which hold one report per step, so that none ever blocks.
+// schedule decides when the steps of an attempt run. Only the goroutine of Run uses its fields. Steps report through
+// channels with room for one report per step, so that they never block.
 type schedule struct {
 	*attempt
-	ctx     context.Context // of the agent
+	ctx     context.Context // the agent's context
 	steps   []Step
 	rows    []scheduled
 	results chan stepResult
 	hung    chan int // index of a step that ignores its deadline
-	yielded chan int // index of a step that has yielded long enough
+	yielded chan int // index of a step that has yielded for yieldLimit
 
-	// within ends for all steps but those that always run when one has failed the boot.
+	// within is the context of all steps except those with Always. It ends when a step has failed the boot.
 	within     context.Context
 	cancel     context.CancelCauseFunc
-	going      sync.WaitGroup // steps
+	going      sync.WaitGroup // counts running steps
 	announcing sync.WaitGroup
-	succeeded  map[string]bool // steps that ended well, or with a warning
-	over       map[string]bool // steps that succeeded or failed
-	running    int             // steps that the verdict waits for
+	succeeded  map[string]bool // steps that have succeeded, with or without warnings
+	over       map[string]bool // steps that have succeeded or failed
+	running    int             // number of steps for which the verdict waits
 	failure    Verdict
-	stopped    bool // a step was ended by the agent's stop
+	stopped    bool // a step was ended because the agent stops
 }
 
-// scheduled records the progress of a step.
+// scheduled is the progress of a step.
 type scheduled struct {
 	started  bool
-	yielding bool // until it has yielded long enough
+	yielding bool // it is waiting for steps in Yields
 	yielded  bool
 }
 
@@ -151,7 +152,7 @@ func newSchedule(ctx context.Context, a *attempt, steps []Step) *schedule {
 	return s
 }
 
-// launch begins every step that can begin now.
+// launch starts each step that can start now.
 func (s *schedule) launch() {
 	for i, step := range s.steps {
 		row := &s.rows[i]
@@ -183,12 +184,12 @@ func (s *schedule) launch() {
 	}
 }
 
-// ready reports that all steps that this one needs have ended well.
+// ready reports whether all steps that this one needs have succeeded.
 func (s *schedule) ready(step Step) bool {
 	return !slices.ContainsFunc(step.Needs, func(need string) bool { return !s.succeeded[need] })
 }
 
-// mustYield reports whether a step that this one lets go first is still to end.
+// mustYield reports whether a step in Yields has not ended.
 func (s *schedule) mustYield(step Step) bool {
 	return slices.ContainsFunc(s.steps, func(other Step) bool {
 		return slices.Contains(step.Yields, other.Name) && !s.over[other.Name] && (other.Always || s.failure.Cause == nil)
@@ -197,8 +198,8 @@ func (s *schedule) mustYield(step Step) bool {
 
 func (s *schedule) succeed(step Step) { s.succeeded[step.Name], s.over[step.Name] = true, true }
 
-// stepHangs fails a step that ignores its deadline. One that is not optional is still waited for,
-// since a second run of it must not overlap the first.
+// stepHangs fails a step that ignores its deadline. Run still waits for it unless it is optional, because a second run
+// must not overlap the first.
 func (s *schedule) stepHangs(step Step) {
 	err := fmt.Errorf("still running after its deadline of %s, and cannot be interrupted", step.Deadline)
 	switch {
@@ -225,8 +226,8 @@ func (s *schedule) stepEnded(step Step, err error) {
 	s.fail(step, err)
 }
 
-// fail makes the first failure the verdict. It is announced at once: the steps on the way to the bus
-// may take minutes to end, and there are other channels. That the agent stops is not a failure.
+// fail makes the first failure the verdict. It announces the verdict at once, because the steps that lead to the bus
+// may take minutes to end, and there are other channels. It is not a failure if the agent stops.
 func (s *schedule) fail(step Step, err error) {
 	if s.failure.Cause != nil {
 		return
@@ -258,7 +259,7 @@ func (s *schedule) verdict() Verdict {
 	return v
 }
 
-// deferred are the background steps that were yielding up to the verdict.
+// deferred returns the background steps that were yielding until the verdict.
 func (s *schedule) deferred() (steps []Step) {
 	for i, step := range s.steps {
 		if !s.rows[i].started && step.Background && s.ready(step) && (s.failure.Cause == nil || step.Always) {

@@ -9,22 +9,22 @@ import (
 	"cambium/internal/status"
 )
 
-// overdue announces a verdict when a step has run for its AnnounceAfter, and another one each time
-// the reason to wait has changed since.
+// overdue announces a verdict when a step has run for its AnnounceAfter, and another one whenever the reason for which
+// it waits has changed since.
 type overdue struct {
-	ctx     context.Context // of the step
+	ctx     context.Context // context of the step
 	attempt *attempt
 	step    Step
 	begin   time.Time
 
-	mu        sync.Mutex // guards what follows, so that no verdict is announced of a step that has ended
+	mu        sync.Mutex // guards the fields below, so that no verdict is announced for a step that has ended
 	timer     *time.Timer
 	ended     bool
 	announced bool
-	reason    string // that was announced
+	reason    string // the announced one
 }
 
-// watchOverdue returns nil for a step without AnnounceAfter.
+// watchOverdue starts to watch a step. It returns nil if the step has no AnnounceAfter.
 func (a *attempt) watchOverdue(ctx context.Context, s Step) *overdue {
 	if s.AnnounceAfter == 0 || a.Failing == nil {
 		return nil
@@ -67,7 +67,7 @@ func (p *overdue) announce() {
 	p.attempt.Failing(v)
 }
 
-// end is called when the step has ended, and takes the verdict back if it ended well.
+// end is called when the step has ended. If it has succeeded, end withdraws the verdict.
 func (p *overdue) end(well bool) {
 	if p == nil {
 		return

@@ -11,7 +11,7 @@ import (
 	"cambium/internal/status"
 )
 
-// Span takes the reports of a running step and shows them in status, journal and verdict.
+// Span receives the reports of a running step, and shows them in status, journal and verdict.
 type Span struct {
 	name    string
 	attempt *attempt
@@ -19,19 +19,20 @@ type Span struct {
 
 type spanKey struct{}
 
-// WithSpan lets what a step calls report to its span, through packages that do not know of steps.
+// WithSpan returns a context through which functions can report to the span, even through packages that do not know
+// steps.
 func WithSpan(ctx context.Context, s *Span) context.Context {
 	return context.WithValue(ctx, spanKey{}, s)
 }
 
-// SpanOf is the span that WithSpan gave ctx; nil outside of such a step.
+// SpanOf returns the span in ctx, or nil outside a step.
 func SpanOf(ctx context.Context) *Span {
 	s, _ := ctx.Value(spanKey{}).(*Span)
 	return s
 }
 
-// Waiting says what the step waits for at this moment; an empty text ends the wait. It reports whether that is
-// news: a step that waits for hours may alternate between the same reasons all the time.
+// Waiting sets what the step is waiting for; "" means nothing. It reports whether the reason is new, because a step
+// that waits for hours may alternate between the same reasons.
 func (s *Span) Waiting(reason string) (news bool) {
 	now := s.attempt.rec.Now()
 	s.attempt.change(s.name, func(row *status.Step) {
@@ -57,11 +58,10 @@ func (s *Span) Waiting(reason string) (news bool) {
 	return news
 }
 
-// maxWaits bounds the waits of a step in the status.
+// maxWaits bounds the recorded waits of a step.
 const maxWaits = 50
 
-// WaitingSoon reports a wait as Waiting does, but only after waitAnnounceDelay: it is meant for work that
-// rarely waits. The function it returns ends the wait.
+// WaitingSoon calls Waiting after waitAnnounceDelay, for work that rarely waits. Call done to end the wait.
 func (s *Span) WaitingSoon(reason string) (done func()) {
 	timer := time.AfterFunc(waitAnnounceDelay, func() { s.Waiting(reason) })
 	return func() {
@@ -71,17 +71,17 @@ func (s *Span) WaitingSoon(reason string) (done func()) {
 	}
 }
 
-// waitAnnounceDelay gives a device that is present time to be found before its wait is reported.
+// waitAnnounceDelay is long enough to find a device that is present, before a wait is reported.
 const waitAnnounceDelay = 500 * time.Millisecond
 
-// Evidence records a fact that helps to understand the step's outcome.
+// Evidence records a fact that helps to understand the result of the step.
 func (s *Span) Evidence(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	s.attempt.change(s.name, func(row *status.Step) { row.Evidence = append(row.Evidence, text) })
 }
 
-// Parts records stretches of the step that began together and run side by side, in place of earlier ones that began
-// then. Their ends are relative to that; one without an end still runs.
+// Parts records parts of the step that began together and run in parallel. It replaces earlier ones with the same
+// begin. Ends are relative to began; 0 means that the part is still running.
 func (s *Span) Parts(began time.Time, parts []status.Part) {
 	start := s.attempt.rec.At(began)
 	for i := range parts {
@@ -125,7 +125,7 @@ func (s *Span) Changed(changes ...Change) {
 	}
 }
 
-// Warn records something that is wrong but does not keep the machine from being ready.
+// Warn records a problem that does not keep the machine from being ready.
 func (s *Span) Warn(format string, args ...any) {
 	s.attempt.warn(s.name, fmt.Sprintf(format, args...))
 }

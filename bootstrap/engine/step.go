@@ -15,58 +15,58 @@ import (
 	"cambium/internal/status"
 )
 
-// Step is one row of the boot table.
+// Step is a row of the boot table.
 type Step struct {
 	Name string
-	// Needs are the steps that must have ended well (or with a warning) before this one.
+	// Needs lists the steps that must have succeeded, with or without warnings, before this one starts.
 	Needs []string
-	// Yields are steps that go first, however they end; no step waits longer than yieldLimit for
-	// them. A background step that is still yielding at the verdict begins after its announcement.
+	// Yields lists steps that should end first, whether they succeed or not. The step waits for them for at most
+	// yieldLimit. A background step that is still waiting at the verdict starts after the announcement.
 	Yields []string
-	// If decides, once Needs are done, whether there is anything to do; nil means always.
+	// If reports whether the step has anything to do. It is called when all Needs are done; nil means always.
 	If func() bool
-	// Deadline bounds the step; zero means that only the boot's own context does. A step that
-	// ignores it counts as failed hangGrace later.
+	// Deadline bounds the duration of the step; zero means no limit. A step that ignores it counts as failed after
+	// hangGrace.
 	Deadline time.Duration
-	// AnnounceAfter is for a step that waits without a deadline: when the step has run this long,
-	// what it waits for is announced as the verdict, and the step goes on.
+	// AnnounceAfter is for a step that waits without a deadline. When the step has run this long, what it is waiting
+	// for is announced as the verdict, and the step continues.
 	AnnounceAfter time.Duration
-	// Optional steps warn where others fail the boot.
+	// Optional steps only warn if they fail.
 	Optional bool
-	// Background steps are not waited for when the boot is judged; they imply Optional.
+	// Background steps do not delay the verdict. They are also Optional.
 	Background bool
-	// Always lets the step run to its end although another has failed the boot: the verdict
-	// reaches the Director only if there is a network and a bus.
+	// Always lets the step run to its end even if another one has failed the boot, because the verdict reaches the
+	// Director only if there are a network and a bus.
 	Always bool
-	// Advice tells an operator what to do when the step fails.
+	// Advice says what an operator can do if the step fails.
 	Advice string
-	// Wants returns the states that the step brings about, in their order. It only reads: a plan calls it, too.
+	// Wants returns the desired states of the step, in order. It only reads, because a plan calls it, too.
 	Wants func(ctx context.Context, r Report) ([]Goal, error)
-	// Run does the rest of the step after these states have been reached: it starts or records something.
+	// Run does the rest of the step, after the desired states are reached: it starts or records something.
 	Run func(ctx context.Context, s *Span) error
-	// Plan says what Run would change, and changes nothing; nil if Run changes nothing on the machine.
+	// Plan returns what Run would change. It may be nil if Run does not change the machine.
 	Plan func(ctx context.Context, f *Forecast) ([]Change, error)
 }
 
 // Goal is a desired state of one domain.
 type Goal struct {
-	// Plan returns what Converge would change, given what is forecast, and only reads.
+	// Plan returns what Converge would change after the forecast changes. It only reads.
 	Plan func(ctx context.Context, f *Forecast) ([]Change, error)
-	// Converge brings the state about and returns the changes made.
+	// Converge establishes the state and returns the changes made.
 	Converge func(ctx context.Context) ([]Change, error)
 	// Optional goals warn where others fail the step.
 	Optional bool
 }
 
-// Report takes the warnings and the evidence of a step, in a plan as in a boot.
+// Report receives the warnings and the evidence of a step, both in a plan and in a boot.
 type Report interface {
-	// Warn records something that is wrong but does not keep the machine from being ready.
+	// Warn records a problem that does not keep the machine from being ready.
 	Warn(format string, args ...any)
-	// Evidence records a fact that helps to understand the outcome.
+	// Evidence records a fact that helps to understand the result.
 	Evidence(format string, args ...any)
 }
 
-// each calls do with the goals of a step, in their order, up to the first that fails.
+// each calls do with the goals of a step in order, until one fails.
 func (s Step) each(ctx context.Context, r Report, do func(Goal) error) error {
 	if s.Wants == nil {
 		return nil
@@ -87,7 +87,7 @@ func (s Step) each(ctx context.Context, r Report, do func(Goal) error) error {
 	return nil
 }
 
-// plan puts what the step would change into the forecast.
+// plan adds what the step would change to the forecast.
 func (s Step) plan(ctx context.Context, f *Forecast) error {
 	err := s.each(ctx, f, func(g Goal) error {
 		changes, err := g.Plan(ctx, f)
@@ -102,7 +102,7 @@ func (s Step) plan(ctx context.Context, f *Forecast) error {
 	return err
 }
 
-// run makes these changes.
+// run performs the step.
 func (s Step) run(ctx context.Context, span *Span) error {
 	err := s.each(ctx, span, func(g Goal) error {
 		made, err := g.Converge(WithSpan(ctx, span))
@@ -115,19 +115,19 @@ func (s Step) run(ctx context.Context, span *Span) error {
 	return s.Run(ctx, span)
 }
 
-// optional reports a step whose failure only warns.
+// optional reports whether a failure of the step only warns.
 func (s Step) optional() bool { return s.Optional || s.Background }
 
 // Verdict is the result of a boot.
 type Verdict struct {
 	State    status.State
-	Step     string // the step that failed
+	Step     string // the failed step
 	Cause    error
 	Advice   string
 	Warnings []string
 }
 
-// Line is the one sentence for the operator: "step: cause: what to do".
+// Line returns the verdict as one line for operators: "step: cause: advice".
 func (v Verdict) Line() string {
 	if v.Cause == nil {
 		return string(v.State)
@@ -139,10 +139,10 @@ func (v Verdict) Line() string {
 	return line
 }
 
-// errTable means that the table itself is wrong: a need that no step provides, or a cycle.
+// errTable means that the table is invalid: a step needs an unknown step, or there is a cycle.
 var errTable = errors.New("boot table")
 
-// check proves that every step that is waited for is an earlier row, which also excludes cycles.
+// check returns an error unless each step waits only for steps in earlier rows, which also excludes cycles.
 func check(steps []Step) error {
 	seen := map[string]bool{}
 	for _, s := range steps {
@@ -159,12 +159,12 @@ func check(steps []Step) error {
 	return nil
 }
 
-// thenRetry ends the advice of a verdict: the boot is retried after a pause, or when an operator asks for it.
+// thenRetry appends to an advice that the boot is retried after a pause or on request.
 func thenRetry(what string) string {
 	return cmp.Or(what, "correct the cause") + ", then run 'agent retry'"
 }
 
-// adviceFor returns the advice of an error, else the one for its kind, else that of the step.
+// adviceFor returns the advice of an error, or that for its kind, or fallback.
 func adviceFor(err error, fallback string) string {
 	if own := advice.Of(err); own != "" {
 		return own

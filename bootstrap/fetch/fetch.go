@@ -1,4 +1,4 @@
-// Package fetch asks the settings sources for a boot, and gives those that need one a network first:
+// Package fetch asks the settings sources during a boot. It first sets up a network for sources that need one, because
 // sources never configure networks themselves.
 package fetch
 
@@ -20,28 +20,27 @@ import (
 	"cambium/settings/store"
 )
 
-// Network is the network over which sources are asked, before the settings say which one the machine
-// gets.
+// Network is the network for asking sources, before the settings define the machine's own.
 type Network struct {
-	kernel   *network.Kernel // nil where the machine's network is not ours
+	kernel   *network.Kernel // nil if the agent does not configure the machine's network
 	readOnly bool
-	waiting  func(ctx context.Context, text string) // called with what is waited for
+	waiting  func(ctx context.Context, text string) // called with what is awaited
 	log      *logrus.Entry
 
-	turn chan struct{} // holds a token while a network is being made
+	turn chan struct{} // holds a token while a network is being set up
 	made atomic.Bool
 
-	passedOver atomic.Bool // a source has been refused a network
+	passedOver atomic.Bool // a source was refused a network
 }
 
-// NewNetwork returns the network of a machine; kernel is nil if it is not the agent's to
-// configure. With readOnly it is only looked at: for commands that change nothing.
+// NewNetwork returns the network of a machine. kernel is nil if the agent does not configure the machine's network. If
+// readOnly is set, nothing is changed.
 func NewNetwork(kernel *network.Kernel, readOnly bool, waiting func(ctx context.Context, text string),
 	log *logrus.Entry) *Network {
 	return &Network{kernel: kernel, readOnly: readOnly, waiting: waiting, log: log, turn: make(chan struct{}, 1)}
 }
 
-// Up reports whether asking over the network makes sense.
+// Up reports whether it makes sense to ask sources over the network.
 func (n *Network) Up(ctx context.Context) bool {
 	if n.kernel == nil || n.made.Load() {
 		return true
@@ -60,8 +59,8 @@ func (n *Network) Up(ctx context.Context) bool {
 	return false
 }
 
-// bringUp makes the network that the user data names, or else DHCP on every NIC. It reports false if
-// there is none to be made: the network is not ours, or ours did not help.
+// bringUp sets up the networks in the user data or, without any, DHCP on all NICs. It returns false if it cannot do
+// anything: the agent does not configure the network, or has done so before.
 func (n *Network) bringUp(ctx context.Context, named json.RawMessage) (made bool, err error) {
 	if n.readOnly {
 		// The caller asks the sources once more, which then skip those that need a network.
@@ -124,11 +123,11 @@ func (n *Network) applyNamed(ctx context.Context, named json.RawMessage) error {
 type Fetcher struct {
 	Sources *infrastructure.Sources
 	Network *Network
-	// HasCache reports whether a copy of the settings can serve.
+	// HasCache reports whether there is a cached copy of the settings.
 	HasCache func() bool
 }
 
-// Fetch asks for the settings; it is the store's way to the sources.
+// Fetch asks the sources for the settings. The settings store calls it.
 func (f *Fetcher) Fetch(ctx context.Context) (store.Fetched, error) {
 	var answer infrastructure.Answer
 	err := withNetwork(ctx, f.Network.bringUp, f.HasCache(), func() (err error) {
@@ -145,7 +144,7 @@ func (f *Fetcher) Fetch(ctx context.Context) (store.Fetched, error) {
 	return store.Fetched{Raw: answer.Raw, From: answer.From, Clear: answer.Clear}, nil
 }
 
-// PublicKey asks for the SSH key of the vcap user.
+// PublicKey asks the sources for the SSH key of the vcap user.
 func (f *Fetcher) PublicKey(ctx context.Context) (key string, err error) {
 	err = withNetwork(ctx, f.Network.bringUp, true, func() (err error) {
 		key, _, err = f.Sources.PublicKey(ctx)
@@ -154,8 +153,8 @@ func (f *Fetcher) PublicKey(ctx context.Context) (key string, err error) {
 	return key, err
 }
 
-// withNetwork asks, and asks again with a network if a source needs one. A caller that can do without
-// the answer does not wait for that network longer than for the answer: a link may be down for good.
+// withNetwork calls ask, and calls it again after bringing up a network if a source needs one. If the answer is
+// dispensable, it limits the time for bringing up the network, because a link may be down for good.
 func withNetwork(ctx context.Context, bringUp func(context.Context, json.RawMessage) (bool, error), dispensable bool, ask func() error) error {
 	for {
 		err := ask()
