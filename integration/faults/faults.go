@@ -1,5 +1,5 @@
-// Package faults is the table of docs/operating.md: what each channel says of a fault, to root and to vcap. The tests of
-// integration/machine and integration/vm cause the faults and check every cell. Only tests import it.
+// Package faults is the table in docs/operating.md of what each channel shows of a fault, to root and to vcap. The
+// tests of integration/machine and integration/vm cause the faults and check every cell. Only tests import it.
 package faults
 
 import (
@@ -12,44 +12,44 @@ import (
 	"cambium/lab"
 )
 
-// Fault is a row. Texts are as on the screen, in one line; between its parts, separated by Gap, is anything.
+// Fault is a row. Texts are as on the screen, in one line. Any text may be in place of a Gap.
 type Fault struct {
 	Name    string
-	CI      bool   // also in the machine tier; the others are nightly
-	VM      bool   // needs a kernel of its own: caused in integration/vm
+	CI      bool   // tested in the machine tier, too; others only in nightly
+	VM      bool   // needs its own kernel, and is tested in integration/vm
 	Status  Screen // of `agent status`
 	Wait    int    // exit code of `agent status --wait 3s`
-	Doctor  Screen // of `agent doctor`: the first finding if it is a problem or a warning
-	Metrics string // begins a line of `agent metrics`
-	Console string // a line since the fault; without text there is none
-	Vcap    Other  // what differs for vcap
+	Doctor  Screen // of `agent doctor`: the first finding that is a problem or a warning
+	Metrics string // prefix of a line of `agent metrics`
+	Console string // a line after the fault; "" if there is none
+	Vcap    Other  // the differences for vcap
 }
 
-// Screen is the output of a command and its exit code.
+// Screen is the output of a command with its exit code.
 type Screen struct {
 	Code int
 	Text string
 }
 
-// Other holds the differences that vcap sees; an empty text means the same one as for root.
+// Other has the differences for vcap. An empty text means that there is no difference.
 type Other struct {
 	Status, Doctor Screen
-	NoSample       bool // the metric is left out
+	NoSample       bool // the metric is not shown
 }
 
-// Gap stands for any text.
+// Gap matches any text.
 const Gap = " … "
 
-// Machine is one in which a fault will be caused.
+// Machine is a machine in which a fault will be caused.
 type Machine struct {
 	*lab.Instance
-	console int // bytes before the fault
+	console int // length in bytes before the fault
 }
 
-// Watch is called before the fault.
+// Watch must be called before the fault.
 func Watch(i *lab.Instance) Machine { return Machine{i, len(console(i))} }
 
-// Check looks at every channel as root and as vcap.
+// Check checks all channels as root and as vcap.
 func (f Fault) Check(t *testing.T, m Machine) {
 	t.Helper()
 	m.login(t)
@@ -94,11 +94,11 @@ func (f Fault) Check(t *testing.T, m Machine) {
 	})
 }
 
-// sshUser is the login of a `bosh ssh`.
+// sshUser is the user name of a `bosh ssh`.
 const sshUser = "bosh_faults"
 
-// login makes the account of a `bosh ssh`, as the agent's action does. A machine that did not boot has no agent that
-// could: there the account is made by hand, as one that was left of earlier.
+// login creates the account of a `bosh ssh`, as the agent's action does. If the machine has not booted, the agent
+// cannot do it, and login creates it directly, like one from an earlier login.
 func (m Machine) login(t *testing.T) {
 	t.Helper()
 	const account = "id -u " + sshUser + " >/dev/null 2>&1 || useradd -m -s /bin/bash -G vcap " + sshUser
@@ -117,7 +117,7 @@ func (f Fault) forVcap() Fault {
 	return f
 }
 
-// await runs a command until it shows the fault, and checks the width of what it prints.
+// await runs a command until it shows the fault, and checks the width of the output.
 func await(t *testing.T, m Machine, user, command string, lacks func(out string, code int) string) {
 	t.Helper()
 	eventually.Nil(t, "agent "+command+" as "+user, func() error {
@@ -158,7 +158,7 @@ func lacks(want Screen, text string, code int) string {
 	return ""
 }
 
-// contains reports whether a text has all parts of a pattern, one after the other.
+// contains reports whether a text has all parts of a pattern in order.
 func contains(text, pattern string) bool {
 	for part := range strings.SplitSeq(pattern, Gap) {
 		_, rest, found := strings.Cut(text, part)
@@ -170,7 +170,7 @@ func contains(text, pattern string) bool {
 	return true
 }
 
-// firstFinding is the first block of the doctor's report.
+// firstFinding returns the first finding in the doctor's report.
 func firstFinding(report string) string {
 	var first strings.Builder
 	for line := range strings.Lines(report) {

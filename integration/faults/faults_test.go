@@ -11,7 +11,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the table of docs/operating.md")
 
-// TestTableOfThePage makes the table of the page on operating.
+// TestTableOfThePage generates the table in docs/operating.md.
 func TestTableOfThePage(t *testing.T) {
 	var text strings.Builder
 	text.WriteString("| fault | `agent status` | `--wait` | `agent doctor`, first finding | `agent metrics` | console |" +
@@ -41,7 +41,7 @@ func (o Other) cell() string {
 	return strings.Join(parts, "; ")
 }
 
-// TestContains: the parts of a cell are in order.
+// TestContains: the parts of a cell must be in order.
 func TestContains(t *testing.T) {
 	for _, c := range []struct {
 		text, pattern string

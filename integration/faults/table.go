@@ -1,13 +1,13 @@
 package faults
 
-// What more than one fault says.
+// Texts of several faults.
 const (
 	noBus   = "cambium_bus_connected 0"
 	failed  = "cambium_boot_failed 1"
 	running = "cambium_agent_running 1"
 )
 
-// toldBus is vcap's view of a bus that is not connected: the agent tells it everybody.
+// toldBus is what vcap sees of a bus that is not connected. The agent's status shows that to everybody.
 var toldBus = Other{Doctor: Screen{1, "problem: bus … the agent's bus is not connected: … 'sudo agent doctor'"}}
 
 // Table has the rows of docs/operating.md, in their order.
@@ -235,7 +235,7 @@ var Table = []Fault{
 		Vcap:    Other{Doctor: Screen{3, "note: agent … the process before this one ended"}}},
 }
 
-// Named returns a row.
+// Named returns the row with a name.
 func Named(name string) Fault {
 	for _, f := range Table {
 		if f.Name == name {

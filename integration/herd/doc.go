@@ -1,3 +1,4 @@
-// Package herd tests what thousands of agents do to a cluster of NATS servers: agents with the real bus client, many in
-// one process, servers in processes of their own, and what a Director adds around them, such as its file of users.
+// Package herd tests thousands of agents with a cluster of NATS servers. The agents use the real bus client, many in
+// one process. The servers are separate processes. The tests also play what a Director does, such as writing the file
+// of users.
 package herd

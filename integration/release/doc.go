@@ -1,2 +1,2 @@
-// Package release tests what `make release` builds, as those who download it use it.
+// Package release tests the files that `make release` builds, as people who download them use them.
 package release

@@ -1,2 +1,2 @@
-// Package stemcell tests the tarballs that `lab stemcell` makes with the tools that people use on them.
+// Package stemcell tests the tarballs that `lab stemcell` builds, with the tools for stemcells.
 package stemcell

@@ -1,3 +1,3 @@
-// Package vm holds the tests of the real binary in virtual machines of the lab: real kernel,
-// udev, disks that come and go, power cuts.
+// Package vm tests the real binary in virtual machines of the lab, with a real kernel, udev, disks that are attached
+// and detached, and power cuts.
 package vm

@@ -1,6 +1,6 @@
 //go:build linux
 
-// Command racer is the hostile process of TestMachineRacerGetsNothing, run as vcap in the machine.
+// Command racer is the hostile process of TestMachineRacerGetsNothing. It runs as vcap in the machine.
 package main
 
 import (

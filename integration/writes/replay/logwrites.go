@@ -13,8 +13,8 @@ import (
 	"cambium/lab/fusetest"
 )
 
-// The format of dm-log-writes, in which QEMU's blklogwrites logs, too. A superblock of one sector is followed by
-// entries of one sector each, and their data. All numbers are little-endian.
+// The format of dm-log-writes, which QEMU's blklogwrites also uses. A superblock of one sector is followed by entries
+// of one sector each, with their data. All numbers are little-endian.
 const (
 	logMagic   = 0x6a736677736872
 	logVersion = 1
@@ -28,17 +28,17 @@ type logSuper struct {
 	SectorSize              uint32
 }
 
-// logEntry counts in sectors; without the flag of a discard, so many sectors of data follow it.
+// logEntry is an entry. Its numbers are in sectors. Unless it is a discard, that many sectors of data follow.
 type logEntry struct{ Sector, Sectors, Flags, DataLength uint64 }
 
-// logged is an entry, and the length of the log up to its end.
+// logged is an entry with the length of the log up to its end.
 type logged struct {
 	Entry
 	end int64
 }
 
-// readLog reads so many bytes of the log of a disk. Its superblock is written at flushes: its count of entries is not
-// that of a machine that was killed.
+// readLog reads a disk's log up to length. It ignores the number of entries in the superblock, which is only written at
+// flushes and so is wrong for a killed machine.
 func readLog(log io.ReaderAt, disk byte, length int64) (all []logged, err error) {
 	at := func(offset int64, to any) error {
 		return binary.Read(io.NewSectionReader(log, offset, int64(binary.Size(to))), binary.LittleEndian, to)
@@ -82,14 +82,14 @@ func readLog(log io.ReaderAt, disk byte, length int64) (all []logged, err error)
 	return all, nil
 }
 
-// Moment holds the lengths of all disks' logs at some time, and the mark that was set then, if any.
+// Moment has the lengths of all logs at a time, and the mark that was set at that time, if any.
 type Moment struct {
 	Lengths []int64
 	Mark    string
 }
 
-// FromLogs makes a recording of one log of dm-log-writes for each disk. The logs have no times: the moments put what was
-// written to different disks into one order. The power is cut at moments alone.
+// FromLogs returns a recording of dm-log-writes logs, one for each disk. The logs have no times, so moments define the
+// order of writes to different disks. The power can be cut only at moments.
 func FromLogs(disks []Disk, logs []string, moments []Moment) (*Recording, error) {
 	r := &Recording{Disks: disks}
 	if len(moments) == 0 {

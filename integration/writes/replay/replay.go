@@ -1,7 +1,7 @@
 //go:build linux
 
-// Package replay makes disks as a power cut may leave them, of a recording of everything that was written to them: what
-// was flushed, and any part of what was written after the last flush.
+// Package replay creates disks as a power cut may leave them, from a recording of all writes: everything that was
+// flushed, and any part of what was written after the last flush.
 package replay
 
 import (
@@ -18,13 +18,13 @@ import (
 	"cambium/lab/fusetest"
 )
 
-// Marks of every recording, between which the power is cut.
+// Marks in every recording. The power is cut between them.
 const (
 	MarkBegin = "begin"
 	MarkEnd   = "end"
 )
 
-// Entry is something that was done to a disk, or a mark.
+// Entry is an operation on a disk, or a mark.
 type Entry struct {
 	fusetest.Header
 	Data []byte
@@ -36,20 +36,19 @@ type Disk struct {
 	Size int64
 }
 
-// Recording is a log of everything that was done to some disks, in one order for all of them.
+// Recording is a log of all operations on some disks, in one order.
 type Recording struct {
 	Disks []Disk
-	Base  []Entry // makes the disks from zeros
+	Base  []Entry // creates the disks from zeros
 	Log   []Entry
-	// Cuts are the indexes of the log before which the power may be cut, in ascending order; nil: all.
+	// Cuts has the indexes of entries before which the power may be cut, in ascending order; nil means all.
 	Cuts []int
 }
 
-// State selects one possible content of the disks after a power cut. Each disk keeps everything written before its
-// last flush and any part of the data written between that flush and the cut, in units of Unit bytes (0: whole
-// writes).
+// State is a possible content of the disks after a power cut. Each disk has everything that was written before its last
+// flush, and any part of the data written between that flush and the cut, in units of Unit bytes (0: whole writes).
 type State struct {
-	Cut    int // the entry of the log before which the power is cut
+	Cut    int // index of the entry before which the power is cut
 	Chance float64
 	Unit   int64
 	Seed   uint64
@@ -69,7 +68,7 @@ func (r *Recording) Index(mark string) int {
 	return len(r.Log)
 }
 
-// Count counts the entries of some kinds between the marks of the recorded work.
+// Count returns the number of entries of some kinds between MarkBegin and MarkEnd.
 func (r *Recording) Count(kinds ...byte) (n int) {
 	for _, e := range r.Log[r.Index(MarkBegin):r.Index(MarkEnd)] {
 		if slices.Contains(kinds, e.Kind) {
@@ -79,7 +78,7 @@ func (r *Recording) Count(kinds ...byte) (n int) {
 	return n
 }
 
-// Marks are all that were set.
+// Marks returns all marks.
 func (r *Recording) Marks() (all []string) {
 	for _, e := range r.Log {
 		if e.Kind == fusetest.Marked {
@@ -89,7 +88,7 @@ func (r *Recording) Marks() (all []string) {
 	return all
 }
 
-// Reached are the marks before a state's cut.
+// Reached returns the marks before a state's cut.
 func (r *Recording) Reached(s State) map[string]bool {
 	all := map[string]bool{}
 	for _, e := range r.Log[:s.Cut] {
@@ -100,8 +99,8 @@ func (r *Recording) Reached(s State) map[string]bool {
 	return all
 }
 
-// States draws different states: those at flushes, with nothing written after them, and random ones in some of the
-// units. It returns fewer where it finds no more.
+// States returns different random states: those at flushes, with nothing written after them, and states with some of
+// the units. It returns fewer than count if it does not find more.
 func (r *Recording) States(random *rand.Rand, count int, units ...int64) (all []State) {
 	begin, end := r.Index(MarkBegin), r.Index(MarkEnd)
 	var flushes []State
@@ -126,7 +125,7 @@ func (r *Recording) States(random *rand.Rand, count int, units ...int64) (all []
 	return all
 }
 
-// Whole is the state at the end, with everything that was written: a cut that nothing is lost by.
+// Whole returns the final state, with everything that was written.
 func (r *Recording) Whole() State { return State{Cut: len(r.Log), Chance: 1} }
 
 // cut returns the first entry, at or after from, before which the power may be cut.
@@ -171,7 +170,7 @@ func (r *Recording) each(s State, do func(number int, e Entry, certain bool)) {
 	}
 }
 
-// identity tells states apart.
+// identity returns a hash that differs between states.
 func (r *Recording) identity(s State) uint64 {
 	sum := fnv.New64a()
 	r.each(s, func(number int, e Entry, certain bool) {
@@ -184,10 +183,10 @@ func (r *Recording) identity(s State) uint64 {
 	return sum.Sum64()
 }
 
-// Punch is the mode of fallocate that zeroes a range of an image.
+// Punch is the fallocate mode that zeroes a range of an image.
 const Punch = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
 
-// Make writes the disks in a state to images in dir, under the names of the disks.
+// Make writes the disks of a state to images in dir, named after the disks.
 func (r *Recording) Make(s State, dir string) (err error) {
 	var files []*os.File
 	defer func() {
@@ -224,7 +223,7 @@ func (r *Recording) Make(s State, dir string) (err error) {
 	return failed
 }
 
-// DataOf returns what a sparse image of a disk holds.
+// DataOf returns the data in a sparse image of a disk.
 func DataOf(image string, disk byte) (all []Entry, err error) {
 	f, err := os.Open(image)
 	if err != nil {

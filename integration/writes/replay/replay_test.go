@@ -17,7 +17,7 @@ import (
 
 const sector = 512
 
-// logText is a log as dm-log-writes has it; each entry's data is of the letter it is given, none if 0.
+// logText is a log in the format of dm-log-writes. The data of an entry repeats the given letter; 0 means no data.
 type logText struct{ bytes.Buffer }
 
 func newLog(magic uint64) *logText {
@@ -76,7 +76,7 @@ func TestLogOfWrites(t *testing.T) {
 	}
 }
 
-// recordingOfTwo: disk 0 gets A, a flush and B; then disk 1 gets C.
+// recordingOfTwo returns a recording of two disks: A, a flush and B on disk 0, and then C on disk 1.
 func recordingOfTwo(t *testing.T) *Recording {
 	t.Helper()
 	dir := t.TempDir()

@@ -11,7 +11,7 @@ import (
 	"cambium/internal/atomicfile"
 )
 
-// SetRow replaces the row of a page's tables that begins with the same cell.
+// SetRow replaces the row in a page's tables that has the same first cell.
 func SetRow(page string, cells ...any) error {
 	data, err := os.ReadFile(page)
 	if err != nil {
