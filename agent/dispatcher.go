@@ -49,7 +49,7 @@ type Dispatcher struct {
 	opened  chan struct{}
 	methods action.Table // the rows without dependencies, for requests that arrive before the agent is ready
 
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu      sync.Mutex
 	phase   phase
 	step    string

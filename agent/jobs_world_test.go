@@ -67,7 +67,7 @@ type workshop struct {
 	hanging    chan struct{} // closed when the test ends
 	inForce    map[string]settings.Network
 
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	sent []byte     // last upload
 	key  string     // its header
 }

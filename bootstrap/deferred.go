@@ -12,7 +12,7 @@ type Deferred struct {
 	// Go runs f in a goroutine until it returns or the agent ends.
 	Go func(f func(context.Context))
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	work  []func(context.Context)
 	timer *time.Timer
 }

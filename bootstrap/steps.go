@@ -8,8 +8,8 @@ import (
 	"cambium/settings"
 )
 
-// settingsAnnounceAfter is how long a machine waits for settings before it announces a verdict. Settings may come at
-// any time, so the step has no deadline. By then each source has been asked more than ten times.
+// settingsAnnounceAfter is the time that a machine waits for settings before it announces a verdict. Settings may come
+// at any time, so the step has no deadline. By then each source has been asked more than ten times.
 const settingsAnnounceAfter = 20 * time.Second
 
 // lookAtDisks is the advice for disk failures that have no advice of their own.

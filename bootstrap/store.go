@@ -10,8 +10,8 @@ import (
 	"cambium/storage/decide"
 )
 
-// A machine whose store cannot be mounted serves the Director, but its jobs are withheld: they would initialize themselves on
-// the empty directory. They are released when the disk is mounted, or is no longer attached.
+// A machine whose store cannot be mounted serves the Director, but its jobs are withheld: they would initialize
+// themselves on the empty directory. They are released when the disk is mounted, or is no longer attached.
 
 // storeHold bounds how long the boot waits for a check of the store's file system, or for a mount that replays its
 // journal. After that they continue in the background, because the Health Monitor declares an agent lost after a minute

@@ -22,7 +22,7 @@ type StartRequest struct{ Dirs vcap.Dirs }
 
 type startRecord struct {
 	Requested time.Time `json:"requested"`
-	// Shown is when monit first supervised all services after the request, or zero.
+	// Shown is the time at which monit first supervised all services after the request, or zero.
 	Shown time.Time `json:"shown"`
 	// Pending is the stage of a start that waits for scripts after a boot, or "".
 	Pending string `json:"pending,omitempty"`

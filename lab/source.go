@@ -58,7 +58,7 @@ const (
 	guestInfo    = "/var/lib/guestinfo"
 )
 
-// delivery is how a machine gets its settings.
+// delivery describes the way in which a machine gets its settings.
 type delivery struct {
 	sources []any // for agent.json
 	// put delivers a document. It is called again when the CPI changes the settings.

@@ -88,7 +88,7 @@ type Row struct {
 	// returns when it can be answered or ctx ends, and is called in a goroutine of its own. The dispatcher limits the
 	// delay and the number of delayed answers.
 	Await func(arguments []json.RawMessage) (done func() bool, wait func(ctx context.Context))
-	// ReplyTimeout is how long a caller waits for the first reply; 45 seconds if zero. A request that has not begun by
+	// ReplyTimeout bounds the caller's wait for the first reply; 45 seconds if zero. A request that has not begun by
 	// then is dropped. A synchronous one outside the instance lane is canceled.
 	ReplyTimeout time.Duration
 }

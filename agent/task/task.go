@@ -47,7 +47,7 @@ type Task struct {
 	entry   entry
 	encoded []byte // the entry as JSON; nil after a change
 	visible bool   // the outcome is durable, and callers may see it
-	// kept is when the retention time began: the end of the task or, for a task of an earlier process, the start of
+	// kept is the start of the retention time: the end of the task or, for a task of an earlier process, the start of
 	// this process. The clock may have been set between the two, so their times cannot be compared.
 	kept time.Time
 }

@@ -59,8 +59,9 @@ func (e *Engine) release(step string) {
 var errCanceled = errors.New("another step failed")
 
 const (
-	// hangGrace is how long a step may take to end after its deadline. A step that takes longer counts as failed. One
-	// that hangs in a system call must not delay the verdict nor, if it is optional, keep the machine from being ready.
+	// hangGrace bounds the time that a step may take to end after its deadline. A step that takes longer counts as
+	// failed. One that hangs in a system call must not delay the verdict nor, if it is optional, keep the machine from
+	// being ready.
 	hangGrace = 5 * time.Second
 	// yieldLimit bounds how long a step waits for those in Yields, because the event for which they wait may never
 	// come.

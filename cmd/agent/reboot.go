@@ -22,8 +22,8 @@ type reboot struct {
 	cause string
 }
 
-// findReboot describes the reboot that led to this boot. It returns nil on a first boot, and if an earlier process of this
-// boot has already reported it.
+// findReboot describes the reboot that led to this boot. It returns nil on a first boot, and if an earlier process of
+// this boot has already reported it.
 func findReboot(ctx context.Context, d *display) *reboot {
 	now := d.rec.Snapshot()
 	last, seen, found := d.history.Previous(now)

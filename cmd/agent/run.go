@@ -372,9 +372,9 @@ func (b *booting) showStep(text string) {
 	b.display.serviceLine.ShowDelayed(text)
 }
 
-// lateDiskGrace is how long the Director of a new VM gets "restarting agent" and not a verdict while a disk is missing.
-// A Director deletes the VM after a verdict. cloudfoundry/bosh-agent never gives one: it exits, is restarted and looks
-// again until the Director has waited for ten minutes.
+// lateDiskGrace bounds the time in which the Director of a new VM gets "restarting agent" and not a verdict while a
+// disk is missing. A Director deletes the VM after a verdict. cloudfoundry/bosh-agent never gives one: it exits, is
+// restarted and looks again until the Director has waited for ten minutes.
 const lateDiskGrace = 2 * time.Minute
 
 // failed announces a verdict. The Director of a new VM gets it unless a missing disk may still appear.

@@ -336,9 +336,9 @@ func cpiClean(ctx context.Context, c *call) error {
 // removal is an object and the method that removes it.
 type removal struct{ method, cid string }
 
-// choose returns the selected objects in the order in which they can be removed. It fails if a disk or snapshot is named
-// and disks is false. The stemcells of a Director are included only if stemcells is set, because create-env assumes that
-// the stemcell in its state file is still uploaded.
+// choose returns the selected objects in the order in which they can be removed. It fails if a disk or snapshot is
+// named and disks is false. The stemcells of a Director are included only if stemcells is set, because create-env
+// assumes that the stemcell in its state file is still uploaded.
 func choose(l iaas.Listing, cids []string, director string, disks, stemcells bool) ([]removal, error) {
 	wanted := map[string]bool{}
 	for _, cid := range cids {

@@ -7,7 +7,7 @@ const (
 	running = "cambium_agent_running 1"
 )
 
-// toldBus is what vcap sees of a bus that is not connected. The agent's status shows that to everybody.
+// toldBus describes a bus that is not connected, as vcap sees it. The agent's status shows that to everybody.
 var toldBus = Other{Doctor: Screen{1, "problem: bus … the agent's bus is not connected: … 'sudo agent doctor'"}}
 
 // Table has the rows of docs/operating.md, in their order.

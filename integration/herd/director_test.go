@@ -22,7 +22,7 @@ type director struct {
 	t    *testing.T
 	conn *nats.Conn
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	requests int
 	waiting  map[string]chan<- answer // by the last token of the reply's subject
 }
@@ -179,7 +179,7 @@ func (h *herd) rotation(ca *testca.CA, trusted []byte, id string) any {
 
 // monitor is a Health Monitor: it notes how long agents were silent.
 type monitor struct {
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	last  map[string]time.Time
 	beats int
 	gap   time.Duration // the longest between two heartbeats of an agent

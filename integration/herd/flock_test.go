@@ -67,7 +67,7 @@ type flock struct {
 	started int
 	names   *names
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	attempts []int64
 	failures map[string]int
 }

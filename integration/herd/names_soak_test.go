@@ -44,7 +44,7 @@ type zone struct {
 	server *httptest.Server
 	ca     *testca.CA
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards the fields below
 	documents map[string][]byte
 	open      int // connections
 	now       broadcast

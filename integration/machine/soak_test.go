@@ -67,7 +67,7 @@ type soak struct {
 	slots  []*slot
 	counts sync.Map // of operations, by name
 
-	mu sync.Mutex // guards what follows
+	mu sync.Mutex // guards the fields below
 	// outages are the times in which agents, by id, were not subscribed because the NATS server was restarted.
 	outages map[string][]*span
 	// returns holds the times from the return of the server until agents were subscribed again.

@@ -27,7 +27,8 @@ type Bus struct {
 	Server string `json:"server"`
 	// Reason says why the last attempt failed.
 	Reason string `json:"reason,omitempty"`
-	// Since is when the connection was made or lost. If there was none yet, it is the time of the first attempt.
+	// Since is the time at which the connection was made or lost. If there was none yet, it is the time of the first
+	// attempt.
 	Since time.Time `json:"since"`
 	// SinceNS is the same time on the clock of Step, because Since is wrong if the clock was set.
 	SinceNS int64 `json:"since_ns,omitempty"`

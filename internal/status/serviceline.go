@@ -8,8 +8,8 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// sendDelay is how long a text must be current before it is sent to the service manager. Each message wakes systemd,
-// which is busy during a boot, and most steps of a normal boot are too short to be read.
+// sendDelay is the time for which a text must be current before it is sent to the service manager. Each message wakes
+// systemd, which is busy during a boot, and most steps of a normal boot are too short to be read.
 const sendDelay = 500 * time.Millisecond
 
 // ServiceLine is the status line that the service manager shows for the agent: STATUS= in systemd.

@@ -144,14 +144,15 @@ type Document struct {
 	State      State  `json:"state"`
 	// Verdict is the reason why the boot failed or, while it is retried, why the last try failed.
 	Verdict string `json:"verdict,omitempty"`
-	// VerdictNS is when the verdict was given or, by a step that still waits, repeated, on the same clock as Step.
+	// VerdictNS is the time at which the verdict was given or, by a step that still waits, repeated, on the same clock
+	// as Step.
 	VerdictNS int64 `json:"verdict_ns,omitempty"`
 	// Try is the number of times that this process has run the boot table. NextTry is when it will run again at the
 	// latest; a request, or a change of disks or links, may start it earlier.
 	Try     int        `json:"try,omitempty"`
 	NextTry *time.Time `json:"next_try,omitempty"`
 	Started time.Time  `json:"started"`
-	// Stopped is when the process ended, or was last seen running. LastState is its state at that time.
+	// Stopped is the time at which the process ended, or was last seen running. LastState is its state at that time.
 	Stopped   *time.Time `json:"stopped,omitempty"`
 	LastState State      `json:"last_state,omitempty"`
 	// Halted means that a signal has stopped the process, which still exists. Ended describes how the last process

@@ -28,8 +28,8 @@ type Origin struct {
 	Kernel  int64 `json:"kernel_ns,omitempty"`
 	Init    int64 `json:"init_ns"`
 	Process int64 `json:"process_ns"`
-	// Unit is when systemd began to start the agent's unit, or 0 if unknown. The agent does not set it; the timeline
-	// asks systemd.
+	// Unit is the time at which systemd began to start the agent's unit, or 0 if unknown. The agent does not set it;
+	// the timeline asks systemd.
 	Unit int64 `json:"unit_ns,omitempty"`
 	// BootTime is the kernel's clock (CLOCK_BOOTTIME) at the start of the document. Other processes compute the
 	// document's age from it, since the wall clock may be set during a boot.

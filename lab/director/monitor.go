@@ -14,7 +14,7 @@ import (
 // MissedAfter is the age of the last heartbeat after which the Health Monitor considers an agent timed out.
 const MissedAfter = 60 * time.Second
 
-// Event is what an agent has published for the Health Monitor.
+// Event is a message that an agent has published for the Health Monitor.
 type Event struct {
 	Time  time.Time       `json:"time"`
 	Kind  string          `json:"kind"` // "heartbeat", "alert", "shutdown"

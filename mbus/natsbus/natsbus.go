@@ -300,9 +300,9 @@ func (b *Bus) Rotate(ctx context.Context, id Identity) (*Rotation, error) {
 // drainTime bounds the time in which a replaced connection may deliver the messages that it has received.
 const drainTime = 5 * time.Second
 
-// overlapTime is how long both connections stay subscribed. A server looks up the subscribers of a request before it
-// delivers it. If a busy server looks them up before the new subscription and delivers after the old one has ended, the
-// request is lost.
+// overlapTime is the time for which both connections stay subscribed. A server looks up the subscribers of a request
+// before it delivers it. If a busy server looks them up before the new subscription and delivers after the old one has
+// ended, the request is lost.
 const overlapTime = 250 * time.Millisecond
 
 // Commit makes the new connection the current one and closes the old one.

@@ -91,7 +91,8 @@ func probe(ctx context.Context, agentID string, server *url.URL, config *tls.Con
 		p.Failed, p.Err = failedStep(dial.step, err, encrypted.Load()), explain(err)
 		var network net.Error
 		p.Timeout = errors.As(err, &network) && network.Timeout() || errors.Is(err, context.DeadlineExceeded)
-		// The end of ctx closes the connection: whether a read fails by that or by its own deadline is a matter of luck.
+		// The end of ctx closes the connection: whether a read fails by that or by its own deadline is a matter of
+		// luck.
 		if ctx.Err() != nil && errors.Is(err, net.ErrClosed) {
 			p.Timeout, p.Err = true, fmt.Errorf("no answer within %s", timeout)
 		}

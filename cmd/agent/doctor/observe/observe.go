@@ -194,7 +194,8 @@ func Local(ctx context.Context, o Options) Facts {
 	return m
 }
 
-// observeAgent looks at the file systems before the status: the agent reports a migration in its status before it makes the store read-only.
+// observeAgent looks at the file systems before the status: the agent reports a migration in its status before it makes
+// the store read-only.
 func (m *Facts) observeAgent(ctx context.Context, o Options) {
 	m.FileSystems = fileSystems(o.Dirs)
 	m.Agent = agentState(ctx, o)
