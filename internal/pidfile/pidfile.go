@@ -83,7 +83,7 @@ func content(path string) (string, error) {
 	return string(text), err
 }
 
-// Alive reports whether a process exists, regardless of its user. A zombie does not count.
+// Alive reports whether a process of any user exists. A zombie does not count.
 func Alive(pid int) bool {
 	if pid <= 0 || errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
 		return false

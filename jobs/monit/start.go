@@ -110,7 +110,7 @@ func (s Starter) Plan(ctx context.Context) (changes []Change, err error) {
 }
 
 // Start writes monit's account, keeps stopped jobs stopped, and makes sure that a daemon with the account is running.
-// It returns the changes, of which there are none if only the agent was restarted.
+// It returns the changes. If only the agent was restarted, there are none.
 func (s Starter) Start(ctx context.Context) (made []Change, err error) {
 	running := make(chan bool, 1)
 	go func() { running <- s.Services.Running(ctx, UnitName) }() // systemd takes as long as the disk

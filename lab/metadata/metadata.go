@@ -35,7 +35,7 @@ type Instance struct {
 }
 
 // Server is the service. It recognizes a machine by its source address, or else by its network card, because a Director
-// may have given the machine an address other than the IaaS did.
+// may have given the machine an address other than the IaaS's.
 type Server struct {
 	// Neighbor returns the hardware address for an IP address, or nil if it is unknown.
 	Neighbor func(address string) net.HardwareAddr

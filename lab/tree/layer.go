@@ -34,8 +34,7 @@ func (l Layer) Make() error {
 	return nil
 }
 
-// Mounted calls f with the layer mounted. Only f and its child processes see the mount, so that none remains
-// after a crash.
+// Mounted calls f with the layer mounted. Only f and its child processes see the mount, so that a crash leaves none.
 func (l Layer) Mounted(f func(root string) error) error {
 	return thread.Run(func() error {
 		if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {

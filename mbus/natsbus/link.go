@@ -130,7 +130,7 @@ func (l *link) resolved() (all []netip.AddrPort) {
 	return all
 }
 
-// pauses decides how long to wait before all servers are retried.
+// pauses decides how long to wait before the next round of all servers.
 type pauses struct {
 	pace            pace
 	attempt         int

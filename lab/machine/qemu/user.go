@@ -13,8 +13,8 @@ import (
 // firstUser is the first of 2^24 user ids that no distribution and no systemd assigns.
 const firstUser = 0x70000000
 
-// userOf returns the uid and gid of a machine's QEMU. They have no account. Each machine has its own, so that a program which
-// breaks into one QEMU cannot reach the memory and descriptors of another.
+// userOf returns the uid and gid of a machine's QEMU. They have no account. Each machine has its own, so that an
+// attacker in one QEMU cannot reach the memory and descriptors of another.
 func userOf(name string) uint32 {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(name)) // cannot fail

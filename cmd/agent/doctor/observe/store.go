@@ -38,8 +38,8 @@ func AskStoreIfCalled() {
 }
 
 // askStore reads the device, bypassing the cache. Then it removes an attribute that no directory has: this writes
-// nothing, but blocks while the file system is frozen. It holds the lock meanwhile, so that at most one child
-// remains. Once the device has answered, the lock file has one byte.
+// nothing, but blocks while the file system is frozen. It holds the lock meanwhile, so that at most one child stays
+// blocked. Once the device has answered, the lock file has one byte.
 func askStore(lock, dir, device string) error {
 	f, err := os.OpenFile(lock, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
