@@ -13,8 +13,8 @@ import (
 	"cambium/storage/decide"
 )
 
-// disks is a desired state of disks, which package storage plans and brings about by two functions. The plan of a disk
-// that is not there yet is a warning: what a boot does with it depends on what it carries.
+// disks returns the goal for disks, which package storage plans and sets up. If a disk is missing, its plan is a
+// warning, because what a boot does depends on the content of the disk.
 func disks[D any](plan, setUp func(context.Context, D) ([]storage.Change, error), want D) engine.Goal {
 	return engine.Goal{
 		Plan: func(ctx context.Context, f *engine.Forecast) ([]engine.Change, error) {

@@ -48,9 +48,10 @@ type EphemeralDisks interface {
 type PersistentDisks interface {
 	PlanMountLast(ctx context.Context) (changes []storage.Change, warning string, err error)
 	MountLast(ctx context.Context) (changes []storage.Change, warning string, err error)
-	// CurrentWork is the disk whose file system is being checked or mounted, what is done in a sentence, and since when; empty if there is none.
+	// CurrentWork returns the disk whose file system is being checked or mounted, what is done in a sentence, and since
+	// when. cid is "" if there is none.
 	CurrentWork() (cid, what string, since time.Time)
-	// PlanMount says what mount_disk would do with the disks that MountLast does not mount.
+	// PlanMount returns what mount_disk would do with the disks that MountLast does not mount.
 	PlanMount(ctx context.Context) ([]storage.Change, error)
 	// CheckKnown returns an error for associations of unknown disks, and for disks that nothing accounts for.
 	CheckKnown(associations []settings.DiskAssociation) error

@@ -95,7 +95,7 @@ func (s *Span) Parts(began time.Time, parts []status.Part) {
 	})
 }
 
-// Part records a stretch of work from now until end is called.
+// Part records a part of the step, from now until end is called.
 func (s *Span) Part(name string) (end func()) {
 	began := time.Now()
 	return func() {
@@ -103,8 +103,8 @@ func (s *Span) Part(name string) (end func()) {
 	}
 }
 
-// Changed records what the step has changed on the machine. A boot whose steps record none found
-// everything as it should be.
+// Changed records changes that the step has made to the machine. If no step has any, the machine was already in the
+// desired state.
 func (s *Span) Changed(changes ...Change) {
 	if len(changes) == 0 || s.attempt.superseded() {
 		return

@@ -54,7 +54,7 @@ type Goal struct {
 	Plan func(ctx context.Context, f *Forecast) ([]Change, error)
 	// Converge establishes the state and returns the changes made.
 	Converge func(ctx context.Context) ([]Change, error)
-	// Optional goals warn where others fail the step.
+	// Optional goals only warn if they fail.
 	Optional bool
 }
 
