@@ -17,24 +17,23 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// ErrNotSetUp means that there are no firewall rules for the supervisor on this machine, so no job
-// needs an exception.
+// ErrNotSetUp is returned if the machine has no firewall rules for the supervisor, so that no job needs an exception.
 var ErrNotSetUp = errors.New("no firewall rules for monit on this machine")
 
-// Job is a process that needs a connection to the supervisor.
+// Job is a process that needs to connect to the supervisor.
 type Job struct {
-	Root string // of /proc and /sys, normally /
-	UID  uint32 // of vcap, allowed where the job has no control group of its own
+	Root string // directory of proc and sys, normally "/"
+	UID  uint32 // of vcap, which is allowed if the job has no cgroup of its own
 }
 
 const commentPrefix = "bosh-monit-access:"
 
-// scope is the name of the control group that bpm runs a job in. Up to bpm 1.4.32 it is runc-bpm-JOB.scope. Since
-// then it begins with the name of the group that bpm was started in, as in monit-service-bpm-bpm-JOB.scope; without
-// systemd it is bpm-JOB, in that group.
+// scope matches the name of the cgroup in which bpm runs a job. Up to bpm 1.4.32 it is runc-bpm-JOB.scope. Later ones
+// begin with the name of bpm's own cgroup, as in monit-service-bpm-bpm-JOB.scope; without systemd it is bpm-JOB, inside
+// of bpm's own cgroup.
 var scope = regexp.MustCompile(`^(?:(?:runc-bpm|.+?-bpm-bpm)-(.+)\.scope|bpm-(.+))$`)
 
-// jobOf is the job, and the process of it where it has several, that runs in a control group of that name.
+// jobOf returns the job in a cgroup of that name, with the process if the job has several.
 func jobOf(group string) (job string, found bool) {
 	m := scope.FindStringSubmatch(group)
 	if m == nil {
@@ -43,8 +42,8 @@ func jobOf(group string) (job string, found bool) {
 	return m[1] + m[2], true
 }
 
-// Allow allows the calling process's job to connect to the supervisor, for the program bosh-enable-monit-access. The
-// job is recognized by its control group; where that is not possible, every process of vcap is allowed.
+// Allow lets the calling process's job connect to the supervisor, for the program bosh-enable-monit-access. It
+// identifies the job by its cgroup. If that is not possible, it allows all processes of vcap.
 func (f *Firewall) Allow(ctx context.Context, j Job) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -70,10 +69,10 @@ func (f *Firewall) Allow(ctx context.Context, j Job) error {
 	if f.Log != nil {
 		f.Log.WithError(err).Warn("cannot identify the job by its cgroup; allowing all of vcap")
 	}
-	return f.letUserIn(conn, have, j.UID)
+	return f.allowUser(conn, have, j.UID)
 }
 
-// allowGroup replaces the rules of an earlier run of the job: its control group had another inode
+// allowGroup adds a rule for the job's cgroup and replaces that of an earlier run, whose cgroup had another inode
 // number.
 func (f *Firewall) allowGroup(conn *nftables.Conn, job string, level uint32, id uint64) error {
 	chain := &nftables.Chain{Name: jobsChain, Table: table()}
@@ -100,8 +99,8 @@ func (f *Firewall) allowGroup(conn *nftables.Conn, job string, level uint32, id 
 	return nil
 }
 
-// letUserIn adds a rule for the user unless there is one.
-func (f *Firewall) letUserIn(conn *nftables.Conn, have State, user uint32) error {
+// allowUser adds a rule for the user, unless there is one.
+func (f *Firewall) allowUser(conn *nftables.Conn, have State, user uint32) error {
 	r := join(uid(user), to(monitAddress), logged(fmt.Sprintf("bosh-monit-access: UID %d match: ", user)), accept())
 	encoded, err := encode(r)
 	if err != nil {
@@ -122,8 +121,7 @@ func (f *Firewall) letUserIn(conn *nftables.Conn, have State, user uint32) error
 	return nil
 }
 
-// group finds the job's control group: its name, its depth in the hierarchy, and its id, which is
-// the inode number of its directory.
+// group returns the job, and the depth and id of its cgroup. The id is the inode number of its directory.
 func (j Job) group() (job string, level uint32, id uint64, err error) {
 	data, err := os.ReadFile(filepath.Join(j.Root, "proc/self/cgroup"))
 	if err != nil {
@@ -140,7 +138,7 @@ func (j Job) group() (job string, level uint32, id uint64, err error) {
 			continue
 		}
 		below := filepath.Join(elements[:i+1]...)
-		// With version 1 beside it, version 2 is mounted one level deeper.
+		// With cgroup v1, v2 is mounted one level deeper.
 		for _, mount := range []string{"sys/fs/cgroup/unified", "sys/fs/cgroup"} {
 			info, err := os.Stat(filepath.Join(j.Root, mount, below))
 			if errors.Is(err, fs.ErrNotExist) {
@@ -160,7 +158,7 @@ func (j Job) group() (job string, level uint32, id uint64, err error) {
 	return "", 0, 0, errors.New("not running in a bpm cgroup")
 }
 
-// unifiedPath is the line "0::/path" of /proc/self/cgroup.
+// unifiedPath returns the path in the line "0::/path" of /proc/self/cgroup.
 func unifiedPath(text string) (string, bool) {
 	for line := range strings.Lines(text) {
 		if path, found := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "0::"); found && strings.HasPrefix(path, "/") {

@@ -1,9 +1,9 @@
 // Package firewall restricts access to the message bus, the process supervisor and, on request, the metadata service.
 // These trust any local process that can connect. The package configures nftables over netlink.
 //
-// Table inet bosh_agent holds our chains. A chain is rebuilt in one transaction when it differs from the desired state,
-// so that there is no moment without its rules. monit_access_jobs belongs to the jobs: it is made if missing and never
-// flushed.
+// Its chains are in the table inet bosh_agent. A chain that differs from the desired state is rebuilt in one
+// transaction, so that its rules are always in place. The chain monit_access_jobs belongs to the jobs: it is created if
+// missing, and never flushed.
 package firewall
 
 import (
@@ -31,8 +31,8 @@ const (
 	natsChain  = "nats_access"
 	monitChain = "monit_access"
 	jobsChain  = "monit_access_jobs"
-	// metadataChain and forwardChain close metadata services, to the machine's processes and to what it forwards for
-	// containers.
+	// metadataChain and forwardChain block access to metadata services, by local processes and by containers for which
+	// the machine forwards.
 	metadataChain = "metadata_access"
 	forwardChain  = "metadata_access_forward"
 )
@@ -40,73 +40,73 @@ const (
 // monitAddress is the address at which the process supervisor listens.
 var monitAddress = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 2822)
 
-// errUnsupported means that this kernel has no nftables, or denies access to it. The agent then
-// runs without rules.
+// errUnsupported is returned if the kernel has no nftables, or denies access to it. The agent then runs without rules.
 var errUnsupported = errors.New("nftables is not available")
 
-// Firewall works on the network namespace of the process.
+// Firewall reads and changes the rules in the network namespace of the process.
 type Firewall struct {
 	Log *logrus.Entry
-	// Resolver finds the addresses of the bus; nil means the system's.
+	// Resolver resolves the addresses of the bus. If nil, the system's resolver does.
 	Resolver interface {
 		LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
 	}
 }
 
-// Desired describes the wanted rules. What it does not name stays as it is.
+// Desired describes the wanted rules. Other rules stay as they are.
 type Desired struct {
-	// Off removes the chains for monit and the bus, whatever Monit and NATS say. The chain of the jobs stays: without
-	// ours no chain jumps to it.
+	// Off removes the chains for monit and the bus, whatever Monit and NATS contain. The chain of the jobs stays: no
+	// other chain jumps to it any more.
 	Off bool
-	// Monit closes the supervisor's port to all but root and what jobs let in.
+	// Monit restricts the supervisor's port to root and to the exceptions of jobs.
 	Monit bool
-	// NATS closes these addresses to all but root; nil leaves the present rules.
+	// NATS restricts these addresses to root. If nil, the present rules stay.
 	NATS []netip.AddrPort
-	// Metadata says who reaches metadata services; nil leaves the present rules.
+	// Metadata restricts access to metadata services. If nil, the present rules stay.
 	Metadata *Metadata
 }
 
-// Metadata says who reaches metadata services, and registries with settings.
+// Metadata describes who may connect to metadata services, and to registries with settings.
 type Metadata struct {
 	// Open removes the rules.
 	Open bool
-	// Servers are closed, and so are those that the present rules close: the agent may not know them all at first.
+	// Servers lists servers to restrict. Those that the present rules restrict stay restricted, since the agent may not
+	// know all of them at first.
 	Servers []netip.AddrPort
-	// Users reach them, besides root.
+	// Users may connect, besides root.
 	Users []uint32
 }
 
-// State holds the chains of our table as observed, with their rules in the kernel's own encoding.
+// State holds the observed chains of our table. Rules are in the kernel's encoding.
 type State struct {
 	chains map[string]chainState
 }
 
 type chainState struct {
-	base  bool // a filter chain on the hook of our chain of that name, with our priority and policy accept
+	base  bool // its type, hook, priority and policy are those of our chain of that name
 	rules [][]byte
-	// servers are those that a rule of our shape refuses.
+	// servers lists the servers that a rule like ours rejects.
 	servers []netip.AddrPort
 }
 
-// Op is a kind of change.
+// Op is the kind of a change.
 type Op string
 
-// The kinds of change.
+// Kinds of changes.
 const (
-	OpMakeChain    Op = "make-chain"    // empty; jobs add rules to it
+	OpMakeChain    Op = "make-chain"    // an empty one, to which jobs add rules
 	OpFillChain    Op = "fill-chain"    // with exactly our rules
-	OpReplaceChain Op = "replace-chain" // the same, but it is not attached as it should be and goes first
+	OpReplaceChain Op = "replace-chain" // the same, after removing a chain with a wrong hook or priority
 	OpRemoveChain  Op = "remove-chain"
 )
 
-// Change is one step from what is to what is wanted.
+// Change is a step towards the desired state.
 type Change struct {
 	Op    Op
 	Chain string
 	rules []rule
 }
 
-// Runs is false: no program or service is started.
+// Runs returns false: a change of rules starts no program or service.
 func (Change) Runs() bool { return false }
 
 // String describes the change in one line.
@@ -134,13 +134,12 @@ func table() *nftables.Table {
 	return &nftables.Table{Name: tableName, Family: nftables.TableFamilyINet}
 }
 
-// priority is one before that of the usual filter chains, so that their accept verdicts do not
-// apply first.
+// priority returns a priority just before that of other filter chains, whose accept verdicts would apply first.
 func priority() *nftables.ChainPriority {
 	return nftables.ChainPriorityRef(*nftables.ChainPriorityFilter - 1)
 }
 
-// hook is the place in the kernel where a chain of ours sees packets.
+// hook returns the hook of one of our chains.
 func hook(chain string) *nftables.ChainHook {
 	if chain == forwardChain {
 		return nftables.ChainHookForward
@@ -178,7 +177,7 @@ func observe(conn *nftables.Conn) (State, error) {
 			return State{}, fmt.Errorf("list rules of %s: %w", chain.Name, err)
 		}
 		for _, r := range rules {
-			// A rule that cannot be encoded is foreign; nil equals none of ours.
+			// A rule that cannot be encoded is foreign: nil equals none of ours.
 			encoded, err := encode(r.Exprs)
 			if err != nil {
 				encoded = nil
@@ -193,7 +192,7 @@ func observe(conn *nftables.Conn) (State, error) {
 	return s, nil
 }
 
-// Diff decides which chains have to be made, rebuilt or removed.
+// Diff returns the chains to create, rebuild or remove.
 func Diff(have State, want Desired) (changes []Change, err error) {
 	if want.Off {
 		changes = removed(have, monitChain, natsChain)
@@ -261,7 +260,7 @@ func diffChain(have State, name string, rules []rule) ([]Change, error) {
 	return []Change{{Op: op, Chain: name, rules: rules}}, nil
 }
 
-// Apply makes all changes in one transaction: all of them are made or none.
+// Apply makes all changes in one transaction: either all of them or none.
 func (f *Firewall) Apply(ctx context.Context, changes []Change) (made []Change, err error) {
 	if len(changes) == 0 {
 		return nil, nil
@@ -311,9 +310,8 @@ func queue(conn *nftables.Conn, t *nftables.Table, c Change) {
 	}
 }
 
-// Resolve finds the addresses of the servers that the URLs name. URLs of other kinds, and those
-// without a port, have none. A server that cannot be resolved is left out; if that is all of
-// them the result is nil, and Diff then leaves the rules there are.
+// Resolve returns the addresses of the servers in URLs. It ignores other schemes and URLs without a port, and skips
+// servers that cannot be resolved. If none is left, it returns nil, with which Diff keeps the present rules.
 func (f *Firewall) Resolve(ctx context.Context, urls []secret.URL) (servers []netip.AddrPort) {
 	resolver := f.Resolver
 	if resolver == nil {
@@ -342,7 +340,7 @@ func (f *Firewall) Resolve(ctx context.Context, urls []secret.URL) (servers []ne
 	return sorted(servers)
 }
 
-// sorted normalizes a list of servers, so that the same servers have the same rules.
+// sorted normalizes a list of servers, so that the same servers result in the same rules.
 func sorted(servers []netip.AddrPort) (unique []netip.AddrPort) {
 	for _, s := range servers {
 		unique = append(unique, netip.AddrPortFrom(s.Addr().Unmap().WithZone(""), s.Port()))
@@ -363,7 +361,7 @@ func endpoint(u secret.URL) (host string, port uint16, ok bool) {
 	return parsed.Hostname(), uint16(n), true
 }
 
-// supported marks errors that mean that nftables cannot be used on this machine.
+// supported marks errors that show that nftables cannot be used on this machine.
 func supported(err error) error {
 	for _, errno := range []error{unix.EPERM, unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT, unix.ENOSYS} {
 		if errors.Is(err, errno) {
@@ -373,7 +371,7 @@ func supported(err error) error {
 	return err
 }
 
-// encode is the kernel's encoding of a rule, by which two rules are compared.
+// encode returns the kernel's encoding of a rule, for comparison.
 func encode(exprs []expr.Any) ([]byte, error) {
 	var b bytes.Buffer
 	for _, e := range exprs {

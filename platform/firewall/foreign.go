@@ -8,8 +8,8 @@ import (
 	"github.com/google/nftables/expr"
 )
 
-// ForeignDrops names the chains of others that see outgoing packets and can drop them, by their policy or
-// by a rule. It is for people who look for the reason why a server cannot be reached.
+// ForeignDrops lists other programs' chains that may drop outgoing packets, by their policy or by a rule, for operators
+// who wonder why a server is unreachable.
 func (f *Firewall) ForeignDrops(ctx context.Context) (found []string, err error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -42,7 +42,7 @@ func (f *Firewall) ForeignDrops(ctx context.Context) (found []string, err error)
 	return found, nil
 }
 
-// dropping counts the rules that end in a drop or reject.
+// dropping counts the rules that drop or reject.
 func dropping(rules []*nftables.Rule) (n int) {
 	for _, r := range rules {
 		for _, e := range r.Exprs {

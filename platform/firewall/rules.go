@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rule is a list of expressions; register 1 carries each value to its comparison.
+// rule is a list of expressions. Register 1 passes values to comparisons.
 type rule = []expr.Any
 
 func join(parts ...[]expr.Any) (r rule) {
@@ -20,7 +20,7 @@ func join(parts ...[]expr.Any) (r rule) {
 	return r
 }
 
-// monitRules accept the exceptions of jobs, established connections and root, and drop the rest.
+// monitRules returns rules that accept the exceptions of jobs, established connections and root, and drop the rest.
 func monitRules() []rule {
 	return []rule{
 		{&expr.Verdict{Kind: expr.VerdictJump, Chain: jobsChain}},
@@ -30,7 +30,7 @@ func monitRules() []rule {
 	}
 }
 
-// natsRules accept established connections, and for each server root, and drop the rest.
+// natsRules returns rules that accept established connections and, for each server, root, and drop the rest.
 func natsRules(servers []netip.AddrPort) []rule {
 	rules := []rule{join(established(), accept())}
 	for _, s := range servers {
@@ -39,8 +39,8 @@ func natsRules(servers []netip.AddrPort) []rule {
 	return rules
 }
 
-// metadataRules accept established connections, and for each server root and users, and refuse the rest at once: a job
-// that looks for a metadata service does not wait for a time-out.
+// metadataRules returns rules that accept established connections and, for each server, root and users. They reject the
+// rest at once, so that a job that looks for a metadata service does not run into a timeout.
 func metadataRules(servers []netip.AddrPort, users []uint32) []rule {
 	rules := []rule{join(established(), accept())}
 	for _, s := range servers {
@@ -52,14 +52,14 @@ func metadataRules(servers []netip.AddrPort, users []uint32) []rule {
 	return rules
 }
 
-// sortedUsers are root and users, so that the same users have the same rules.
+// sortedUsers returns root and users in order, so that the same users result in the same rules.
 func sortedUsers(users []uint32) []uint32 {
 	all := append([]uint32{0}, users...)
 	slices.Sort(all)
 	return slices.Compact(all)
 }
 
-// forwardRules refuse what others send through this machine: no user is known there.
+// forwardRules returns rules that reject forwarded packets, whose users are unknown.
 func forwardRules(servers []netip.AddrPort) (rules []rule) {
 	for _, s := range servers {
 		rules = append(rules, refuse(s))
@@ -67,12 +67,12 @@ func forwardRules(servers []netip.AddrPort) (rules []rule) {
 	return rules
 }
 
-// refuse is "ip daddr A tcp dport P reject with tcp reset".
+// refuse returns "ip daddr A tcp dport P reject with tcp reset".
 func refuse(server netip.AddrPort) rule {
 	return join(to(server), rule{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}})
 }
 
-// refused returns the server of a rule that refuse has made.
+// refused returns the server of a rule created by refuse.
 func refused(r rule) (server netip.AddrPort, is bool) {
 	var values [][]byte
 	for _, e := range r {
@@ -93,7 +93,7 @@ func refused(r rule) (server netip.AddrPort, is bool) {
 	return server, err == nil && wantErr == nil && bytes.Equal(have, want)
 }
 
-// established is "ct state established,related".
+// established returns "ct state established,related".
 func established() rule {
 	return rule{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
@@ -102,7 +102,7 @@ func established() rule {
 	}
 }
 
-// uid is "meta skuid N".
+// uid returns "meta skuid N".
 func uid(n uint32) rule {
 	return rule{
 		&expr.Meta{Key: expr.MetaKeySKUID, Register: 1},
@@ -110,7 +110,7 @@ func uid(n uint32) rule {
 	}
 }
 
-// cgroup is "socket cgroupv2 level N ID".
+// cgroup returns "socket cgroupv2 level N ID".
 func cgroup(level uint32, id uint64) rule {
 	return rule{
 		&expr.Socket{Key: expr.SocketKeyCgroupv2, Level: level, Register: 1},
@@ -118,7 +118,7 @@ func cgroup(level uint32, id uint64) rule {
 	}
 }
 
-// to is "ip daddr A tcp dport P", or the same with ip6.
+// to returns "ip daddr A tcp dport P", or the same with ip6.
 func to(server netip.AddrPort) rule {
 	family, offset, length := byte(unix.NFPROTO_IPV4), uint32(16), uint32(4)
 	if server.Addr().Is6() {
