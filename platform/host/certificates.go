@@ -19,13 +19,12 @@ import (
 const (
 	certificateDir    = "/usr/local/share/ca-certificates"
 	certificatePrefix = "bosh-trusted-cert-"
-	// certificatesPending exists from before the first file changes until the store has been
-	// rebuilt, so that an interrupted update is repeated.
+	// certificatesPending exists from before the first change of a file until the store was rebuilt, so that an
+	// interrupted update is repeated.
 	certificatesPending = certificateDir + "/.bosh-trusted-pending"
 )
 
-// updateCertificatesLimit bounds one run of the stemcell's program, which calls hooks of other
-// packages.
+// updateCertificatesLimit bounds a run of update-ca-certificates, which calls hooks of other packages.
 const updateCertificatesLimit = 60 * time.Second
 
 type certificateState struct {
@@ -61,8 +60,8 @@ func (h *Host) observeCertificates() (s certificateState, err error) {
 	return s, nil
 }
 
-// certificates splits a text into its PEM blocks. What is outside of them is dropped; what is
-// inside is not checked, since update-ca-certificates does that.
+// certificates returns the PEM blocks in a text. Text between them is dropped; their content is not checked, since
+// update-ca-certificates does that.
 func certificates(text string) (blocks [][]byte) {
 	const begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 	for {
@@ -98,7 +97,7 @@ func diffCertificates(have certificateState, text string) (changes []Change) {
 			changes = append(changes, Change{Op: OpWriteFile, Path: path, Content: want[path], Mode: 0o644})
 		}
 	}
-	complete := true // another program may have made the bundle anew
+	complete := true // another program may have rebuilt the bundle
 	for _, block := range want {
 		complete = complete && (have.bundle == nil || bytes.Contains(have.bundle, block))
 	}
@@ -109,8 +108,8 @@ func diffCertificates(have certificateState, text string) (changes []Change) {
 	return append(changes, Change{Op: OpUpdateCertificates}, Change{Op: OpRemoveFile, Path: certificatesPending})
 }
 
-// updateCertificates makes the store, or has the program do it that other packages hook into (Java's store, for one).
-// That is known to hang and to fail now and then, hence the limit and the retries.
+// updateCertificates rebuilds the store, or runs update-ca-certificates if other packages have hooks for it, such as
+// Java. That program sometimes hangs or fails, hence the time limit and the retries.
 func (h *Host) updateCertificates(ctx context.Context) error {
 	updated, err := h.updateStore(ctx)
 	if updated && err == nil {

@@ -14,7 +14,7 @@ import (
 	"cambium/internal/command"
 )
 
-// What update-ca-certificates works on.
+// Files of update-ca-certificates.
 const (
 	storeConf   = "/etc/ca-certificates.conf"
 	storeSource = "/usr/share/ca-certificates"
@@ -23,13 +23,13 @@ const (
 	storeHooks  = "/etc/ca-certificates/update.d"
 )
 
-// certificateStore describes the links and the bundle that update-ca-certificates makes.
+// certificateStore holds the links and the bundle that update-ca-certificates creates.
 type certificateStore struct {
 	links  map[string]string // name in storeDir → target
 	bundle []byte
 }
 
-// linkName turns the name of a certificate into that of its link, as update-ca-certificates does.
+// linkName converts the name of a certificate to that of its link, as update-ca-certificates does.
 var linkName = strings.NewReplacer(" ", "_", "(", "=", ")", "=", ",", "_")
 
 func (s *certificateStore) add(path string, content []byte) {
@@ -40,10 +40,10 @@ func (s *certificateStore) add(path string, content []byte) {
 	}
 }
 
-// updateStore leaves the files that 'update-ca-certificates -f' leaves. That starts over a thousand programs, which
-// takes seconds of a VM's creation; here it is one, which names the links by the hash of the subject. It reports false
-// where the program itself has to run: other packages have hooks, or the bundle is not made from the same files in the
-// same order.
+// updateStore creates the same files as 'update-ca-certificates -f', which takes seconds because it starts over a
+// thousand programs. This starts a single one, which names the links by the hash of the subject. It returns false if
+// update-ca-certificates itself has to run: other packages have hooks, or the bundle was not built from the same files
+// in the same order.
 func (h *Host) updateStore(ctx context.Context) (updated bool, err error) {
 	if hooks, err := os.ReadDir(h.at(storeHooks)); err == nil && len(hooks) > 0 || command.Find("restorecon") != "" {
 		return false, nil
@@ -61,8 +61,8 @@ func (h *Host) updateStore(ctx context.Context) (updated bool, err error) {
 	return true, atomicfile.Write(h.at(storeBundle), store.bundle, 0o644)
 }
 
-// wantedStore reads the certificates that the system and its administrators trust. It is not known if the bundle of the
-// machine does not begin with those of the system: then another program has made it.
+// wantedStore returns the store with the certificates that the system and its administrators trust. known is false if
+// the present bundle does not begin with those of the system, so that another program has built it.
 func (h *Host) wantedStore() (store certificateStore, known bool, err error) {
 	conf, err := h.read(storeConf)
 	if err != nil {
@@ -99,7 +99,7 @@ func (h *Host) wantedStore() (store certificateStore, known bool, err error) {
 	return store, true, err
 }
 
-// localCertificates returns the certificates of the machine's administrators and of the deployment, in the order of the
+// localCertificates returns the paths of the certificates of administrators and of the deployment, in the order of the
 // bundle.
 func (h *Host) localCertificates() (paths []string, err error) {
 	dir := h.at(certificateDir)
@@ -108,7 +108,7 @@ func (h *Host) localCertificates() (paths []string, err error) {
 			return err
 		}
 		if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() {
-			return nil // as find -L -type f
+			return nil // like find -L -type f
 		}
 		paths = append(paths, certificateDir+strings.TrimPrefix(path, dir))
 		return nil
@@ -117,7 +117,7 @@ func (h *Host) localCertificates() (paths []string, err error) {
 	return paths, err
 }
 
-// relink makes the links of the store, and removes those to other certificates, or to none.
+// relink creates the links of the store, and removes outdated and broken ones.
 func (h *Host) relink(wanted map[string]string) error {
 	entries, err := os.ReadDir(h.at(storeDir))
 	if err != nil {

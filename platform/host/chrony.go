@@ -15,25 +15,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The part of chronyd's control protocol (version 6) that is needed to say "reload sources".
+// The part of chronyd's control protocol (version 6) for "reload sources".
 const (
 	chronyVersion       = 6
 	chronyRequest       = 1
 	chronyReply         = 2
 	chronyReloadSources = 70
-	chronyLength        = 28 // of this request, padded to the length of its reply, and of the reply
+	chronyLength        = 28 // of the reply, to which the request is padded
 )
 
-// reloadChrony has chronyd read its sources again. A chronyd that does not run is not an error:
-// it reads them when it starts.
+// reloadChrony makes chronyd read its sources again. If chronyd is not running, it reads them when it starts, so that
+// is not an error.
 func reloadChrony(ctx context.Context, socket string) (err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("chronyd: %w", err)
 		}
 	}()
-	// chronyd replies to our socket, so it must be allowed to write to it. Only root and chronyd
-	// can enter the directory.
+	// chronyd must be able to write its reply to this socket. Only root and chronyd can enter the directory.
 	own := filepath.Join(filepath.Dir(socket), fmt.Sprintf("agent.%d.sock", os.Getpid()))
 	if err := os.Remove(own); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -82,8 +81,8 @@ func reloadChrony(ctx context.Context, socket string) (err error) {
 	}
 }
 
-// allowReplies lets chronyd write to our socket. The directory is chronyd's, which may have
-// replaced the socket meanwhile: only a socket of ours is changed, and no link is followed.
+// allowReplies lets chronyd write to the agent's socket. chronyd owns the directory and may have replaced the socket,
+// so this changes only a socket of the agent and does not follow links.
 func allowReplies(path string) error {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

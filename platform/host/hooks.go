@@ -10,13 +10,13 @@ import (
 	"cambium/internal/vcap"
 )
 
-// hookState describes one of the stemcell's hooks as observed.
+// hookState describes a hook of the stemcell as observed.
 type hookState struct {
-	path      string // of the program, without the root; empty if the stemcell has none
-	succeeded bool   // in this boot of the machine
+	path      string // of the program, without the root; "" if there is none
+	succeeded bool   // since the machine booted
 }
 
-// HasHook reports whether the stemcell has a program of that name.
+// HasHook reports whether the stemcell has a hook of that name.
 func (h *Host) HasHook(name string) bool { return h.observeHook(name).path != "" }
 
 func (h *Host) observeHooks(names []string) map[string]hookState {
@@ -48,7 +48,7 @@ func diffHooks(have State, names []string) (changes []Change) {
 	return changes
 }
 
-// succeededMark exists from a hook's success until the next boot of the machine.
+// succeededMark returns the path of a file that exists from a hook's success until the next boot.
 func (h *Host) succeededMark(path string) string {
 	return h.at(vcap.RunDir.HookSucceeded(filepath.Base(path)))
 }

@@ -1,8 +1,8 @@
-// Package host configures the machine as a whole: host name, hosts file, IPv6, time servers and
-// trusted certificates. It also removes the development tools that a hardened image must not
-// have, restricts drives of removable media to root, and runs the stemcell's hooks.
+// Package host configures the machine as a whole: host name, hosts file, IPv6, time servers and trusted certificates.
+// It also removes the development tools that a hardened stemcell must not have, restricts drives of removable media to
+// root, and runs the stemcell's hooks.
 //
-// A Desired names only what the caller cares about; the rest of the machine stays as it is.
+// Everything that Desired does not contain stays as it is.
 package host
 
 import (
@@ -28,43 +28,42 @@ type Host struct {
 	Root string
 	Dirs vcap.Dirs
 	Log  *logrus.Entry
-	// Units restarts services; nil where there is no service manager.
+	// Units restarts services. It is nil without a service manager.
 	Units interface {
 		Restart(ctx context.Context, name string) error
 	}
 
-	// The kernel's host name is not below Root, so tests bring their own.
+	// Tests replace these, since the kernel's host name is not below Root.
 	setHostname func(name []byte) error
 	hostname    func() (string, error)
 }
 
 func (h *Host) at(path string) string { return filepath.Join(h.Root, path) }
 
-// Desired describes the wanted state of the machine. Zero fields are left alone.
+// Desired describes the wanted state of the machine. Zero fields are ignored.
 type Desired struct {
 	Hostname string
 	Hosts    []byte // content of the hosts file, see HostsFile
 	IPv6     bool
-	// TimeServers are names or addresses; an empty list leaves the stemcell's own.
+	// TimeServers lists names or addresses. If it is empty, the stemcell's servers stay.
 	TimeServers []string
-	// Certificates is a text with PEM blocks in it; an empty text means none, nil leaves them as they are.
+	// Certificates is a text with PEM blocks. "" means no certificates; nil leaves them as they are.
 	Certificates *string
-	// RootMedia denies the drives of removable media to all but root.
+	// RootMedia restricts drives of removable media to root.
 	RootMedia bool
-	// Hooks are names of the stemcell's own programs, found in the agent's directory of programs
-	// or in PATH. A hook that does not exist is skipped. One that has succeeded runs again only
-	// after the next boot of the machine: a restart of the agent changes nothing of what hooks
-	// set up.
+	// Hooks lists programs of the stemcell, in the agent's directory of programs or in PATH. Missing ones are skipped.
+	// A hook that has succeeded runs again only after the next boot, since a restart of the agent does not undo its
+	// work.
 	Hooks []string
-	// Marks are empty files that have to exist; they are written in this order.
+	// Marks lists empty files that have to exist. They are written in this order.
 	Marks []string
-	// RemoveListed are files of the stemcell that list paths to remove, one per line: compilers,
-	// static libraries. A missing list is an empty one. Diff refuses paths that no list may
-	// sensibly name (relative ones, the root, its children); the others are removed all the same.
+	// RemoveListed names files of the stemcell that list paths to remove, one on each line: compilers, static
+	// libraries. A missing file is an empty list. Diff returns an error for paths that must not be removed (relative
+	// ones, the root, its children); the others are removed nevertheless.
 	RemoveListed []string
 }
 
-// State describes the machine as observed, in the parts that the Desired names.
+// State describes the parts of the machine that Desired contains, as observed.
 type State struct {
 	Hostname     string // of the kernel
 	HostnameFile []byte
@@ -76,13 +75,13 @@ type State struct {
 	Marks        map[string]bool // whether they exist
 	hooks        map[string]hookState
 	lists        map[string][]listedPath
-	base         string // the agent's base directory, which no list may remove
+	base         string // the agent's base directory, which must not be removed
 }
 
-// Op is a kind of change.
+// Op is the kind of a change.
 type Op string
 
-// The kinds of change.
+// Kinds of changes.
 const (
 	OpSetHostname        Op = "set-hostname"
 	OpWriteFile          Op = "write-file"
@@ -97,13 +96,13 @@ const (
 	OpApplyUdevRules     Op = "apply-udev-rules"
 )
 
-// Change is one step from what is to what is wanted.
+// Change is a step towards the desired state.
 type Change struct {
 	Op      Op
 	Path    string // of a file, without the root
 	Content []byte // of a file or sysctl, or a name
 	Mode    fs.FileMode
-	Listed  []string // paths to remove, of OpRemoveListed
+	Listed  []string // paths to remove, for OpRemoveListed
 }
 
 // String describes the change in one line.
@@ -135,7 +134,7 @@ func (c Change) String() string {
 	return string(c.Op)
 }
 
-// Runs reports that the change starts a program or a service: what that changes in turn is not known.
+// Runs reports whether the change starts a program or a service, whose own changes are not known.
 func (c Change) Runs() bool {
 	switch c.Op {
 	case OpRunHook, OpApplyUdevRules, OpRestartTimesyncd, OpReloadChrony:
@@ -144,7 +143,7 @@ func (c Change) Runs() bool {
 	return false
 }
 
-// Observe reads the parts of the machine that want names.
+// Observe reads the parts of the machine that want contains.
 func (h *Host) Observe(ctx context.Context, want Desired) (s State, err error) {
 	if ctx.Err() != nil {
 		return State{}, context.Cause(ctx)
@@ -197,7 +196,7 @@ func (h *Host) Observe(ctx context.Context, want Desired) (s State, err error) {
 	return s, err
 }
 
-// read returns nil for a file that is not there.
+// read reads a file. It returns nil if the file does not exist.
 func (h *Host) read(path string) ([]byte, error) {
 	data, err := os.ReadFile(h.at(path))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -206,8 +205,8 @@ func (h *Host) read(path string) ([]byte, error) {
 	return data, err
 }
 
-// Diff decides what has to be done, in order. An error says what cannot be had; the changes
-// returned with it are those for everything else and may be applied.
+// Diff returns the changes, in order. The error names everything that cannot be configured. The changes returned with
+// it are for the rest, and may be applied.
 func Diff(have State, want Desired) (changes []Change, err error) {
 	var failed []error
 	add := func(more []Change, err error) {
@@ -251,7 +250,7 @@ func diffHostname(have State, name string) (changes []Change, err error) {
 	return append(changes, file(hostnamePath, have.HostnameFile, []byte(name), 0o644)...), nil
 }
 
-// file writes a file that does not have the wanted content.
+// file returns a change that writes a file, unless it has the wanted content.
 func file(path string, have, want []byte, mode fs.FileMode) []Change {
 	if have != nil && bytes.Equal(have, want) {
 		return nil
@@ -259,8 +258,7 @@ func file(path string, have, want []byte, mode fs.FileMode) []Change {
 	return []Change{{Op: OpWriteFile, Path: path, Content: want, Mode: mode}}
 }
 
-// Apply makes the changes in order, stops at the first that fails and returns those made. Each
-// may be made twice.
+// Apply makes the changes in order until one fails, and returns those made. Changes may be repeated.
 func (h *Host) Apply(ctx context.Context, changes []Change) (made []Change, err error) {
 	for _, c := range changes {
 		if ctx.Err() != nil {
@@ -301,7 +299,7 @@ func (h *Host) apply(ctx context.Context, c Change) error {
 		return reloadChrony(ctx, h.at(chronySocket))
 	case OpRestartTimesyncd:
 		if h.Units == nil {
-			return nil // it reads the file when it starts
+			return nil // timesyncd reads the file when it starts
 		}
 		return h.Units.Restart(ctx, "systemd-timesyncd")
 	case OpUpdateCertificates:
@@ -316,8 +314,8 @@ func (h *Host) apply(ctx context.Context, c Change) error {
 	return errors.New("unknown change")
 }
 
-// write replaces a file atomically. In a container the hosts file is often a mount point of its
-// own, which no rename can replace; there the content is overwritten.
+// write replaces a file atomically. In a container the hosts file is often a mount point, which cannot be replaced; its
+// content is overwritten.
 func (h *Host) write(path string, data []byte, mode fs.FileMode) error {
 	full := h.at(path)
 	if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
@@ -330,7 +328,7 @@ func (h *Host) write(path string, data []byte, mode fs.FileMode) error {
 	return err
 }
 
-// hasSeparator reports a character that ends a line or a word in the files written here.
+// hasSeparator reports whether a text contains a character that ends a line or a word in these files.
 func hasSeparator(s string) bool {
 	return strings.ContainsFunc(s, func(r rune) bool {
 		return unicode.IsSpace(r) || unicode.IsControl(r) || r == '#'

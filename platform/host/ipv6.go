@@ -11,8 +11,7 @@ const (
 	sysctlFile = "/etc/sysctl.d/60-bosh-sysctl.conf"
 )
 
-// errIPv6Off means that the running kernel has no IPv6, which only a reboot with other
-// arguments can change.
+// errIPv6Off is returned if the running kernel has no IPv6, which only a reboot with other arguments can change.
 var errIPv6Off = errors.New("the kernel was started without IPv6")
 
 type ipv6State struct {
@@ -52,7 +51,7 @@ func (h *Host) observeIPv6() (s ipv6State, err error) {
 	return s, nil
 }
 
-// disabled matches the lines by which stemcells disable IPv6 at boot.
+// disabled matches the lines with which stemcells disable IPv6 at boot.
 var disabled = regexp.MustCompile(`(?m)^([ \t]*net[./]ipv6[./]conf[./](?:all|default)[./]disable_ipv6[ \t]*=[ \t]*)1([ \t]*)$`)
 
 func diffIPv6(have ipv6State) (changes []Change, err error) {
@@ -68,7 +67,7 @@ func diffIPv6(have ipv6State) (changes []Change, err error) {
 		changes = append(changes, file(sysctlFile, have.file, edited, 0o644)...)
 	}
 	for _, w := range ipv6Wanted {
-		// 2 is "accept router advertisements even when forwarding", which includes 1.
+		// 2 means "accept router advertisements even when forwarding", which includes 1.
 		value, there := have.sysctl[w.path]
 		if there && value != w.value && !(w.value == "1" && value == "2") {
 			changes = append(changes, Change{Op: OpSetSysctl, Path: w.path, Content: []byte(w.value)})

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listedPath is one line of a list of paths to remove.
+// listedPath is a line of a list of paths to remove.
 type listedPath struct {
 	path   string
 	exists bool
@@ -40,7 +40,7 @@ func (h *Host) observeLists(lists []string) (map[string][]listedPath, error) {
 	return all, nil
 }
 
-// diffListed makes one change of a whole list: a stemcell lists thousands of paths.
+// diffListed returns one change for each list, since a stemcell lists thousands of paths.
 func diffListed(have State, lists []string) (changes []Change, err error) {
 	var failed []error
 	for _, list := range lists {
@@ -72,7 +72,7 @@ func removable(path, base string) error {
 	return nil
 }
 
-// removeListed goes on after a failure and returns what it removed.
+// removeListed removes paths and returns those removed. It continues after an error.
 func (h *Host) removeListed(ctx context.Context, paths []string) (removed []string, err error) {
 	var failed []error
 	for _, path := range paths {

@@ -15,8 +15,9 @@ import (
 	"cambium/internal/command"
 )
 
-// mediaRules has udev keep drives of removable media to root: by its own rules they belong to groups that vcap is in,
-// cdrom and floppy, or to the user at the console (73-seat-late.rules). Other disks belong to group disk.
+// mediaRules makes udev restrict drives of removable media to root. By default they belong to the groups cdrom and
+// floppy, of which vcap is a member, or to the user at the console (73-seat-late.rules). Other disks belong to the
+// group disk.
 const (
 	mediaRules     = "/run/udev/rules.d/72-cambium-media.rules"
 	mediaRulesText = `# Written by the BOSH agent: the settings of this machine, with its secrets, may be on such media.
@@ -25,20 +26,20 @@ SUBSYSTEM=="scsi_generic", ATTRS{type}=="5", OWNER:="root", GROUP:="root", MODE:
 `
 )
 
-// mediaState describes the drives of removable media as observed, and udev's rules for them.
+// mediaState describes the drives of removable media and udev's rules for them, as observed.
 type mediaState struct {
-	udev   bool // it runs
+	udev   bool // udev is running
 	rules  []byte
 	drives []drive
 }
 
-// drive is a node of a drive, and whether it is for root alone.
+// drive is a device node of a drive, and whether only root has access.
 type drive struct {
 	path    string
 	private bool
 }
 
-// HasDrives reports whether the machine has a drive of removable media.
+// HasDrives reports whether the machine has drives of removable media.
 func (h *Host) HasDrives() bool {
 	found, err := h.drives()
 	return err == nil && len(found) > 0
@@ -54,7 +55,7 @@ func (h *Host) observeMedia() (s mediaState, err error) {
 	return s, err
 }
 
-// drives finds the nodes of optical and floppy drives, and of the optical ones for SCSI commands.
+// drives returns the device nodes of optical and floppy drives, and those of optical drives for SCSI commands.
 func (h *Host) drives() (all []drive, err error) {
 	var names []string
 	for _, pattern := range []string{"/dev/sr[0-9]*", "/dev/fd[0-9]*"} {
@@ -84,15 +85,15 @@ func (h *Host) drives() (all []drive, err error) {
 		if err != nil {
 			return nil, err
 		}
-		// A stemcell's bosh-agent-rc gives the drive to root with mode 0660.
+		// A stemcell's bosh-agent-rc gives the drive to root, with mode 0660.
 		owner := info.Sys().(*syscall.Stat_t)
 		all = append(all, drive{path, info.Mode().Perm()&0o007 == 0 && owner.Uid == 0 && owner.Gid == 0})
 	}
 	return all, nil
 }
 
-// diffMedia changes the modes at once, and then the rules: an event that udev is processing by the old ones would
-// change the modes again, and the one that applies the new ones comes after it.
+// diffMedia changes the modes first and then the rules: an event that udev is processing by the old rules may change
+// the modes again, and the event for the new rules comes after it.
 func diffMedia(have mediaState) (changes []Change) {
 	for _, d := range have.drives {
 		if !d.private {
@@ -109,8 +110,8 @@ func diffMedia(have mediaState) (changes []Change) {
 // udevTimeout bounds the wait for udev.
 const udevTimeout = 10 * time.Second
 
-// applyUdevRules has udev read its rules, and process the drives by them. udevadm is udev's interface for that: the
-// protocol of its socket is private and differs between versions.
+// applyUdevRules makes udev read its rules and apply them to the drives. It uses udevadm, since the protocol of udev's
+// socket is private and differs between versions.
 func (h *Host) applyUdevRules(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, udevTimeout, fmt.Errorf("no answer within %s", udevTimeout))
 	defer cancel()
@@ -129,7 +130,7 @@ func (h *Host) applyUdevRules(ctx context.Context) error {
 	return err
 }
 
-// keepToRoot changes owner and mode of a drive's node, which is not there any more if the drive was removed.
+// keepToRoot changes owner and mode of a drive's device node. The node may be gone if the drive was removed.
 func (h *Host) keepToRoot(path string, mode fs.FileMode) error {
 	path = h.at(path)
 	if err := errors.Join(os.Chmod(path, mode), os.Lchown(path, 0, 0)); !errors.Is(err, fs.ErrNotExist) {

@@ -10,12 +10,11 @@ const (
 	hostsPath    = "/etc/hosts"
 )
 
-// HostsFile is the hosts file of a machine with that name, followed by one line per record
-// {address, name}. The machine's own name comes before localhost, so that programs that ask
-// for the canonical name of 127.0.0.1 get it.
+// HostsFile returns the hosts file of a machine with that name and a line for each record {address, name}. The
+// machine's name precedes localhost, so that it is the canonical name of 127.0.0.1.
 //
-// A record that does not fit on a line (empty, white space, a comment sign) is left out and
-// counted: one invalid name must not discard the others.
+// Records that do not fit on a line (empty, or with white space or a comment sign) are skipped and counted: one invalid
+// name must not discard the others.
 func HostsFile(name string, records [][2]string) (content []byte, skipped int, err error) {
 	if err := checkName(name); err != nil {
 		return nil, 0, err
@@ -35,8 +34,8 @@ func HostsFile(name string, records [][2]string) (content []byte, skipped int, e
 	return b.Bytes(), skipped, nil
 }
 
-// checkName accepts what the kernel takes and a file can hold; agent ids are not always valid
-// DNS names.
+// checkName accepts names that the kernel accepts and that a file can contain. Agent ids are not always valid DNS
+// names.
 func checkName(name string) error {
 	const limit = 64 // HOST_NAME_MAX
 	if name == "" || len(name) > limit {

@@ -16,7 +16,7 @@ const (
 	syncTime        = "sync-time"
 )
 
-// timeState says which program keeps the time here, in order of preference.
+// timeState tells which programs can synchronize the time, in order of preference.
 type timeState struct {
 	serverFile string // path of the list of servers
 	servers    []byte // its content
@@ -24,7 +24,7 @@ type timeState struct {
 	sources    []byte
 	timesyncd  bool
 	dropIn     []byte
-	hook       hookState // the stemcell's own program for it
+	hook       hookState // the stemcell's program sync-time
 }
 
 func (h *Host) observeTime() (s timeState, err error) {
@@ -54,13 +54,13 @@ func (h *Host) observeTime() (s timeState, err error) {
 		}
 	}
 	if hook := h.observeHook(syncTime); filepath.Dir(hook.path) == h.Dirs.BoshBin() {
-		s.hook = hook // unlike other hooks, this one is not looked for in PATH
+		s.hook = hook // unlike other hooks, it is not searched in PATH
 	}
 	return s, nil
 }
 
-// diffTime writes the list of servers last where a daemon has to be notified: the list marks
-// completion. The stemcell's own program reads the list, so there it is written first.
+// diffTime writes the list of servers last if a daemon has to be notified, since the list marks completion. The
+// stemcell's program reads the list, so for that it is written first.
 func diffTime(have timeState, servers []string) ([]Change, error) {
 	for _, server := range servers {
 		if server == "" || hasSeparator(server) {
