@@ -35,7 +35,7 @@ func findReboot(ctx context.Context, d *display) *reboot {
 	}
 	why := last.Down
 	if why == "" {
-		why = platform.Crash("/", platform.Journal(ctx, true), last.Started)
+		why = platform.CrashCause("/", platform.Journal(ctx, true), last.Started)
 	}
 	return &reboot{last.AgentID, describeReboot(now.Began(), seen, why)}
 }

@@ -1,5 +1,5 @@
-// Package reboot finds out why the machine went down: from its journal while it goes down, and from what a crash has left
-// after it. It changes nothing. Jobs can write to the journal: what it says is for people, and decides nothing.
+// Package reboot determines why the machine went down: from its journal during the shutdown, or from what a crash has
+// left. It changes nothing. Jobs can write to the journal, so its content is only shown to people and decides nothing.
 package reboot
 
 import (
@@ -17,13 +17,13 @@ import (
 	"cambium/internal/oneline"
 )
 
-// lines and limit bound the part of a journal that is read, and the time for it.
+// lines and limit bound the part of a journal that is read, and the time for that.
 const (
 	lines = "--lines=2000"
 	limit = 5 * time.Second
 )
 
-// Journal returns the end of the journal of this boot, or of the one before it; empty if it has none.
+// Journal returns the end of the journal of this boot or the previous one, or "".
 func Journal(ctx context.Context, previous bool) string {
 	program := command.Find("journalctl")
 	if program == "" {
@@ -36,19 +36,20 @@ func Journal(ctx context.Context, previous bool) string {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	var out bytes.Buffer
-	_, _ = command.Run(ctx, command.Cmd{Name: program, Stdout: &out, // journals in memory have no boot before this one
+	_, _ = command.Run(ctx, command.Cmd{Name: program, Stdout: &out, // a journal in memory has no previous boot
 		Args: []string{boot, lines, "--output=short", "--quiet", "--no-pager"}})
 	return out.String()
 }
 
-// The traces of a request in a journal. Only the names of users and programs are taken from it: arguments can be secret.
+// Traces of a requested shutdown in a journal. Only names of users and programs are extracted, since arguments may be
+// secret.
 var (
 	byClient = regexp.MustCompile(`(?i)(?:reboot|power-?off|halt|kexec|shutdown) requested from client PID \d+ \('([^']{1,40})'\)`)
 	bySudo   = regexp.MustCompile(`sudo\[\d+\]: +(\S{1,40}) : .*COMMAND=\S*?\b(reboot|shutdown|poweroff|halt|systemctl)\b`)
 	byButton = "Power key pressed"
 )
 
-// Requester returns who asked for the machine to go down, according to its journal; empty if that does not say.
+// Requester returns who requested the shutdown according to the journal, or "".
 func Requester(journal string) string {
 	last := ""
 	for line := range strings.Lines(journal) {
@@ -65,13 +66,13 @@ func Requester(journal string) string {
 	return last
 }
 
-// The traces of a crash in the kernel's messages.
+// Traces of a crash in kernel messages.
 var (
 	panicked    = regexp.MustCompile(`Kernel panic - not syncing: (.*)`)
 	outOfMemory = regexp.MustCompile(`Out of memory: Killed process \d+ \(([^)]*)\)`)
 )
 
-// inMessages returns what the kernel's messages say of a crash, where they are from; empty if they say nothing.
+// inMessages describes a crash found in kernel messages, or returns "". where is their origin.
 func inMessages(text, where string) string {
 	if m := panicked.FindStringSubmatch(text); m != nil {
 		return fmt.Sprintf("the kernel panicked: %s (%s)", oneline.Of(m[1]), where)
@@ -82,12 +83,12 @@ func inMessages(text, where string) string {
 	return ""
 }
 
-// recordBytes bounds what is read of one record of a crash.
+// recordBytes bounds the size read from a crash record.
 const recordBytes = 1 << 20
 
-// Crash returns what the machine's crash after a time has left: records of the kernel in pstore, where systemd moves
-// them, the journal of the boot before this one, or the watchdog's status. It is empty if nothing was written.
-func Crash(root, journal string, since time.Time) (cause string) {
+// CrashCause describes a crash after a given time, according to the kernel's records in pstore, or where systemd moves
+// them, the journal of the previous boot, or the watchdog's status. It returns "" if none of them mentions one.
+func CrashCause(root, journal string, since time.Time) (cause string) {
 	for _, dir := range []string{"sys/fs/pstore", "var/lib/systemd/pstore"} {
 		dir = filepath.Join(root, dir)
 		_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {

@@ -58,7 +58,7 @@ func TestCrash(t *testing.T) {
 			}
 		}
 		want := strings.ReplaceAll(c.want, "ROOT", root)
-		if got := Crash(root, c.journal, since); got != want {
+		if got := CrashCause(root, c.journal, since); got != want {
 			t.Errorf("%s: %q, want %q", c.name, got, want)
 		}
 	}
