@@ -40,7 +40,7 @@ func (p program) openPort(ctx context.Context, kept net.Listener) *net.TCPListen
 
 // keepPort makes systemd keep the port open while the agent restarts.
 func (p program) keepPort(listener *net.TCPListener) {
-	if err := p.notifier.Keep(monit.AlertsSocket, listener); err != nil {
+	if err := p.notifier.StoreSocket(monit.AlertsSocket, listener); err != nil {
 		p.log.WithError(err).Warn("systemd cannot keep monit's alert port open while the agent restarts")
 	}
 	_, _ = p.releasePortIfReplaced() // it may have been replaced before systemd kept the port
@@ -79,7 +79,7 @@ func (p program) releasePortIfReplaced() (replaced bool, _ error) {
 	if !programReplaced() {
 		return false, nil
 	}
-	if err := p.notifier.Release(monit.AlertsSocket); err != nil {
+	if err := p.notifier.RemoveSocket(monit.AlertsSocket); err != nil {
 		p.log.WithError(err).Warn("cannot make systemd release monit's alert port")
 	}
 	p.withdrawIdentity()

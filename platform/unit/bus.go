@@ -17,13 +17,13 @@ import (
 	"github.com/godbus/dbus/v5"
 )
 
-// SystemBus connects to the system's message bus, for services other than systemd itself:
-// networkd, logind. The caller closes the connection.
+// SystemBus connects to the system's D-Bus, for services other than systemd itself, such as networkd and logind. The
+// caller closes the connection.
 func SystemBus(ctx context.Context, root string) (*dbus.Conn, error) {
 	return dial(ctx, filepath.Join(root, "run/dbus/system_bus_socket"), (*dbus.Conn).Hello)
 }
 
-// dial connects and authenticates. greet then sends what the other end expects first.
+// dial connects and authenticates. Then it calls greet to send what the peer expects first.
 func dial(ctx context.Context, path string, greet func(*dbus.Conn) error) (*dbus.Conn, error) {
 	// Connecting to a Unix socket never waits: a full backlog is an error.
 	conn, err := dbus.Dial("unix:path=" + dbus.EscapeBusAddressValue(path))
@@ -44,8 +44,8 @@ func dial(ctx context.Context, path string, greet func(*dbus.Conn) error) (*dbus
 	return conn, nil
 }
 
-// closeOnCancel runs a call on conn that takes no context: conn is closed when ctx ends first, which
-// makes the call return. After an error conn is closed.
+// closeOnCancel runs a call on conn that takes no context. If ctx ends first, it closes conn, which makes the call
+// return. It also closes conn after an error.
 func closeOnCancel(ctx context.Context, conn *dbus.Conn, call func() error) error {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() }) // the cause is ctx's
 	err := call()
@@ -58,15 +58,15 @@ func closeOnCancel(ctx context.Context, conn *dbus.Conn, call func() error) erro
 	return err
 }
 
-// connection is go-systemd's connection, and a channel that is closed when the connection is:
-// go-systemd does not report that, and the result of a job would never arrive.
+// connection is go-systemd's connection, with a channel that is closed when the connection is lost. go-systemd does not
+// report that, so that a caller would wait forever for the result of a job.
 type connection struct {
 	*systemd.Conn
 	closed <-chan struct{}
 }
 
-// dialSystemd prefers the socket that systemd itself listens on: it exists before the bus does, and
-// no third process is needed to answer.
+// dialSystemd connects to systemd. It prefers systemd's private socket, which exists before the bus does and needs no
+// third process.
 func dialSystemd(ctx context.Context, root string) (*connection, error) {
 	conn, err := dial(ctx, filepath.Join(root, "run/systemd/private"), func(conn *dbus.Conn) error { return ping(ctx, conn) })
 	if err != nil {
@@ -77,8 +77,8 @@ func dialSystemd(ctx context.Context, root string) (*connection, error) {
 	}
 	c := &connection{closed: conn.Context().Done()}
 	err = closeOnCancel(ctx, conn, func() (err error) {
-		// go-systemd asks for a connection for calls and one for signals. One is enough for both,
-		// as result channels are buffered.
+		// go-systemd uses one connection for calls and one for signals. One is enough for both, since result channels
+		// are buffered.
 		c.Conn, err = systemd.NewConnection(func() (*dbus.Conn, error) { return conn, nil })
 		return err
 	})
@@ -88,11 +88,10 @@ func dialSystemd(ctx context.Context, root string) (*connection, error) {
 	return c, nil
 }
 
-// ping makes sure that systemd reads its private socket. If it has read the first message together
-// with the end of the handshake, it does not look at that message before the next one arrives: so
-// messages are sent until one is answered.
+// ping makes sure that systemd reads its private socket. If systemd has read the first message together with the end of
+// the handshake, it does not process it before the next one arrives, so ping sends messages until one is answered.
 func ping(ctx context.Context, conn *dbus.Conn) error {
-	// The first pauses are short, since a boot waits for them.
+	// The first pauses are short, since boots wait for them.
 	pauses := retry.Backoff{Min: 5 * time.Millisecond, Max: time.Second}
 	for attempt := range 20 {
 		short, cancel := context.WithTimeout(ctx, pauses.Pause(attempt))
@@ -105,12 +104,12 @@ func ping(ctx context.Context, conn *dbus.Conn) error {
 	return errors.New("systemd does not answer")
 }
 
-// job calls one of go-systemd's methods that queue a job, and waits for the job's result. go-systemd
-// queues one job at a time: a call also waits for the reply to an earlier one, bounded by that one's
-// context. Jobs themselves run in parallel.
+// job calls a method of go-systemd that queues a job, and waits for the job's result. go-systemd queues one job at a
+// time, so a call also waits for the reply to an earlier one, bounded by that one's context. The jobs themselves run in
+// parallel.
 func (c *connection) job(ctx context.Context, queue queueFunc, name, mode string) (string, error) {
-	// Buffered: go-systemd handles no other result until this one is taken, and after the end of ctx
-	// it is not taken.
+	// The channel is buffered: go-systemd handles no other result before this one is received, which does not happen if
+	// ctx ends.
 	result := make(chan string, 1)
 	if _, err := queue(c.Conn, ctx, name, mode, result); err != nil {
 		return "", err
@@ -127,8 +126,8 @@ func (c *connection) job(ctx context.Context, queue queueFunc, name, mode string
 
 type queueFunc func(c *systemd.Conn, ctx context.Context, name, mode string, result chan<- string) (int, error)
 
-// property is one property of a unit, nil if it cannot be read. systemd needs milliseconds to collect
-// all properties, and microseconds for one.
+// property returns a property of a unit, or nil if it cannot be read. systemd needs milliseconds to collect all
+// properties, but only microseconds for one.
 func (c *connection) property(ctx context.Context, unit, name string) any {
 	p, err := c.GetUnitPropertyContext(ctx, unit, name)
 	if err != nil {
@@ -137,14 +136,14 @@ func (c *connection) property(ctx context.Context, unit, name string) any {
 	return p.Value.Value()
 }
 
-// connectionLost reports whether a call failed because the connection did, as it does when systemd
-// re-executes itself. What systemd answers is a dbus.Error.
+// connectionLost reports whether a call failed because the connection was lost, as when systemd re-executes itself.
+// Errors that systemd returns are of type dbus.Error.
 func connectionLost(ctx context.Context, err error) bool {
 	var answer dbus.Error
 	return err != nil && ctx.Err() == nil && !errors.As(err, &answer)
 }
 
-// typed turns D-Bus error names into sentinel errors.
+// typed converts D-Bus error names to the errors of this package.
 func typed(err error) error {
 	var d dbus.Error
 	if !errors.As(err, &d) {

@@ -14,16 +14,16 @@ import (
 	"cambium/internal/oneline"
 )
 
-// Notifier tells systemd about this process. The zero value sends nothing, which is right for a
-// process that systemd did not start. It keeps the socket's name, where go-systemd's SdNotify reads the
-// environment at each call and waits for systemd without a deadline.
+// Notifier sends notifications to systemd. The zero value sends nothing, as in a process that systemd did not start.
+// Unlike go-systemd's SdNotify, it does not read the environment for each message, and does not wait for systemd
+// without a deadline.
 type Notifier struct {
 	socket   string
 	watchdog time.Duration
 }
 
-// TakeNotifier reads what systemd put into the environment and removes it from there, so that no
-// program this process starts can notify on its behalf.
+// TakeNotifier reads systemd's environment variables and removes them, so that no program started by this process can
+// send notifications on its behalf.
 func TakeNotifier() (Notifier, error) {
 	n := Notifier{socket: os.Getenv("NOTIFY_SOCKET")}
 	if err := os.Unsetenv("NOTIFY_SOCKET"); err != nil {
@@ -34,30 +34,30 @@ func TakeNotifier() (Notifier, error) {
 	return n, err
 }
 
-// Ready reports that the service is up.
+// Ready tells systemd that the service is ready.
 func (n Notifier) Ready() error { return n.send(daemon.SdNotifyReady) }
 
-// Status is the line that `systemctl status` shows.
+// Status sets the line shown by `systemctl status`.
 func (n Notifier) Status(text string) error {
 	return n.send("STATUS=" + oneline.Of(text))
 }
 
-// Alive feeds the watchdog. Call it from the loop that must not hang, not from a timer of its own.
+// Alive feeds the watchdog. Call it from the loop that must not hang, rather than from a separate timer.
 func (n Notifier) Alive() error { return n.send(daemon.SdNotifyWatchdog) }
 
-// Stopping reports that the service is going down on purpose.
+// Stopping tells systemd that the service is stopping on purpose.
 func (n Notifier) Stopping() error { return n.send(daemon.SdNotifyStopping) }
 
-// Watchdog is the time after which systemd ends a process that has not called Alive; 0 means
-// that there is no watchdog. Call Alive at least twice as often.
+// Watchdog returns the time after which systemd kills a process that has not called Alive, or 0 without a watchdog.
+// Call Alive at least twice as often.
 func (n Notifier) Watchdog() time.Duration { return n.watchdog }
 
-// Keep hands systemd a socket, which it passes to each later process of this service under that name (see
-// TakeListener). The socket stays open while the service is started again, after a crash too, and is closed when the
-// service is stopped. It needs FileDescriptorStoreMax= in the unit; without it systemd ignores the message. A socket
-// unit would keep the port even where cloudfoundry/bosh-agent, which binds it itself, has replaced this agent.
-func (n Notifier) Keep(name string, socket syscall.Conn) error {
-	// Not File().Fd(): it makes the socket itself blocking, and closing it would not end an Accept.
+// StoreSocket stores a socket in systemd, which passes it to later processes of this service under that name (see
+// TakeListener). The socket stays open while the service restarts, even after a crash, and is closed when the service
+// is stopped. The unit needs FileDescriptorStoreMax=; without it, systemd ignores the message. A socket unit would hold
+// the port even if this agent was replaced by cloudfoundry/bosh-agent, which binds the port itself.
+func (n Notifier) StoreSocket(name string, socket syscall.Conn) error {
+	// Do not use File().Fd(): it makes the socket itself blocking, so that closing it would not end an Accept.
 	raw, err := socket.SyscallConn()
 	if err != nil {
 		return fmt.Errorf("store socket in the service manager: %w", err)
@@ -67,10 +67,10 @@ func (n Notifier) Keep(name string, socket syscall.Conn) error {
 	return errors.Join(err, sent)
 }
 
-// Release has systemd close a socket that it keeps.
-func (n Notifier) Release(name string) error { return n.send("FDSTOREREMOVE=1\nFDNAME=" + name) }
+// RemoveSocket makes systemd close a stored socket.
+func (n Notifier) RemoveSocket(name string) error { return n.send("FDSTOREREMOVE=1\nFDNAME=" + name) }
 
-// send passes a message on, with file descriptors encoded as rights if there are any.
+// send sends a message, with file descriptors encoded as rights, if any.
 func (n Notifier) send(message string, rights ...byte) (err error) {
 	if n.socket == "" {
 		return nil
@@ -80,16 +80,16 @@ func (n Notifier) send(message string, rights ...byte) (err error) {
 			err = fmt.Errorf("notify systemd: %w", err)
 		}
 	}()
-	// A leading @ means the abstract name space; package net reads it the same way.
+	// A leading @ means the abstract namespace, in package net, too.
 	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: n.socket, Net: "unixgram"})
 	if err != nil {
 		return err
 	}
-	// systemd reads this socket in its main loop; while it is busy, the agent must not wait for it.
+	// systemd reads this socket in its main loop. While that is busy, the agent must not wait.
 	if err := conn.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
 		return errors.Join(err, conn.Close())
 	}
-	// net writes descriptors only to an address, which a connected socket does not take.
+	// package net writes descriptors only to an address, which a connected socket does not accept.
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return errors.Join(err, conn.Close())

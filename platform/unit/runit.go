@@ -20,16 +20,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Runit is the service manager of older stemcells. It is driven through its sv program, since
-// stemcells replace that program by their own.
+// Runit controls services of runit, the service manager of older stemcells. It runs the program sv, since stemcells
+// replace that with their own.
 type Runit struct {
 	Root string
 	Log  *logrus.Entry
-	// Program is sv if empty; tests set another.
+	// Program replaces sv in tests.
 	Program string
 }
 
-// RunitHas reports whether the stemcell below root has a service of that name for runit, supervised or not.
+// RunitHas reports whether the stemcell below root has a runit service of that name, supervised or not.
 func RunitHas(root, name string) bool {
 	info, err := os.Stat(filepath.Join(root, "etc/sv", name, "run"))
 	return err == nil && info.Mode().IsRegular()
@@ -38,8 +38,8 @@ func RunitHas(root, name string) bool {
 // superviseTimeout bounds the wait for runsvdir, which looks for new services every five seconds.
 const superviseTimeout = 15 * time.Second
 
-// Setup makes runsvdir supervise a service that the stemcell ships but does not start, and waits until it does: sv fails
-// before that.
+// Setup makes runsvdir supervise a service that the stemcell contains but does not start. It waits until that is so,
+// since sv fails before.
 func (r *Runit) Setup(ctx context.Context, name string) error {
 	link := filepath.Join(r.Root, "etc/service", name)
 	if err := os.MkdirAll(filepath.Dir(link), 0o755); err != nil {
@@ -57,7 +57,8 @@ func (r *Runit) Setup(ctx context.Context, name string) error {
 	return nil
 }
 
-// supervised returns no error if runsv has a service: it reads from this FIFO. One without a reader is of an earlier boot.
+// supervised returns nil if runsv supervises a service, since runsv reads from this FIFO. Without a reader, the FIFO is
+// from an earlier boot.
 func (r *Runit) supervised(name string) error {
 	file, err := os.OpenFile(filepath.Join(r.Root, "etc/sv", name, "supervise/ok"), os.O_WRONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -66,7 +67,7 @@ func (r *Runit) supervised(name string) error {
 	return file.Close()
 }
 
-// Start starts a service and waits until it runs.
+// Start starts a service and waits until it is running.
 func (r *Runit) Start(ctx context.Context, name string) error { return r.sv(ctx, "start", name) }
 
 // Stop stops a service and waits until it is down.
@@ -75,7 +76,7 @@ func (r *Runit) Stop(ctx context.Context, name string) error { return r.sv(ctx, 
 // Restart stops and starts a service.
 func (r *Runit) Restart(ctx context.Context, name string) error { return r.sv(ctx, "restart", name) }
 
-// Reload sends SIGHUP, on which daemons read their configuration again.
+// Reload sends SIGHUP, upon which daemons read their configuration again.
 func (r *Runit) Reload(ctx context.Context, name string) error { return r.sv(ctx, "reload", name) }
 
 // Kill sends a signal to a service's main process.
@@ -90,7 +91,7 @@ func (r *Runit) Kill(ctx context.Context, name string, signal syscall.Signal) er
 	return r.sv(ctx, verb, name)
 }
 
-// State reads the state that runsv keeps of a service.
+// State returns the state that runsv records for a service.
 func (r *Runit) State(_ context.Context, name string) (State, error) {
 	dir := filepath.Join(r.Root, "etc/service", name)
 	if _, err := os.Stat(dir); err != nil {
@@ -110,32 +111,31 @@ func (r *Runit) State(_ context.Context, name string) (State, error) {
 		if err != nil {
 			return State{}, fmt.Errorf("state of %s: %w", name, err)
 		}
-		// An empty or incomplete file means that runsv is between two runs, where there is no process.
+		// If the file is empty or incomplete, runsv is between two runs and there is no process.
 		state.MainPID, _ = strconv.Atoi(string(bytes.TrimSpace(pid)))
 	}
 	return state, nil
 }
 
-// Running reports whether a service runs already, so that there is nothing to start.
+// Running reports whether a service is already running.
 func (r *Runit) Running(ctx context.Context, name string) bool {
 	state, err := r.State(ctx, name)
 	return err == nil && state.Active == "active"
 }
 
-// PowerOff turns the machine off, in order.
+// PowerOff shuts the machine down and turns it off.
 func (r *Runit) PowerOff(ctx context.Context) error { return r.run(ctx, "shutdown", "-P", "now") }
 
-// GoingDown is not known: runit stops its services one after the other without a word.
+// GoingDown returns "": runit stops its services one by one without announcing a shutdown.
 func (r *Runit) GoingDown(context.Context) (how string, err error) { return "", nil }
 
-// Warm does nothing: there is no connection to keep. Systemd has one.
+// Warm does nothing, since there is no connection to open.
 func (r *Runit) Warm(context.Context, ...string) {}
 
-// Started logs a service that needs no start as if it had been started.
+// Started logs a service that is already running as if it had been started.
 func (r *Runit) Started(name string) { r.logCommand("start", name) }
 
-// logCommand logs what an operator would have typed: operators and scripts look for exactly these
-// words in the log.
+// logCommand logs the equivalent command: operators and scripts search the log for exactly these words.
 func (r *Runit) logCommand(verb, name string) {
 	if r.Log != nil {
 		r.Log.WithField("command", "sv "+verb+" "+name).Info("asking runit")

@@ -7,9 +7,9 @@ import (
 	"github.com/coreos/go-systemd/v22/activation"
 )
 
-// TakeListener returns the socket that systemd has kept for this service under that name since an earlier process of it
-// called Notifier.Keep, or nil where there is none. It removes what systemd says about sockets from the environment, so that no program this
-// process starts takes a descriptor for one. Call it once, before anything is started.
+// TakeListener returns the socket that an earlier process of this service stored in systemd under that name (see
+// Notifier.StoreSocket), or nil. It removes systemd's environment variables, so that no program started by this process
+// takes another descriptor for a socket. Call it once, before anything is started.
 func TakeListener(name string) (net.Listener, error) {
 	named, err := activation.ListenersWithNames()
 	if err != nil {

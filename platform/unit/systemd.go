@@ -17,23 +17,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Systemd is the service manager of most stemcells. The zero value with Root "/" works; the
-// connection is made at the first call and kept. Close ends it.
+// Systemd controls units of systemd. It connects at the first call and keeps the connection until Close. The zero value
+// with Root "/" is usable.
 type Systemd struct {
 	Root string
 	Log  *logrus.Entry
-	// Self is the unit that this process runs in; empty means that systemd is asked.
+	// Self is the unit of this process. If empty, systemd is asked for it.
 	Self string
 
 	mu   sync.Mutex
 	conn *connection // guarded by mu; nil before the first call
 
-	// reboot is called when neither logind nor systemd takes the request to power off; nil means
-	// reboot(2). A test must never reach that.
+	// reboot is called if neither logind nor systemd accepts the request to power off; nil means reboot(2). Tests must
+	// set it.
 	reboot func(cmd int) error
 }
 
-// Close ends the connection; the next call makes a new one.
+// Close closes the connection. The next call opens a new one.
 func (s *Systemd) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -43,8 +43,7 @@ func (s *Systemd) Close() {
 	}
 }
 
-// connect returns the kept connection, or makes one: systemd closes its private connections when it
-// re-executes itself.
+// connect returns the open connection or opens one: systemd closes its private connections when it re-executes itself.
 func (s *Systemd) connect(ctx context.Context) (*connection, error) {
 	if conn := s.shareConnection(nil); conn != nil {
 		return conn, nil
@@ -56,8 +55,8 @@ func (s *Systemd) connect(ctx context.Context) (*connection, error) {
 	return s.shareConnection(conn), nil
 }
 
-// shareConnection returns the connection that is in use. If there is none, dialed becomes it, otherwise dialed is
-// closed: another call has connected at the same time.
+// shareConnection returns the connection in use. If there is none, that is dialed; otherwise it closes dialed, since
+// another call has connected at the same time.
 func (s *Systemd) shareConnection(dialed *connection) *connection {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -70,8 +69,8 @@ func (s *Systemd) shareConnection(dialed *connection) *connection {
 	return s.conn
 }
 
-// Warm connects ahead of the first request and has systemd load the units that will be started, so
-// that a start need not wait for either.
+// Warm connects in advance and makes systemd load the units that will be started, so that a start need not wait for
+// that.
 func (s *Systemd) Warm(ctx context.Context, units ...string) {
 	conn, err := s.connect(ctx)
 	if err != nil {
@@ -85,24 +84,24 @@ func (s *Systemd) Warm(ctx context.Context, units ...string) {
 	}
 }
 
-// Setup does nothing: the stemcell has installed the unit. Runit needs it.
+// Setup does nothing, since the stemcell has installed the unit. Only runit needs it.
 func (s *Systemd) Setup(context.Context, string) error { return nil }
 
-// Running reports whether a unit is active already, so that there is nothing to start.
+// Running reports whether a unit is already active.
 func (s *Systemd) Running(ctx context.Context, name string) bool {
 	conn, err := s.connect(ctx)
 	return err == nil && conn.property(ctx, full(name), "ActiveState") == "active"
 }
 
-// Started logs a unit that needs no start as if it had been started.
+// Started logs a unit that is already active as if it had been started.
 func (s *Systemd) Started(name string) { s.logCommand("systemctl start " + name) }
 
-// Start starts a unit and waits until it is active; one that is active already is a success.
+// Start starts a unit and waits until it is active. It succeeds if the unit is already active.
 func (s *Systemd) Start(ctx context.Context, name string) error {
 	if err := s.job(ctx, "start", (*systemd.Conn).StartUnitContext, name, s.startMode(ctx, full(name))); err != nil {
 		return err
 	}
-	// The job of a start that was skipped because of a condition has the result "done" as well.
+	// If a start is skipped because of a condition, the job's result is "done", too.
 	conn, err := s.connect(ctx)
 	if err != nil {
 		return fmt.Errorf("start %s: %w", name, err)
@@ -113,13 +112,13 @@ func (s *Systemd) Start(ctx context.Context, name string) error {
 	return nil
 }
 
-// startMode is the mode of a start job. A unit that is ordered after our own would wait until we have
-// notified readiness, while we wait for it: in that case the ordering is ignored.
+// startMode returns the mode for a start job. A unit ordered after the agent's own would wait until the agent is ready,
+// while the agent waits for that unit; in that case the ordering is ignored.
 func (s *Systemd) startMode(ctx context.Context, name string) string {
 	const usual, atOnce = "replace", "ignore-dependencies"
 	conn, err := s.connect(ctx)
 	if err != nil {
-		return usual // the start itself reports it
+		return usual // the start will report the error
 	}
 	self := full(s.Self)
 	if s.Self == "" {
@@ -136,22 +135,22 @@ func (s *Systemd) startMode(ctx context.Context, name string) string {
 	return usual
 }
 
-// Stop stops a unit and waits until it is down; one that does not run is a success.
+// Stop stops a unit and waits until it is stopped. It succeeds if the unit is not running.
 func (s *Systemd) Stop(ctx context.Context, name string) error {
 	return s.job(ctx, "stop", (*systemd.Conn).StopUnitContext, name, "replace")
 }
 
-// Restart stops and starts a unit, or starts it if it does not run.
+// Restart restarts a unit, or starts it if it is not running.
 func (s *Systemd) Restart(ctx context.Context, name string) error {
 	return s.job(ctx, "restart", (*systemd.Conn).RestartUnitContext, name, "replace")
 }
 
-// Reload has a unit read its configuration again, or restarts it if it cannot do that.
+// Reload makes a unit read its configuration again, or restarts it if it does not support that.
 func (s *Systemd) Reload(ctx context.Context, name string) error {
 	return s.job(ctx, "reload-or-restart", (*systemd.Conn).ReloadOrRestartUnitContext, name, "replace")
 }
 
-// ReloadUnits has systemd read its units again.
+// ReloadUnits makes systemd read its unit files again.
 func (s *Systemd) ReloadUnits(ctx context.Context) error {
 	s.logCommand("systemctl daemon-reload")
 	conn, err := s.connect(ctx)
@@ -164,8 +163,7 @@ func (s *Systemd) ReloadUnits(ctx context.Context) error {
 	return nil
 }
 
-// Kill sends a signal to a unit's main process. What the main process has started stays: jobs
-// must outlive a restart of their supervisor.
+// Kill sends a signal to a unit's main process only, since jobs must survive a restart of their supervisor.
 func (s *Systemd) Kill(ctx context.Context, name string, signal syscall.Signal) error {
 	s.logCommand("systemctl kill " + name)
 	conn, err := s.connect(ctx)
@@ -178,8 +176,8 @@ func (s *Systemd) Kill(ctx context.Context, name string, signal syscall.Signal) 
 	return nil
 }
 
-// ResetFailed forgets that a unit has failed, and how often it was started: systemd refuses to start one that has ended
-// too often.
+// ResetFailed resets the failed state and the start counter of a unit, since systemd refuses to start one that has
+// exited too often.
 func (s *Systemd) ResetFailed(ctx context.Context, name string) error {
 	conn, err := s.connect(ctx)
 	if err == nil {
@@ -191,7 +189,7 @@ func (s *Systemd) ResetFailed(ctx context.Context, name string) error {
 	return nil
 }
 
-// StartTransient starts a program as a unit that is forgotten when it ends.
+// StartTransient starts a program as a unit that systemd removes when it exits.
 func (s *Systemd) StartTransient(ctx context.Context, name, description string, argv []string) error {
 	return s.job(ctx, "start", func(c *systemd.Conn, ctx context.Context, name, mode string, result chan<- string) (int, error) {
 		return c.StartTransientUnitContext(ctx, name, mode, []systemd.Property{systemd.PropDescription(description),
@@ -199,7 +197,7 @@ func (s *Systemd) StartTransient(ctx context.Context, name, description string, 
 	}, name, "fail")
 }
 
-// Version is systemd's.
+// Version returns systemd's version.
 func (s *Systemd) Version(ctx context.Context) (int, error) {
 	conn, err := s.connect(ctx)
 	if err != nil {
@@ -216,7 +214,7 @@ func (s *Systemd) Version(ctx context.Context) (int, error) {
 	return version, nil
 }
 
-// State returns a unit's state. A unit that does not exist has Load "not-found".
+// State returns a unit's state. If the unit does not exist, Load is "not-found".
 func (s *Systemd) State(ctx context.Context, name string) (State, error) {
 	conn, err := s.connect(ctx)
 	if err != nil {
@@ -250,7 +248,7 @@ func (s *Systemd) Failed(ctx context.Context) (names []string, err error) {
 	return names, nil
 }
 
-// GoingDown returns how the machine goes down, such as reboot or poweroff; empty if it does not.
+// GoingDown returns how the machine is shutting down, such as "reboot" or "poweroff", or "" if it is not.
 func (s *Systemd) GoingDown(ctx context.Context) (how string, err error) {
 	conn, err := s.connect(ctx)
 	if err != nil {
@@ -269,8 +267,8 @@ func (s *Systemd) GoingDown(ctx context.Context) (how string, err error) {
 	return "", nil
 }
 
-// job queues a job and waits for its result. If the connection is lost in the meantime (systemd has
-// re-executed itself), it is made again once: requesting the same state twice is harmless.
+// job queues a job and waits for its result. If the connection is lost meanwhile, because systemd has re-executed
+// itself, it tries once more: requesting the same state twice is harmless.
 func (s *Systemd) job(ctx context.Context, verb string, queue queueFunc, name, mode string) error {
 	s.logCommand("systemctl " + verb + " " + name)
 	conn, err := s.connect(ctx)
@@ -292,14 +290,13 @@ func (s *Systemd) job(ctx context.Context, verb string, queue queueFunc, name, m
 		return nil
 	}
 	failed := &JobError{Job: verb, Unit: name, Result: result}
-	// The state only enriches the error; without it the result still stands.
+	// The state is only additional information.
 	failed.State, _ = s.State(ctx, name)
 	return failed
 }
 
-// PowerOff turns the machine off, in order: services are stopped first. It returns when the request was taken, not when
-// the machine is off. It asks logind, which lets inhibitors finish; then systemd itself; and when neither is there, the
-// kernel.
+// PowerOff shuts the machine down and turns it off. It returns once the request is accepted. It asks logind, which lets
+// inhibitors finish, then systemd, and if neither is available, the kernel.
 func (s *Systemd) PowerOff(ctx context.Context) error {
 	logindErr := s.askLogind(ctx)
 	if logindErr == nil {
@@ -319,7 +316,7 @@ func (s *Systemd) PowerOff(ctx context.Context) error {
 
 	reboot := s.reboot
 	if reboot == nil {
-		// The kernel is the one of this process, whatever Root says.
+		// This would turn off the real machine even if Root is another directory.
 		if s.Root != "/" {
 			return err
 		}
@@ -335,7 +332,7 @@ func (s *Systemd) PowerOff(ctx context.Context) error {
 	return nil
 }
 
-// askLogind calls PowerOff of logind. go-systemd's login1 returns no error from it.
+// askLogind calls logind's PowerOff. go-systemd's login1 does not return its error.
 func (s *Systemd) askLogind(ctx context.Context) error {
 	bus, err := SystemBus(ctx, s.Root)
 	if err != nil {
@@ -348,8 +345,7 @@ func (s *Systemd) askLogind(ctx context.Context) error {
 	return typed(err)
 }
 
-// logCommand logs what an operator would have typed: operators and scripts look for exactly these
-// words in the log.
+// logCommand logs the equivalent command: operators and scripts search the log for exactly these words.
 func (s *Systemd) logCommand(command string) {
 	if s.Log != nil {
 		s.Log.WithField("command", command).Info("asking systemd")

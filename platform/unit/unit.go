@@ -1,10 +1,9 @@
-// Package unit drives the machine's service manager: systemd over D-Bus, as a thin layer on go-systemd,
-// or runit through its own sv program. Both have the same methods, so that a caller declares the few
-// it needs and works with either. It also implements the notification protocol by which a service
-// tells systemd that it is ready, what it is doing and that it is alive.
+// Package unit controls the machine's service manager: systemd over D-Bus, with go-systemd, or runit with its program
+// sv. Both types have the same methods, so that a caller can declare an interface with those it needs. The package also
+// implements systemd's notification protocol.
 //
-// Every wait is bounded by a context. Starting, stopping and restarting return when the
-// service manager's job has ended, with its result; nothing is polled.
+// All waits are bounded by a context. Start, Stop and Restart return at the end of the service manager's job, with its
+// result. Nothing is polled.
 package unit
 
 import (
@@ -16,18 +15,18 @@ import (
 	"time"
 )
 
-// ErrAbsent means that there is no service manager to talk to: a container without systemd, or
-// a boot too early for it. Callers that can work without one go on; others report it.
+// ErrAbsent is returned if no service manager is running: in a container without systemd, or early in a boot. Callers
+// decide whether they can do without.
 var ErrAbsent = errors.New("service manager is not running")
 
-// ErrNotFound means that the service manager has no unit of that name.
+// ErrNotFound is returned if the service manager has no unit of that name.
 var ErrNotFound = errors.New("no such unit")
 
-// ErrCondition means that a start was skipped because a condition of the unit does not hold
-// (ConditionPathExists= and the like); the unit is not running.
+// ErrCondition is returned if a start was skipped because of a condition of the unit, such as ConditionPathExists=. The
+// unit is not running.
 var ErrCondition = errors.New("a condition of the unit was not met")
 
-// JobError means that a job of the service manager failed.
+// JobError is the error of a failed job of the service manager.
 type JobError struct {
 	Job    string // start, stop, restart, reload
 	Unit   string
@@ -48,12 +47,12 @@ type State struct {
 	Load    string // loaded, not-found, masked …
 	Active  string // active, inactive, failed, activating, deactivating …
 	Sub     string // running, dead, exited …
-	MainPID int    // 0 when there is none
-	// Result names the way in which the last run ended: success, exit-code, signal, oom-kill …
+	MainPID int    // 0 if there is none
+	// Result is the way in which the last run ended: success, exit-code, signal, oom-kill …
 	Result   string
-	Restarts int // how often systemd has started it again by itself
-	// Began is the time from the start of the kernel until the unit last began to start (CLOCK_MONOTONIC); 0 if that is
-	// not known.
+	Restarts int // automatic restarts by systemd
+	// Began is the time from the start of the kernel until the unit last began to start (CLOCK_MONOTONIC), or 0 if
+	// unknown.
 	Began time.Duration
 }
 
@@ -68,7 +67,7 @@ func Booted(root string) bool {
 	return err == nil && info.IsDir()
 }
 
-// full adds the suffix .service to a name without a suffix, as systemctl does.
+// full adds the suffix .service to a name without one, as systemctl does.
 func full(name string) string {
 	for _, suffix := range []string{".service", ".socket", ".target", ".mount", ".timer", ".scope", ".slice", ".path", ".device", ".swap", ".automount"} {
 		if strings.HasSuffix(name, suffix) {

@@ -515,7 +515,7 @@ func TestNotifier(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	if err := n.Keep("port", listener); err != nil {
+	if err := n.StoreSocket("port", listener); err != nil {
 		t.Fatal(err)
 	}
 	var text, rights [256]byte
