@@ -25,7 +25,7 @@ type Kernel struct {
 
 func (k *Kernel) at(path string) string { return filepath.Join(k.Root, path) }
 
-// Observe looks at everything the entries name, and logs what stays although it differs.
+// Observe inspects all paths of the entries, and logs differences that Diff will not change.
 func (k *Kernel) Observe(ctx context.Context, want Desired) (State, error) {
 	state := State{Paths: make(map[string]Found, len(want))}
 	var err error
@@ -60,7 +60,7 @@ func (k *Kernel) Observe(ctx context.Context, want Desired) (State, error) {
 	return state, nil
 }
 
-// names reads the numbers from passwd or group: name:password:number:…
+// names reads the ids in passwd or group: name:password:id:…
 func (k *Kernel) names(file string) (map[string]int, error) {
 	data, err := os.ReadFile(k.at(file))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -80,9 +80,8 @@ func (k *Kernel) names(file string) (map[string]int, error) {
 	return ids, nil
 }
 
-// inspect uses statx, which reports whether a path is the root of a mount, bind mounts included;
-// the mount table need not be read. Where jobs can replace what is at the path, this one call is all that
-// looks at it.
+// inspect describes a path. statx reports whether it is the root of a mount, including bind mounts, so the mount table
+// need not be read. A path that jobs can replace is inspected by this single call.
 func (k *Kernel) inspect(path string, e Entry) (Found, error) {
 	full := k.at(path)
 	flags := unix.AT_STATX_SYNC_AS_STAT | unix.AT_NO_AUTOMOUNT
@@ -165,9 +164,8 @@ func typeOf(mode uint16) fs.FileMode {
 	return fs.ModeIrregular
 }
 
-// Apply makes the changes in order, stops at the first that fails and returns those made. Each may
-// be made twice. They are one line of the log: a first boot changes dozens of things, and the
-// journal costs more than they do.
+// Apply makes the changes in order until one fails, and returns those made. Changes may be repeated. It logs a single
+// line: a first boot makes dozens of changes, and the journal takes longer than they do.
 func (k *Kernel) Apply(ctx context.Context, changes []Change) (made []Change, err error) {
 	var texts []string
 	defer func() {
@@ -208,7 +206,7 @@ func (k *Kernel) apply(c Change) error {
 	return errors.New("unknown change")
 }
 
-// make creates a directory or file that only root can use until owner and mode are right.
+// make creates a directory or file that only root can use until its owner and mode are set.
 func (k *Kernel) make(c Change, path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
@@ -223,17 +221,16 @@ func (k *Kernel) make(c Change, path string) error {
 		err = os.Mkdir(path, 0o700)
 	}
 	if errors.Is(err, fs.ErrExist) && c.Entry.JobOwned {
-		return nil // made by the job since we looked
+		return nil // the job has created it since Observe
 	}
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	c.Entry.NoFollow = true // Observe saw nothing there: a link was made since
+	c.Entry.NoFollow = true // a link would have been created since Observe
 	return setOwnerAndMode(path, c)
 }
 
-// setOwnerAndMode works on an open file, so that both are set on the same one, and follows a link
-// only where the entry allows one.
+// setOwnerAndMode sets both on the same open file. It follows a link only if the entry permits that.
 func setOwnerAndMode(path string, c Change) error {
 	flags := unix.O_PATH | unix.O_CLOEXEC
 	if c.Entry.NoFollow {
@@ -257,12 +254,12 @@ func setOwnerAndMode(path string, c Change) error {
 		}
 	}
 	if c.Op == OpSetOwner {
-		return nil // Diff adds an OpSetMode where the mode is not right
+		return nil // Diff adds an OpSetMode if the mode differs
 	}
 	return os.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), c.Entry.Mode)
 }
 
-// setAside renames what is at the path of a link: it may be data.
+// setAside renames a file in place of a link, since it may contain data.
 func (k *Kernel) setAside(path string) error {
 	for n := 1; ; n++ {
 		aside := fmt.Sprintf("%s.set-aside-%d", path, n)

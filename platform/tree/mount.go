@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attributes are the flags for mount_setattr.
+// attributes returns the flags for mount_setattr(2).
 func (f Flags) attributes() (attr uint64) {
 	for flag, a := range map[Flags]uint64{NoDev: unix.MOUNT_ATTR_NODEV, NoSuid: unix.MOUNT_ATTR_NOSUID, NoExec: unix.MOUNT_ATTR_NOEXEC} {
 		if f&flag != 0 {
@@ -18,7 +18,7 @@ func (f Flags) attributes() (attr uint64) {
 	return attr
 }
 
-// mountFlags are the flags for mount.
+// mountFlags returns the flags for mount(2).
 func (f Flags) mountFlags() (m uintptr) {
 	for flag, a := range map[Flags]uintptr{NoDev: unix.MS_NODEV, NoSuid: unix.MS_NOSUID, NoExec: unix.MS_NOEXEC} {
 		if f&flag != 0 {
@@ -28,14 +28,13 @@ func (f Flags) mountFlags() (m uintptr) {
 	return m
 }
 
-// bind attaches the source with its flags in one step: it is never mounted without them, not even
-// after a crash.
+// bind attaches the source with its flags in one step, so that it is never mounted without them, even after a crash.
 func (k *Kernel) bind(e Entry) error {
 	source, target := k.at(e.Source), k.at(e.Path)
 	if err := os.MkdirAll(target, 0o755); err != nil {
 		return err
 	}
-	// A directory bound to itself keeps what is mounted below it.
+	// Bind a directory to itself recursively, to keep the mounts below it.
 	var recursive, mountRecursive uint
 	if e.Source == e.Path {
 		recursive, mountRecursive = unix.AT_RECURSIVE, unix.MS_REC
@@ -48,7 +47,7 @@ func (k *Kernel) bind(e Entry) error {
 	if !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EPERM) {
 		return err
 	}
-	// Older kernels, and sandboxes that deny the new system calls.
+	// Older kernels, and sandboxes that deny the new system calls:
 	if err := unix.Mount(source, target, "", unix.MS_BIND|uintptr(mountRecursive), ""); err != nil {
 		return err
 	}
@@ -62,7 +61,7 @@ func attach(tree int, target string, f Flags) error {
 	return unix.MoveMount(tree, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH)
 }
 
-// setFlags adds flags to a mount and keeps all others.
+// setFlags adds flags to a mount and keeps the others.
 func setFlags(target string, f Flags) error {
 	err := unix.MountSetattr(unix.AT_FDCWD, target, 0, &unix.MountAttr{Attr_set: f.attributes()})
 	if !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EPERM) {
@@ -72,8 +71,7 @@ func setFlags(target string, f Flags) error {
 	if err := unix.Statfs(target, &st); err != nil {
 		return err
 	}
-	// The old call replaces the flags, so those that are there have to be given again. Their
-	// ST_ and MS_ numbers are the same.
+	// mount(2) replaces the flags, so pass the present ones again. The values of their ST_ and MS_ constants are equal.
 	const kept = unix.ST_RDONLY | unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC | unix.ST_NOATIME | unix.ST_NODIRATIME
 	have := uintptr(st.Flags) & kept
 	if st.Flags&unix.ST_RELATIME != 0 {
@@ -87,7 +85,7 @@ func mountTmpfs(target string, c Change) error {
 	if c.Entry.Mode&os.ModeSticky != 0 {
 		mode |= 0o1000
 	}
-	// Mode and owner are mount options: the directory is never open to others.
+	// Mode and owner are mount options, so that others never have access.
 	options := fmt.Sprintf("size=%s,mode=%04o,uid=%d,gid=%d", c.Entry.Size, mode, max(c.UID, 0), max(c.GID, 0))
 	return unix.Mount("tmpfs", target, "tmpfs", c.Entry.Flags.mountFlags(), options)
 }

@@ -7,15 +7,15 @@ import (
 	"cambium/internal/vcap"
 )
 
-// Parts of the table. Bootstrap applies them in different steps, some of which are optional.
+// Groups of entries. Bootstrap applies them in different steps, some of which are optional.
 const (
-	Devices      = "devices"      // what the stemcell's start hook does where there is none
+	Devices      = "devices"      // what the stemcell's start hook does, if there is none
 	SharedMemory = "shm"          // flags of /dev/shm
 	Log          = "log"          // /var/log
 	Opt          = "opt"          // /opt and /var/opt
-	Data         = "data"         // what is below the data directory, and the link to it
+	Data         = "data"         // directories in the data directory, and links to them
 	Temp         = "tmp"          // /tmp and /var/tmp
-	CanRestart   = "canrestart"   // marker that does not outlive a reboot
+	CanRestart   = "canrestart"   // marker that does not survive a reboot
 	Home         = "home"         // flags of /home
 	Blobs        = "blobs"        // downloaded blobs
 	Settings     = "settings"     // settings in memory
@@ -24,7 +24,7 @@ const (
 	Associations = "associations" // named disks
 )
 
-// Options are the choices of stemcell and settings that shape the table.
+// Options holds the options of the stemcell and the settings that affect the table.
 type Options struct {
 	UseDefaultTmpDir bool   // leave /tmp and /var/tmp on the root disk
 	JobDirTmpfs      bool   // jobs and sensitive blobs in memory
@@ -38,11 +38,11 @@ var (
 	rootVcap = Owner{"root", "vcap"}
 )
 
-// Table is everything that the agent keeps around its base directory.
+// Table returns all entries that the agent maintains around its base directory.
 //
-// Memory file systems get the mode that their directory would have, not the 1777 that the
-// kernel gives by default. In the run directory members of vcap may make files and not remove each
-// other's, as with 1777; other users cannot reach it, since its parent is closed to them.
+// Each tmpfs gets the mode that its directory would have, instead of the kernel's default of 1777. In the run
+// directory, members of the group vcap can create files, but not remove those of others, as with 1777; other users have
+// no access, since its parent is closed to them.
 func Table(d vcap.Dirs, o Options) Desired {
 	jobSize, runSize := o.JobDirSize, o.RunDirSize
 	if jobSize == "" {
@@ -71,7 +71,7 @@ func Table(d vcap.Dirs, o Options) Desired {
 		{Group: Blobs, Path: d.Blobs(), Mode: 0o700, Owner: rootVcap},
 		{Group: Temp, Path: d.Tmp(), Mode: 0o755, Owner: rootOnly},
 
-		// The group of the logs may write in this directory, hence NoFollow for what is in it.
+		// The group of the logs can write in this directory, so its entries have NoFollow.
 		{Group: Log, Path: d.RootLog(), Mode: 0o771, Owner: Owner{"root", "syslog"}, OrRoot: true},
 		{Group: Log, Path: filepath.Join(d.RootLog(), "audit"), Mode: 0o750, Owner: rootOnly, NoFollow: true},
 		{Group: Log, Path: filepath.Join(d.RootLog(), "sysstat"), Mode: 0o755, Owner: rootOnly, NoFollow: true},
@@ -81,13 +81,13 @@ func Table(d vcap.Dirs, o Options) Desired {
 		{Group: Log, Path: filepath.Join(d.RootLog(), "chrony"), Mode: 0o700, Owner: Owner{"_chrony", "_chrony"}, IfUser: "_chrony", NoFollow: true},
 		{Group: Log, Path: "/var/log", Kind: Bind, Source: d.RootLog(), Flags: all},
 
-		// Programs are installed below these two, some of them setuid.
+		// Programs are installed in these two, some of them setuid.
 		{Group: Opt, Path: d.RootOpt(), Mode: 0o755, Owner: rootOnly},
 		{Group: Opt, Path: d.RootVarOpt(), Mode: 0o755, Owner: rootOnly},
 		{Group: Opt, Path: "/opt", Kind: Bind, Source: d.RootOpt(), Flags: NoDev},
 		{Group: Opt, Path: "/var/opt", Kind: Bind, Source: d.RootVarOpt(), Flags: NoDev},
 
-		// The directories below the mounts have the right mode too: they may be unmounted.
+		// The directories under the mounts get the right mode, too, since they may be unmounted.
 		{Group: Temp, Path: "/tmp", Mode: 0o777 | fs.ModeSticky, Owner: rootVcap},
 		{Group: Temp, Path: "/var/tmp", Mode: 0o777 | fs.ModeSticky, Owner: rootVcap},
 
@@ -120,9 +120,8 @@ func Table(d vcap.Dirs, o Options) Desired {
 	return entries
 }
 
-// JobDirs are the directories that each job finds made: for its logs, its run files and its
-// data. What is there already stays as the job left it, even a link in place of the directory. A
-// name that leads elsewhere is refused by Diff.
+// JobDirs returns the directories created for each job: for its logs, run files and data. Existing paths stay as the
+// job left them, even a link in place of the directory. Diff refuses a job name that leads elsewhere.
 func JobDirs(d vcap.Dirs, jobs []string) (entries Desired) {
 	for _, job := range jobs {
 		for _, parent := range []string{d.SysLog(), d.SysRun(), d.Data()} {

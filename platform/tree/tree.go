@@ -1,6 +1,5 @@
-// Package tree keeps the directories, links, bind mounts and memory file systems that jobs
-// and the operating system expect around the agent's base directory. Table is all of it as
-// data; Observe, Diff and Apply make the machine look like it, changing only what differs.
+// Package tree maintains the directories, links, bind mounts and tmpfs mounts that jobs and the operating system expect
+// around the agent's base directory. Table lists all of them. Observe, Diff and Apply change only what differs.
 //
 // Nothing is written to fstab: mounts are made again at each boot.
 package tree
@@ -15,19 +14,19 @@ import (
 	"strings"
 )
 
-// Kind says what an entry is.
+// Kind is the kind of an entry.
 type Kind uint8
 
 const (
 	// Dir is a directory.
 	Dir Kind = iota
-	// File is a regular file, empty where it has to be made.
+	// File is a regular file, created empty.
 	File
 	// Symlink is a link at Path to Source.
 	Symlink
 	// Bind is a bind mount of the directory Source on Path.
 	Bind
-	// Tmpfs is a file system in memory, of at most Size.
+	// Tmpfs is a tmpfs with a maximum size of Size.
 	Tmpfs
 	// Mounted adds Flags to an existing mount point; a missing one is skipped.
 	Mounted
@@ -35,7 +34,7 @@ const (
 	Existing
 )
 
-// Flags of a mount. They are added, never removed.
+// Flags holds flags of a mount. They are added, never removed.
 type Flags uint8
 
 const (
@@ -57,61 +56,60 @@ func (f Flags) String() string {
 	return strings.Join(names, ",")
 }
 
-// Owner names a user and a group; an empty name leaves that half as it is.
+// Owner names a user and a group. If a name is empty, that part is not changed.
 type Owner struct{ User, Group string }
 
-// Entry is one row of the table.
+// Entry is a row of the table.
 type Entry struct {
-	Group  string // which part of the table, see the constants beside Table
+	Group  string // such as Devices
 	Path   string
 	Kind   Kind
-	Mode   fs.FileMode // permissions and, where wanted, fs.ModeSticky
+	Mode   fs.FileMode // permissions, optionally with fs.ModeSticky
 	Owner  Owner
 	Source string // of a Symlink or Bind
-	Size   string // of a Tmpfs, as mount(8) takes it: 16m, 10%
+	Size   string // of a Tmpfs, as for mount(8): 16m, 10%
 	Flags  Flags
-	// CreateOnly leaves mode and owner of an existing path.
+	// CreateOnly does not change mode and owner of an existing path.
 	CreateOnly bool
-	// IfUser skips the entry where that user does not exist.
+	// IfUser skips the entry if that user does not exist.
 	IfUser string
-	// NoFollow refuses a symbolic link at Path. It is set where users other than root could make one.
+	// NoFollow refuses a symbolic link at Path. It is set if users other than root can create one.
 	NoFollow bool
-	// JobOwned leaves whatever is at Path: a job can replace it at any moment, and must not be able to stop the
-	// agent from starting by that.
+	// JobOwned accepts anything at Path: a job can replace it at any time, and must not be able to prevent the agent
+	// from starting.
 	JobOwned bool
-	// OrRoot gives the entry to root where its owner does not exist, instead of failing.
+	// OrRoot makes root the owner if Owner does not exist, instead of failing.
 	OrRoot bool
 }
 
-// Desired is the part of the table that the machine should look like, in the table's order. What
-// it does not name stays as it is.
+// Desired lists the wanted entries, in the table's order. Other paths stay as they are.
 type Desired []Entry
 
-// Found describes one path as observed.
+// Found describes a path as observed.
 type Found struct {
 	Exists    bool
 	Type      fs.FileMode // type bits
 	Mode      fs.FileMode // permissions, sticky, setuid and setgid
 	UID, GID  int
-	LinkTo    string // of a symbolic link, where the entry is a Symlink
-	Empty     bool   // a directory without content, where the entry is a Symlink
+	LinkTo    string // target, if the entry is a Symlink
+	Empty     bool   // an empty directory, if the entry is a Symlink
 	Dev, Ino  uint64
 	MountRoot bool
 	Tmpfs     bool
 	Flags     Flags
 }
 
-// State holds all that Observe found about the paths, users and groups in the table.
+// State holds the observed paths, users and groups of the table.
 type State struct {
 	Paths  map[string]Found
 	Users  map[string]int
 	Groups map[string]int
 }
 
-// Op is a kind of change.
+// Op is the kind of a change.
 type Op string
 
-// The kinds of change.
+// Kinds of changes.
 const (
 	OpMake       Op = "make"
 	OpSetMode    Op = "set-mode"
@@ -123,14 +121,14 @@ const (
 	OpSetFlags   Op = "set-flags"
 )
 
-// Change is one step from what is to what is wanted.
+// Change is a step towards the desired state.
 type Change struct {
 	Op       Op
 	Entry    Entry
-	UID, GID int // -1 leaves it
+	UID, GID int // -1 means no change
 }
 
-// Runs is false: no program or service is started.
+// Runs returns false: a change starts no program or service.
 func (Change) Runs() bool { return false }
 
 // String describes the change in one line.
@@ -169,11 +167,11 @@ func octal(m fs.FileMode) string {
 	return fmt.Sprintf("%04o", o)
 }
 
-// tmpfsSize matches the values that the kernel takes for size=. Anything else could smuggle in other options.
+// tmpfsSize matches the values that the kernel accepts for size=. Others could inject further options.
 var tmpfsSize = regexp.MustCompile(`^[0-9]{1,18}[kKmMgGtT%]?$`)
 
-// Diff decides what has to be done, in order. It refuses to remove or hide foreign data: a file
-// where the table has a directory is an error, and then nothing is done.
+// Diff returns the changes, in order. It never removes or hides foreign data: a file in place of a directory is an
+// error, and then it returns no changes.
 func Diff(have State, want Desired) ([]Change, error) {
 	var changes []Change
 	var failed []error
@@ -221,7 +219,7 @@ func Diff(have State, want Desired) ([]Change, error) {
 	return changes, nil
 }
 
-// afterMake returns the state of a path after its entry was made, for a later entry of the same path.
+// afterMake returns the state of a path after its entry was created, for later entries with the same path.
 func afterMake(e Entry, uid, gid int) Found {
 	f := Found{Exists: true, Mode: e.Mode, UID: max(uid, 0), GID: max(gid, 0)}
 	if e.Kind != File {
@@ -265,8 +263,8 @@ func diffEntry(found, source Found, e Entry, uid, gid int) ([]Change, error) {
 		}
 		return []Change{change(OpSetAside), change(OpLink)}, nil
 	case Bind:
-		// A foreign tmpfs is mounted over, for example the system's own on /tmp. Another foreign
-		// volume stays and gets the flags; Warnings names it.
+		// Mount over a foreign tmpfs, such as the system's own on /tmp. Another foreign volume stays and gets the
+		// flags; Warnings reports it.
 		switch {
 		case !found.MountRoot, e.Source != e.Path && found.Tmpfs && !sameFile(found, source):
 			return []Change{change(OpBind)}, nil
@@ -298,7 +296,7 @@ func diffEntry(found, source Found, e Entry, uid, gid int) ([]Change, error) {
 	return nil, fmt.Errorf("%s: unknown kind %d", e.Path, e.Kind)
 }
 
-// permissions returns the changes to the wanted owner and mode.
+// permissions returns the changes to set owner and mode.
 func permissions(found Found, e Entry, uid, gid int) (changes []Change) {
 	if uid >= 0 && uid != found.UID || gid >= 0 && gid != found.GID {
 		changes = append(changes, Change{Op: OpSetOwner, Entry: e, UID: uid, GID: gid})
@@ -309,7 +307,7 @@ func permissions(found Found, e Entry, uid, gid int) (changes []Change) {
 	return changes
 }
 
-// ids turns an entry's owner into numbers.
+// ids returns the uid and gid of an entry's owner, or -1 for no change.
 func (s State) ids(e Entry) (uid, gid int, err error) {
 	uid, gid = -1, -1
 	for _, half := range []struct {
@@ -336,7 +334,7 @@ func (s State) ids(e Entry) (uid, gid int, err error) {
 	return uid, gid, nil
 }
 
-// Warnings names what differs from the table and what Diff leaves alone nevertheless.
+// Warnings describes differences from the table that Diff does not change.
 func Warnings(have State, want Desired) (texts []string) {
 	for _, e := range want {
 		found := have.Paths[e.Path]
