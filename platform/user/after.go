@@ -5,7 +5,7 @@ import (
 	"maps"
 )
 
-// After is the state that applying changes of passwords and keys leaves.
+// After returns the state after changes of passwords and keys were applied.
 func (s State) After(changes []Change) State {
 	s.hashes, s.keys = maps.Clone(s.hashes), maps.Clone(s.keys)
 	for _, c := range changes {

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// database is all account files together.
+// database holds all account files.
 type database struct {
 	passwd, shadow, group, gshadow, subuid, subgid *table
 	loginDefs                                      map[string]string
@@ -49,7 +49,7 @@ func (a *Accounts) load() (*database, error) {
 	return &db, nil
 }
 
-// setting is a number from login.defs.
+// setting returns a number from login.defs.
 func (db *database) setting(name string, otherwise int) int {
 	if n, err := strconv.ParseInt(db.loginDefs[name], 0, 32); err == nil {
 		return int(n)
@@ -59,7 +59,7 @@ func (db *database) setting(name string, otherwise int) int {
 
 func today() string { return strconv.FormatInt(time.Now().Unix()/86400, 10) }
 
-// setPassword writes the hash into shadow if the machine has one, else into passwd.
+// setPassword writes the hash to shadow if that file exists, otherwise to passwd.
 func (db *database) setPassword(name, hash string) error {
 	line, there := db.passwd.find(name)
 	if !there {
@@ -82,8 +82,8 @@ func (db *database) setPassword(name, hash string) error {
 }
 
 func (db *database) shadowLine(name string) []string {
-	// Neither "*" nor "!" matches a password; but an sshd without PAM takes "!" for a locked
-	// account and refuses keys too.
+	// Neither "*" nor "!" matches a password, but an sshd without PAM treats "!" as a locked account and refuses keys,
+	// too.
 	return []string{name, "*", today(), db.age("PASS_MIN_DAYS", "0"), db.age("PASS_MAX_DAYS", "99999"), db.age("PASS_WARN_AGE", "7"), "", "", ""}
 }
 
@@ -97,8 +97,8 @@ func (db *database) age(name, otherwise string) string {
 	return otherwise
 }
 
-// add makes the entries of a new user in every file. Entries of the same name but without an
-// account are left over from an interrupted run and are reused.
+// add creates the entries of a new user in all files. Entries of the same name without an account are left over from an
+// interrupted run, and are reused.
 func (db *database) add(s Session) (Account, error) {
 	if _, there := db.passwd.find(s.Name); there {
 		return Account{}, errors.New("the user was created in the meantime")
@@ -149,7 +149,7 @@ func (db *database) setGroups(name string, groups []string) {
 	}
 }
 
-// remove drops a user from every file, and its own group unless others use it.
+// remove removes a user from all files, and its own group unless others use it.
 func (db *database) remove(account Account) {
 	for _, t := range []*table{db.passwd, db.shadow, db.subuid, db.subgid} {
 		t.remove(account.Name)
@@ -169,8 +169,8 @@ func (db *database) remove(account Account) {
 	db.gshadow.remove(account.Name)
 }
 
-// freeUID takes the number after the highest in use, like useradd, so that files of a removed
-// user do not become the next one's; a number whose processes still run is in use.
+// freeUID returns the number after the highest in use, like useradd, so that a new user does not own files of a removed
+// one. A number is in use while it has running processes.
 func (db *database) freeUID() (int, error) {
 	used := make(map[int]bool)
 	for uid := range db.runningUIDs {
@@ -197,7 +197,7 @@ func (db *database) freeGID(uid int) (int, error) {
 	return nextFree(used, db.setting("GID_MIN", 1000), db.setting("GID_MAX", 60000), "group")
 }
 
-// nextFree returns the number after the highest in use, or else the lowest free one.
+// nextFree returns the number after the highest in use, or the lowest free one if that is too high.
 func nextFree(used map[int]bool, lowest, highest int, what string) (int, error) {
 	next := lowest
 	for id := range used {
@@ -216,7 +216,7 @@ func nextFree(used map[int]bool, lowest, highest int, what string) (int, error) 
 	return 0, fmt.Errorf("no free %s id between %d and %d", what, lowest, highest)
 }
 
-// freeRange returns a range for the subordinate ids of one more user; a count of 0 means that none fits.
+// freeRange returns a range of subordinate ids for another user. count is 0 if none is left.
 func (db *database) freeRange(t *table, kind string) (first, count int) {
 	first, count = db.setting("SUB_"+kind+"_MIN", 100000), db.setting("SUB_"+kind+"_COUNT", 65536)
 	for r := range t.all {
@@ -232,11 +232,11 @@ func (db *database) freeRange(t *table, kind string) (first, count int) {
 	return first, count
 }
 
-// running are the uids that own a process.
+// running returns the uids that own processes.
 func (a *Accounts) running() map[int]bool {
 	entries, err := os.ReadDir(a.at("proc"))
 	if err != nil {
-		return nil // without /proc no uid counts as in use
+		return nil // without /proc, no uid counts as in use
 	}
 	uids := make(map[int]bool)
 	for _, e := range entries {
@@ -254,7 +254,7 @@ func (a *Accounts) running() map[int]bool {
 	return uids
 }
 
-// save writes all files but passwd.
+// save writes all files except passwd.
 func (db *database) save() error {
 	for _, t := range []*table{db.group, db.gshadow, db.shadow, db.subuid, db.subgid} {
 		if err := t.save(); err != nil {
@@ -264,10 +264,9 @@ func (db *database) save() error {
 	return nil
 }
 
-// Apply makes the changes under the locks, in an order that any interruption may cut: what belongs
-// to a new user is complete before the user appears, and what belongs to a removed one is gone
-// before it disappears. A failure with one user does not affect the others. It returns the changes
-// made.
+// Apply makes the changes under the locks and returns those made. It can be interrupted at any point: everything that
+// belongs to a new user is complete before the account appears, and everything of a removed one is gone before the
+// account disappears. An error for one user does not affect the others.
 func (a *Accounts) Apply(ctx context.Context, changes []Change) (made []Change, err error) {
 	if len(changes) == 0 {
 		return nil, nil
@@ -295,7 +294,7 @@ func (a *Accounts) Apply(ctx context.Context, changes []Change) (made []Change, 
 			failed[i] = inHome[i]()
 		}
 	}
-	// Again, because a user whose home could not be made has been removed from db.
+	// Save again, since users whose home could not be created were removed from db.
 	if err := errors.Join(db.save(), db.passwd.save()); err != nil {
 		return nil, errors.Join(append(failed, err)...)
 	}
@@ -312,8 +311,8 @@ func (a *Accounts) Apply(ctx context.Context, changes []Change) (made []Change, 
 	return made, errors.Join(failed...)
 }
 
-// edit makes one change in the account files that db holds. What it returns is to be done in the
-// user's home after all files but passwd are saved.
+// edit makes a change in db. inHome, if not nil, completes it in the user's home, after all files except passwd were
+// saved.
 func (a *Accounts) edit(db *database, c Change) (inHome func() error, err error) {
 	switch c.Op {
 	case OpSetPassword:
@@ -342,7 +341,7 @@ func (a *Accounts) edit(db *database, c Change) (inHome func() error, err error)
 		if err == nil {
 			err = a.removeHome(account, db.loginDefs["MAIL_DIR"])
 		}
-		db.remove(account) // also when its home stays
+		db.remove(account) // even if its home stays
 		return nil, err
 	case OpSetKeys:
 		return func() error {

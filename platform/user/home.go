@@ -19,15 +19,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Files in a home are written through os.Root: the user could have made links that lead elsewhere,
-// and the agent is root.
+// Files in a home are accessed through os.Root: the agent is root, and the user may have created links that lead
+// elsewhere.
 
 const (
 	sshDir  = ".ssh"
 	keyName = ".ssh/authorized_keys"
 )
 
-// keyFile describes a user's authorized_keys as observed, with its directory.
+// keyFile describes a user's authorized_keys and its directory as observed.
 type keyFile struct {
 	content  []byte
 	mode     fs.FileMode
@@ -36,7 +36,7 @@ type keyFile struct {
 	dirOwner int
 }
 
-// joinKeys returns the file's content, without a line break at the end, like cloudfoundry/bosh-agent's.
+// joinKeys returns the content of authorized_keys. Like cloudfoundry/bosh-agent's, it does not end with a newline.
 func joinKeys(keys []string) []byte {
 	var lines []string
 	for _, key := range keys {
@@ -47,12 +47,12 @@ func joinKeys(keys []string) []byte {
 	return []byte(strings.Join(lines, "\n"))
 }
 
-// has reports whether file and directory are complete for these keys.
+// has reports whether file and directory are as wanted for these keys.
 func (k keyFile) has(keys []string, account Account) bool {
 	return bytes.Equal(k.content, joinKeys(keys)) && k.mode == 0o600 && k.uid == account.UID && k.dirMode == fs.ModeDir|0o700 && k.dirOwner == account.UID
 }
 
-// appendTo returns the given keys, followed by those of the file.
+// appendTo returns keys, followed by the other keys in the file.
 func (k keyFile) appendTo(keys []string) []string {
 	keys = strings.Split(string(joinKeys(keys)), "\n")
 	for line := range strings.Lines(string(k.content)) {
@@ -63,7 +63,7 @@ func (k keyFile) appendTo(keys []string) []string {
 	return keys
 }
 
-// readKeys leaves out what is missing or unreadable: it will be replaced.
+// readKeys reads a user's authorized_keys. Fields are zero if something is missing or unreadable; it will be replaced.
 func (a *Accounts) readKeys(account Account) (k keyFile) {
 	home, err := os.OpenRoot(a.at(account.Home))
 	if err != nil {
@@ -73,7 +73,7 @@ func (a *Accounts) readKeys(account Account) (k keyFile) {
 	if info, err := home.Lstat(sshDir); err == nil {
 		k.dirMode, k.dirOwner = info.Mode(), owner(info)
 	}
-	// The user controls this path: a pipe must not block, a huge file not fill memory.
+	// The user controls this path: a pipe must not block, and a huge file must not exhaust the memory.
 	if info, err := home.Lstat(keyName); err != nil || !info.Mode().IsRegular() {
 		return k
 	}
@@ -94,7 +94,7 @@ func (a *Accounts) readKeys(account Account) (k keyFile) {
 	return k
 }
 
-// removeAll tries again when files appear while it removes: the user may be logged in.
+// removeAll removes a directory tree. It tries again if files appear meanwhile, since the user may be logged in.
 func removeAll(parent *os.Root, name string) (err error) {
 	for range 5 {
 		if err = parent.RemoveAll(name); !errors.Is(err, syscall.ENOTEMPTY) {
@@ -120,9 +120,9 @@ func (a *Accounts) writeKeys(account Account, keys []string) (err error) {
 	}()
 	home, err := os.OpenRoot(a.at(account.Home))
 	if errors.Is(err, fs.ErrNotExist) {
-		err = os.MkdirAll(filepath.Dir(a.at(account.Home)), 0o755) // root alone writes there
+		err = os.MkdirAll(filepath.Dir(a.at(account.Home)), 0o755) // only root can write there
 		if err == nil {
-			err = os.Mkdir(a.at(account.Home), 0o700) // the same: root alone
+			err = os.Mkdir(a.at(account.Home), 0o700) // only root can write there
 		}
 		if err == nil {
 			home, err = os.OpenRoot(a.at(account.Home))
@@ -175,8 +175,8 @@ func (a *Accounts) writeKeys(account Account, keys []string) (err error) {
 	return nil
 }
 
-// checkSSHDir refuses a link to a directory in the home that belongs to another user, root for example: giving it to
-// the user would open it.
+// checkSSHDir refuses a link in the home to a directory of another user, such as root: changing its owner would give
+// the user access.
 func checkSSHDir(home, dir *os.Root, account Account) error {
 	entry, err := home.Lstat(sshDir)
 	if err != nil {
@@ -192,7 +192,7 @@ func checkSSHDir(home, dir *os.Root, account Account) error {
 	return nil
 }
 
-// setOwner gives a file to the user, through an open file, so that it cannot be replaced in between.
+// setOwner changes owner and mode of an open file, so that it cannot be replaced meanwhile.
 func setOwner(root *os.Root, name string, account Account, mode fs.FileMode) error {
 	file, err := root.Open(name)
 	if err != nil {
@@ -205,14 +205,14 @@ func setOwner(root *os.Root, name string, account Account, mode fs.FileMode) err
 	return errors.Join(err, file.Close())
 }
 
-// makeHome makes the home of a user that is about to be added. An existing directory of that name is
-// left over from a removed user, and is replaced.
+// makeHome creates the home of a new user. An existing directory of that name is left over from a removed user, and is
+// replaced.
 func (a *Accounts) makeHome(account Account, s Session) (err error) {
 	base := a.at(s.HomeBase)
-	if err := os.MkdirAll(base, 0o755); err != nil { // in a directory of root alone
+	if err := os.MkdirAll(base, 0o755); err != nil { // only root can write there
 		return err
 	}
-	if err := os.Chmod(base, 0o755); err != nil { // the same: root alone
+	if err := os.Chmod(base, 0o755); err != nil { // only root can write there
 		return err
 	}
 	homes, err := os.OpenRoot(base)
@@ -281,7 +281,7 @@ func (a *Accounts) copySkeleton(home *os.Root, account Account) error {
 }
 
 func copyFile(home *os.Root, path, from string) (err error) {
-	source, err := os.Open(from) // in /etc/skel, which root alone writes
+	source, err := os.Open(from) // in /etc/skel, where only root can write
 	if err != nil {
 		return err
 	}
@@ -294,8 +294,8 @@ func copyFile(home *os.Root, path, from string) (err error) {
 	return errors.Join(err, file.Close())
 }
 
-// removeHome removes a user's home and mail if the user owns them: a home that was set to /var or to
-// another user's directory stays.
+// removeHome removes a user's home and mail if the user owns them. A home that was set to /var or another user's
+// directory stays.
 func (a *Accounts) removeHome(account Account, mailDir string) error {
 	if mailDir == "" {
 		mailDir = "/var/mail"

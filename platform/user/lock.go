@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lock keeps other programs from editing the account files: it takes the lock of the C library,
-// which systemd and the shadow tools take, and then the lock files of the shadow tools themselves.
+// lock prevents other programs from editing the account files. It takes the lock of the C library, which systemd and
+// the shadow tools use, and then the lock files of the shadow tools.
 func (a *Accounts) lock(ctx context.Context) (unlock func() error, err error) {
 	held, err := lockLibrary(ctx, a.at("etc/.pwd.lock"))
 	if err != nil {
@@ -41,8 +41,8 @@ func (a *Accounts) lock(ctx context.Context) (unlock func() error, err error) {
 	return unlock, nil
 }
 
-// lockLibrary waits in the kernel, on a thread that outlives a canceled caller and then releases
-// the lock.
+// lockLibrary takes the lock of the C library. It waits in the kernel, in a goroutine that releases the lock if the
+// caller was canceled.
 func lockLibrary(ctx context.Context, path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -80,8 +80,8 @@ func lockLibrary(ctx context.Context, path string) (*os.File, error) {
 	}
 }
 
-// lockFile makes path.lock as the shadow tools do: a file with our process id, linked to that
-// name. Programs that use these files hold the library's lock too, so waiting is rare.
+// lockFile creates path.lock like the shadow tools: a file with our process id, linked to that name. Programs that use
+// these files also take the library's lock, so waits are rare.
 func (a *Accounts) lockFile(ctx context.Context, path string) error {
 	own := fmt.Sprintf("%s.%d", path, os.Getpid())
 	if err := os.WriteFile(own, []byte(strconv.Itoa(os.Getpid())+"\x00"), 0o600); err != nil {
@@ -105,8 +105,8 @@ func (a *Accounts) lockFile(ctx context.Context, path string) error {
 	return errors.Join(err, os.Remove(own))
 }
 
-// abandoned reports whether the process that made a lock file is gone. After a power cut its
-// number may belong to another process by now, one that started after the file was made.
+// abandoned reports whether the process that created a lock file is gone. After a power cut, its id may belong to
+// another process, which was started after the file was created.
 func (a *Accounts) abandoned(lock string) bool {
 	data, err := os.ReadFile(lock)
 	if err != nil {
@@ -118,10 +118,10 @@ func (a *Accounts) abandoned(lock string) bool {
 	}
 	pid, err := strconv.Atoi(strings.Trim(string(data), "\x00 \n"))
 	if err != nil || pid <= 0 {
-		return true // its process was killed while writing it
+		return true // the process was killed while writing it
 	}
 	if pid == os.Getpid() {
-		return true // an earlier agent's with our pid: this one holds the library's lock
+		return true // from an earlier agent with the same pid, since we hold the library's lock
 	}
 	started, err := startOf(a.at("proc"), pid)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -130,7 +130,7 @@ func (a *Accounts) abandoned(lock string) bool {
 	return err == nil && started.After(info.ModTime().Add(time.Second))
 }
 
-// startOf reads when a process was started.
+// startOf returns the time at which a process was started.
 func startOf(proc string, pid int) (time.Time, error) {
 	stat, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "stat"))
 	if err != nil {

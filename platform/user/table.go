@@ -13,14 +13,14 @@ import (
 	"cambium/internal/atomicfile"
 )
 
-// table is one of the account files: lines of fields between colons, named by the first.
-// Other lines (comments, NIS markers, damage) are kept as they are.
+// table is an account file: lines with fields between colons, the first of which is the name. Other lines (comments,
+// NIS markers, damage) are preserved.
 type table struct {
 	path    string
 	fields  int
 	present bool
 	lines   []string
-	before  []byte // as read
+	before  []byte // content of the file
 	mode    fs.FileMode
 	uid     int
 	gid     int
@@ -60,7 +60,7 @@ func (t *table) bytes() []byte {
 	return []byte(strings.Join(t.lines, "\n") + "\n")
 }
 
-// record splits a line, or returns nil for one that is not a record.
+// record splits a line into fields. It returns nil if the line is not a record.
 func (t *table) record(line string) []string {
 	if line == "" || strings.ContainsRune("#+- \t", rune(line[0])) {
 		return nil
@@ -72,7 +72,7 @@ func (t *table) record(line string) []string {
 	return fields
 }
 
-// all yields every record; a caller may keep but not change it.
+// all iterates over the records. A caller may keep them, but must not change them.
 func (t *table) all(yield func([]string) bool) {
 	for _, line := range t.lines {
 		if r := t.record(line); r != nil && !yield(r) {
@@ -81,7 +81,7 @@ func (t *table) all(yield func([]string) bool) {
 	}
 }
 
-// find returns a copy of the first record of that name, which is the one that counts.
+// find returns a copy of the first record of that name, which is the effective one.
 func (t *table) find(name string) ([]string, bool) {
 	for r := range t.all {
 		if r[0] == name {
@@ -91,7 +91,7 @@ func (t *table) find(name string) ([]string, bool) {
 	return nil, false
 }
 
-// set replaces the first record of the same name or adds one, before any NIS marker.
+// set replaces the first record of the same name, or adds one before any NIS markers.
 func (t *table) set(record ...string) {
 	line := strings.Join(record, ":")
 	end := len(t.lines)
@@ -107,7 +107,7 @@ func (t *table) set(record ...string) {
 	t.lines = slices.Insert(t.lines, end, line)
 }
 
-// remove drops every record of that name.
+// remove removes all records of that name.
 func (t *table) remove(name string) {
 	t.lines = slices.DeleteFunc(t.lines, func(line string) bool {
 		r := t.record(line)
@@ -115,7 +115,7 @@ func (t *table) remove(name string) {
 	})
 }
 
-// edit lets change rewrite each record in place.
+// edit calls change to modify each record in place.
 func (t *table) edit(change func(record []string)) {
 	for i, line := range t.lines {
 		if r := t.record(line); r != nil {
@@ -130,7 +130,7 @@ func (t *table) save() error {
 	if bytes.Equal(now, t.before) || !t.present && now == nil {
 		return nil
 	}
-	// A missing line break at the end is not a reason to write.
+	// Do not write only to add a missing newline at the end.
 	if len(t.before) > 0 && bytes.Equal(now, append(bytes.Clone(t.before), '\n')) {
 		return nil
 	}
@@ -141,7 +141,7 @@ func (t *table) save() error {
 	return nil
 }
 
-// members are the names in a group's list.
+// members splits a group's list of members.
 func members(list string) []string {
 	if list == "" {
 		return nil

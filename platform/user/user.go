@@ -1,7 +1,6 @@
-// Package user edits accounts: password hashes, authorized keys, and the ephemeral ssh users that
-// `bosh ssh` makes and removes. It edits the account files itself, under the same locks as the
-// shadow tools, each file is replaced atomically and keeps every line that is not understood.
-// Nothing is passed to a shell or shows up in a process list.
+// Package user edits accounts: password hashes, authorized keys, and the ephemeral users of `bosh ssh`. It edits the
+// account files itself, under the locks of the shadow tools. Each file is replaced atomically, and lines that it does
+// not understand are preserved. Secrets never appear in a shell or a process list.
 package user
 
 import (
@@ -21,13 +20,14 @@ import (
 	"cambium/internal/secret"
 )
 
-// sessionPrefix begins the names of the ephemeral ssh users that Directors and the CLI make; no others are ever removed.
+// sessionPrefix begins the names of the ephemeral ssh users that Directors and the CLI create. Other users are never
+// removed.
 const sessionPrefix = "bosh_"
 
-// sessionGroups are the groups of an ephemeral ssh user besides its own.
+// sessionGroups lists the groups of an ephemeral ssh user besides its own.
 var sessionGroups = []string{"vcap", "admin", "bosh_sudoers", "bosh_sshers"}
 
-// errNoUser means that there is no such account.
+// errNoUser is returned if an account does not exist.
 var errNoUser = errors.New("no such user")
 
 // Accounts reads and changes the accounts of the machine below Root.
@@ -38,7 +38,7 @@ type Accounts struct {
 
 func (a *Accounts) at(path string) string { return filepath.Join(a.Root, path) }
 
-// Account is one user.
+// Account is a user account.
 type Account struct {
 	Name     string
 	UID, GID int
@@ -48,23 +48,23 @@ type Account struct {
 // Session is an ephemeral ssh user.
 type Session struct {
 	Name     string
-	HomeBase string // directory in which its home is made
+	HomeBase string // parent directory of its home
 	Keys     []string
 	Groups   []string // sessionGroups if empty
 }
 
-// NoPassword is a hash that no password has.
+// NoPassword is a hash that matches no password.
 const NoPassword = "*"
 
-// Desired describes the wanted accounts. What it does not name stays as it is.
+// Desired describes the wanted accounts. Others stay as they are.
 type Desired struct {
-	// Passwords are crypt(3) hashes by user. With an empty one no password is accepted.
+	// Passwords holds crypt(3) hashes by user. An empty hash disables passwords.
 	Passwords map[string]secret.String
-	// Keys are the authorized keys by user. They replace all that are there; with KeepKeys they come before those.
+	// Keys holds the authorized keys by user. They replace all existing keys or, with KeepKeys, precede them.
 	Keys     map[string][]string
 	KeepKeys bool
 	Sessions []Session
-	// Remove names ephemeral ssh users that should be gone.
+	// Remove lists ephemeral ssh users to remove.
 	Remove []string
 }
 
@@ -76,10 +76,10 @@ type State struct {
 	keys     map[string]keyFile  // user → authorized_keys
 }
 
-// Op is a kind of change.
+// Op is the kind of a change.
 type Op string
 
-// The kinds of change.
+// Kinds of changes.
 const (
 	OpSetPassword Op = "set-password"
 	OpSetKeys     Op = "set-keys"
@@ -88,7 +88,7 @@ const (
 	OpRemoveUser  Op = "remove-user"
 )
 
-// Change is one step from what is to what is wanted.
+// Change is a step towards the desired state.
 type Change struct {
 	Op      Op
 	User    string
@@ -97,7 +97,7 @@ type Change struct {
 	session Session
 }
 
-// Runs is false: no program or service is started.
+// Runs returns false: a change starts no program or service.
 func (Change) Runs() bool { return false }
 
 // String describes the change in one line, without hashes and keys.
@@ -117,10 +117,10 @@ func (c Change) String() string {
 	return string(c.Op)
 }
 
-// Hash is the password's, of OpSetPassword.
+// Hash returns the password hash of an OpSetPassword.
 func (c Change) Hash() secret.String { return c.hash }
 
-// Observe reads the accounts and, of those that want names, the keys.
+// Observe reads the accounts, and the keys of those that want contains.
 func (a *Accounts) Observe(ctx context.Context, want Desired) (State, error) {
 	if ctx.Err() != nil {
 		return State{}, context.Cause(ctx)
@@ -133,7 +133,7 @@ func (a *Accounts) Observe(ctx context.Context, want Desired) (State, error) {
 	for r := range db.passwd.all {
 		account, err := account(r)
 		if _, twice := s.Accounts[r[0]]; err != nil || twice {
-			continue // a damaged line, or a second one of that name, is not an account
+			continue // skip damaged lines and duplicate names
 		}
 		s.Accounts[account.Name] = account
 		s.hashes[account.Name] = secret.New(r[1])
@@ -160,7 +160,7 @@ func (a *Accounts) Observe(ctx context.Context, want Desired) (State, error) {
 // validName matches the names that useradd accepts by default.
 var validName = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
 
-// Diff decides what has to be done.
+// Diff returns the changes to the desired state.
 func Diff(have State, want Desired) (changes []Change, err error) {
 	for _, name := range slices.Sorted(maps.Keys(want.Passwords)) {
 		hash := want.Passwords[name]
@@ -240,7 +240,7 @@ func diffSession(have State, s Session) ([]Change, error) {
 	return changes, nil
 }
 
-// Lookup finds an account by name.
+// Lookup returns the account with that name.
 func (a *Accounts) Lookup(name string) (Account, error) {
 	t, err := readTable(a.at("etc/passwd"), 7)
 	if err != nil {
@@ -253,7 +253,7 @@ func (a *Accounts) Lookup(name string) (Account, error) {
 	return account(r)
 }
 
-// account reads a line of passwd.
+// account parses a line of passwd.
 func account(r []string) (Account, error) {
 	uid, err := number(r[2])
 	if err != nil {
