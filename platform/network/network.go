@@ -191,7 +191,7 @@ type Route struct {
 	OnLink  bool         `json:"on_link,omitempty"`
 }
 
-// Default reports a default route.
+// Default reports whether this is a default route.
 func (r Route) Default() bool { return r.To.Bits() == 0 }
 
 // Desired is the wanted configuration. Links that it does not contain are left unchanged.
@@ -245,7 +245,7 @@ type WantRoute struct {
 	Network string `json:"network"`
 }
 
-// Default reports a default route.
+// Default reports whether this is a default route.
 func (r WantRoute) Default() bool { return r.To.Bits() == 0 }
 
 // Dynamic is a network whose address comes from a lease.

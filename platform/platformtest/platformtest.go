@@ -1,4 +1,4 @@
-// Package platformtest tests what all domains of package platform promise.
+// Package platformtest tests the common behavior of the domains in package platform.
 package platformtest
 
 import (
@@ -9,7 +9,8 @@ import (
 	"cambium/platform"
 )
 
-// Converge applies want twice: first it changes what was planned, then nothing. It returns the changes.
+// Converge applies want twice and returns the changes. It fails the test unless the first run makes the planned
+// changes, and the second none.
 func Converge[S, D any, C fmt.Stringer](t testing.TB, k platform.Kernel[S, D, C], diff platform.Diff[S, D, C], want D) []string {
 	t.Helper()
 	planned, err := platform.Plan(t.Context(), k, diff, want)
@@ -30,7 +31,7 @@ func Converge[S, D any, C fmt.Stringer](t testing.TB, k platform.Kernel[S, D, C]
 	return Texts(changes)
 }
 
-// Texts are changes as they are logged.
+// Texts returns the texts of changes.
 func Texts[C fmt.Stringer](changes []C) (out []string) {
 	for _, c := range changes {
 		out = append(out, c.String())

@@ -6,26 +6,26 @@ import (
 	"time"
 )
 
-// mountTimeout bounds the wait for a file system's answer.
+// mountTimeout bounds the wait for a file system to respond.
 const mountTimeout = 2 * time.Second
 
-// mount is a place where a file system may be mounted. It is measured once at a time: statfs(2) on a dead file system
-// returns when that is unmounted, and until then nobody asks again.
+// mount measures a directory on which a file system may be mounted. Only one measurement runs at a time, since
+// statfs(2) on a file system that hangs does not return until it is unmounted.
 type mount struct {
 	measure func() (d Disk, mounted bool, err error)
 
-	mu    sync.Mutex    // guards what follows
-	ended chan struct{} // closed when the measurement under way has ended; nil if none is
+	mu    sync.Mutex    // guards the fields below
+	ended chan struct{} // closed at the end of the current measurement; nil if there is none
 	begun time.Time
 
-	// Of the last measurement that ended.
+	// Result of the last completed measurement.
 	disk    Disk
 	mounted bool
 	err     error
 	at      time.Time
 }
 
-// begin starts a measurement unless one is under way.
+// begin starts a measurement unless one is running.
 func (m *mount) begin() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -43,8 +43,8 @@ func (m *mount) begin() {
 	}()
 }
 
-// await returns the result of the measurement that was begun. If that takes too long, it returns the one before, marked
-// as old; there may be none, as if nothing were mounted.
+// await returns the result of the current measurement. If that takes too long, it returns the result of the previous
+// one, with its age, or zero values if there is none.
 func (m *mount) await(ctx context.Context) (d Disk, mounted bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package vitals measures CPU, memory, swap, load, disks and uptime of the machine. It reads /proc
-// and calls statfs(2), starts no program, and keeps at most one goroutine for each file system that does not answer.
+// Package vitals measures CPU, memory, swap, load, disks and uptime of the machine. It reads /proc and calls statfs(2).
+// It starts no programs, and leaves at most one goroutine behind for each file system that does not respond.
 //
 // Format and rounding are those of cloudfoundry/bosh-agent, which the Health Monitor expects.
 package vitals
@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Vitals is the document that goes into heartbeats and get_state.
+// Vitals is the part of heartbeats and get_state with the measurements.
 type Vitals struct {
 	CPU    CPU             `json:"cpu"`
 	Disk   map[string]Disk `json:"disk,omitempty"`
@@ -30,22 +30,22 @@ type Vitals struct {
 	Uptime Uptime          `json:"uptime"`
 }
 
-// CPU is the share of time spent, in percent with one decimal.
+// CPU holds percentages of time, with one decimal.
 type CPU struct {
 	Sys  string `json:"sys,omitempty"`
 	User string `json:"user,omitempty"`
 	Wait string `json:"wait,omitempty"`
 }
 
-// Disk reports the use of a file system, in percent.
+// Disk holds the usage of a file system in percent.
 type Disk struct {
-	// AgeSecs is set where the file system does not answer: it is the age of the values in seconds.
+	// AgeSecs is the age of the values in seconds if the file system does not respond.
 	AgeSecs      uint64 `json:"age_secs,omitempty"`
 	InodePercent string `json:"inode_percent,omitempty"`
 	Percent      string `json:"percent,omitempty"`
 }
 
-// Memory reports the memory in use, in kB and percent.
+// Memory holds the usage of memory in kB and percent.
 type Memory struct {
 	KB      string `json:"kb,omitempty"`
 	Percent string `json:"percent,omitempty"`
@@ -56,31 +56,29 @@ type Uptime struct {
 	Secs uint64 `json:"secs,omitempty"`
 }
 
-// window is the shortest time over which processor use is averaged once the agent has run for
-// that long.
+// window is the minimum time over which CPU usage is averaged, once the agent has run for that long.
 const window = 10 * time.Second
 
-// Gauge measures. Make it when the agent starts: processor use is counted from then on, so that
-// the first value is not the average since boot.
+// Gauge measures the vitals. It is created when the agent starts, since CPU usage is counted from then on; otherwise
+// the first value would be the average since boot.
 type Gauge struct {
 	root  string
 	disks map[string]*mount // by name
 
 	mu    sync.Mutex
 	now   func() time.Time
-	older sample // where the average begins
-	newer sample // where the next one will begin
+	older sample // start of the average
+	newer sample // start of the next average
 }
 
-// New returns a gauge for the machine below root. ephemeral and persistent are the mount points
-// of its data disks.
+// New returns a gauge for the machine below root. ephemeral and persistent are the mount points of its data disks.
 func New(root, ephemeral, persistent string) *Gauge {
 	g := &Gauge{root: root, now: time.Now, disks: map[string]*mount{}}
 	for name, path := range map[string]string{"system": "/", "ephemeral": ephemeral, "persistent": persistent} {
 		path = filepath.Join(root, path)
 		g.disks[name] = &mount{measure: func() (Disk, bool, error) { return measure(path) }}
 	}
-	// If this fails the first measurement fails too, and says why.
+	// If this fails, the first measurement fails, too, and returns the error.
 	if first, err := g.sample(); err == nil {
 		g.older, g.newer = first, first
 	}
@@ -95,7 +93,7 @@ func (g *Gauge) read(path string) ([]byte, error) {
 	return data, nil
 }
 
-// Measure returns the vitals of this moment, or, of a file system that does not answer, those of the last time it did.
+// Measure returns the current vitals. For a file system that does not respond, it returns the last known values.
 func (g *Gauge) Measure(ctx context.Context) (Vitals, error) {
 	if ctx.Err() != nil {
 		return Vitals{}, context.Cause(ctx)
@@ -118,7 +116,7 @@ func (g *Gauge) Measure(ctx context.Context) (Vitals, error) {
 	return v, err
 }
 
-// sample is the processor's time account at one moment.
+// sample holds the CPU times at one moment.
 type sample struct {
 	at                     time.Time
 	user, sys, wait, total uint64
@@ -155,8 +153,8 @@ func (g *Gauge) sample() (sample, error) {
 	return s, nil
 }
 
-// cpu averages over the time since the sample before the last one, which is at least window ago
-// as soon as the agent has run that long. A call in between does not shorten it.
+// cpu averages over the time since the sample before the last one. That is at least window ago once the agent has run
+// for that long, however often it is called.
 func (g *Gauge) cpu() (CPU, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -169,7 +167,7 @@ func (g *Gauge) cpu() (CPU, error) {
 	}
 	since := g.older
 	if now.total < since.total || now.user < since.user || now.sys < since.sys || now.wait < since.wait {
-		since = now // counters of a suspended or migrated machine may go back
+		since = now // counters may decrease if a VM is suspended or migrated
 		g.older, g.newer = now, now
 	}
 	total := now.total - since.total
@@ -180,7 +178,7 @@ func (g *Gauge) cpu() (CPU, error) {
 	}, nil
 }
 
-// memory counts what is not available to programs as used: caches are available.
+// memory counts memory as used unless it is available to programs. Caches are available.
 func (g *Gauge) memory() (memory, swap Memory, err error) {
 	data, err := g.read("proc/meminfo")
 	if err != nil {
@@ -242,8 +240,7 @@ func (g *Gauge) uptime() (uint64, error) {
 	return uint64(n), nil
 }
 
-// measureDisks measures those that are mounted. The system's must be there; one of the others may
-// vanish at any moment.
+// measureDisks measures the mounted disks. The system disk must be measurable; others may be unmounted at any time.
 func (g *Gauge) measureDisks(ctx context.Context) (map[string]Disk, error) {
 	for _, m := range g.disks {
 		m.begin()
