@@ -23,7 +23,8 @@ var ErrCredentials = errors.New("it refuses the user or password of the settings
 // Probe requests a blob that does not exist. asked is false for stores without a server or credentials of their own:
 // local directories, and stores for which the Director signs URLs.
 func Probe(ctx context.Context, o Options) (asked bool, err error) {
-	// A program of the stemcell gets its options in a file, and the running agent's stays as it is.
+	// Work in a temporary directory: a program's options are written to a file, which must not replace the running
+	// agent's.
 	tmp, err := os.MkdirTemp("", "agent-blobstore-")
 	if err != nil {
 		return false, err

@@ -64,7 +64,7 @@ func newWeb(ca string, o Options) (*web, error) {
 		ResponseHeaderTimeout: replyTimeout,
 		ExpectContinueTimeout: 5 * time.Second,
 		IdleConnTimeout:       30 * time.Second,
-		// A digest is of the bytes as they are stored.
+		// Digests are those of the stored bytes.
 		DisableCompression: true,
 	}
 	return &web{client: &http.Client{Transport: transport, CheckRedirect: redirect}, backoff: o.Backoff, stall: stallTimeout, log: o.Log}, nil

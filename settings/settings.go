@@ -39,7 +39,7 @@ type Disks struct {
 	RawEphemeral []RawDisk           `json:"raw_ephemeral"`
 }
 
-// DiskHint says how to find a disk: the CPI sends a string, which is both path and volume id, or an object.
+// DiskHint locates a disk. The CPI sends a string, which is both path and volume id, or an object.
 type DiskHint struct {
 	Path         string `json:"path,omitempty"`
 	VolumeID     string `json:"volume_id,omitempty"`

@@ -25,8 +25,8 @@ type Options struct {
 	CreatePartitionIfNoEphemeralDisk bool
 	SkipDiskSetup                    bool
 	PartitionerType                  string
-	// MissingEphemeralDisk says what to do if the ephemeral disk that the CPI named never appears: "fail" (or "") or
-	// use the "root" disk.
+	// MissingEphemeralDisk is the policy if the ephemeral disk that the CPI named never appears: "fail" (or ""), or
+	// "root" to use the root disk.
 	MissingEphemeralDisk string
 	// ForeignPersistentDisk is the policy for a persistent disk with content that is not ours: "refuse" (or "") or
 	// "format". BlankDisks is the content of a blank disk when read: "zeros" (or ""), or "noise" to accept random

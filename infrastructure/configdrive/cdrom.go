@@ -23,7 +23,7 @@ const (
 	cdromLockDoor    = 0x5329
 )
 
-// Answers to cdromDriveStatus.
+// Results of cdromDriveStatus.
 const (
 	driveNoDisc   = 1
 	driveTrayOpen = 2

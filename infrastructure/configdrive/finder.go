@@ -129,7 +129,7 @@ func (f finder) readNow(ctx context.Context, path string, names []string) (body 
 	}
 	d, err := openDevice(f.system(path))
 	if errors.Is(err, errAbsent) && label != "" {
-		// No udev, or it did not make the link.
+		// udev is not running, or has not created the link.
 		d, err = f.scan(ctx, label)
 	}
 	if err != nil {

@@ -222,7 +222,7 @@ func setAttributes(fd int, st *unix.Stat_t, xattrs map[string]string) (err error
 	case opened(st):
 		err = unix.Fchmod(fd, st.Mode&0o7777)
 	case kindOf(st) != unix.DT_LNK:
-		err = unix.Chmod(procPath(fd), st.Mode&0o7777) // through /proc, which root alone has: the descriptor is O_PATH
+		err = unix.Chmod(procPath(fd), st.Mode&0o7777) // through /proc, which root alone can do
 	}
 	if err != nil {
 		return fmt.Errorf("mode: %w", err)

@@ -76,8 +76,8 @@ func (v *verifier) compareStat(st, have *unix.Stat_t, path func() string) error 
 	return nil
 }
 
-// clampedTime returns a time as the target's file system stores it. No system call reports that, so it sets the times of
-// the target's top directory; Complete sets them again.
+// clampedTime returns a time as the target's file system stores it. No system call reports that, so it sets the times
+// of the target's top directory; Complete sets them again.
 func (v *verifier) clampedTime(t unix.Timespec) (unix.Timespec, error) {
 	v.probing.Lock()
 	defer v.probing.Unlock()

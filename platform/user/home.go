@@ -120,9 +120,9 @@ func (a *Accounts) writeKeys(account Account, keys []string) (err error) {
 	}()
 	home, err := os.OpenRoot(a.at(account.Home))
 	if errors.Is(err, fs.ErrNotExist) {
-		err = os.MkdirAll(filepath.Dir(a.at(account.Home)), 0o755) // only root can write there
+		err = os.MkdirAll(filepath.Dir(a.at(account.Home)), 0o755) // in a directory of root alone
 		if err == nil {
-			err = os.Mkdir(a.at(account.Home), 0o700) // only root can write there
+			err = os.Mkdir(a.at(account.Home), 0o700) // in a directory of root alone
 		}
 		if err == nil {
 			home, err = os.OpenRoot(a.at(account.Home))
@@ -209,10 +209,10 @@ func setOwner(root *os.Root, name string, account Account, mode fs.FileMode) err
 // replaced.
 func (a *Accounts) makeHome(account Account, s Session) (err error) {
 	base := a.at(s.HomeBase)
-	if err := os.MkdirAll(base, 0o755); err != nil { // only root can write there
+	if err := os.MkdirAll(base, 0o755); err != nil { // in a directory of root alone
 		return err
 	}
-	if err := os.Chmod(base, 0o755); err != nil { // only root can write there
+	if err := os.Chmod(base, 0o755); err != nil { // in a directory of root alone
 		return err
 	}
 	homes, err := os.OpenRoot(base)
@@ -281,7 +281,7 @@ func (a *Accounts) copySkeleton(home *os.Root, account Account) error {
 }
 
 func copyFile(home *os.Root, path, from string) (err error) {
-	source, err := os.Open(from) // in /etc/skel, where only root can write
+	source, err := os.Open(from) // in /etc/skel, which root alone can write to
 	if err != nil {
 		return err
 	}

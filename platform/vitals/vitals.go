@@ -1,5 +1,5 @@
 // Package vitals measures CPU, memory, swap, load, disks and uptime of the machine. It reads /proc and calls statfs(2).
-// It starts no programs, and leaves at most one goroutine behind for each file system that does not respond.
+// It starts no programs. A file system that does not respond blocks at most one goroutine.
 //
 // Format and rounding are those of cloudfoundry/bosh-agent, which the Health Monitor expects.
 package vitals

@@ -76,7 +76,7 @@ type Plan struct {
 	RepairAll bool
 	// Asked is set if an operator requested the changes. The request ends once they are made.
 	Asked bool
-	// NotGrown says why a partition remains smaller than its disk.
+	// NotGrown is the reason why a partition remains smaller than its disk.
 	NotGrown string
 
 	// The fields below are for persistent disks. The disk is unmounted from Leave, unless that is empty, and then
@@ -89,7 +89,7 @@ type Plan struct {
 	Stale []string
 }
 
-// Placed says what to record once a persistent disk is mounted at its destination.
+// Placed lists what to record once a persistent disk is mounted at its destination.
 type Placed struct {
 	CID string
 	// Store is set if the disk becomes the store. The target of a migration must never be mounted as the store after a

@@ -10,8 +10,8 @@ import (
 // disk.
 const growSlack = 100 * layout.MiB
 
-// growTo returns the largest possible end of partition n, or 0 if it cannot grow by at least 1 MiB. obstacle says what
-// prevents it from growing.
+// growTo returns the largest possible end of partition n, or 0 if it cannot grow by at least 1 MiB. obstacle is what
+// prevents it from growing, or "".
 func growTo(s layout.State, n int) (end int64, obstacle string) {
 	p, ok := s.Table.Partition(n)
 	if !ok {

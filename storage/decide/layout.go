@@ -56,7 +56,7 @@ func swapBytes(available, ram int64, swapMiB *uint64) (int64, error) {
 
 // keptEphemeral recognizes an ephemeral layout that this agent made earlier. Sizes are not compared: a change of RAM or
 // swap_size must not destroy the data. In a table with names, further partitions after swap and data are ignored, as in
-// cloudfoundry/bosh-agent. A table without names is not a proof, so the content has to be examined; see Replaced.
+// cloudfoundry/bosh-agent. A table without names proves nothing, so the content has to be examined; see Replaced.
 func keptEphemeral(s layout.State, agentID string, label layout.Label) (Layout, bool) {
 	t := s.Table
 	if t.Label.Named() && len(t.Partitions) > 2 {

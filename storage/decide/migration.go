@@ -76,8 +76,8 @@ func repeatedMigration(o Migration) (MigrationAction, error) {
 		cmp.Or(o.WantTo, "for the new disk"))
 }
 
-// BeginCopy returns the statement of a migration target during the copy. empty reports that the disk has no content. If
-// an earlier attempt at the same copy has left files, and the disk has not been the store since, its statement decides
+// BeginCopy returns the statement of a migration target during the copy. empty is set if the disk has no content. If an
+// earlier attempt at the same copy has left files, and the disk has not been the store since, its statement decides
 // that instead.
 func BeginCopy(from, to Disk, empty bool) (identity.Store, error) {
 	s := identity.Store{CID: to.CID, FileSystem: to.FileSystem, Incomplete: true, Empty: empty,

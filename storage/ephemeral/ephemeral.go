@@ -480,12 +480,12 @@ func (d *Disks) answered(key string, asked bool) error {
 
 // Shown describes a disk to an operator who is about to request that it be formatted.
 type Shown struct {
-	// Key is the key for the request, Text says what would be lost, and Disk is the fingerprint of the disk.
+	// Key is the key for the request, Text describes what would be lost, and Disk is the fingerprint of the disk.
 	Key, Text, Disk string
 }
 
-// Describe says what formatting a disk would destroy. which is "ephemeral", or the path of the ephemeral or of a raw
-// disk. Other disks are an error.
+// Describe describes what formatting a disk would destroy. which is "ephemeral", or the path of the ephemeral or of a
+// raw disk. Other disks are an error.
 func (d *Disks) Describe(ctx context.Context, which string, ephemeral *settings.DiskHint,
 	raw []settings.DiskHint) (shown Shown, err error) {
 	if err := d.Machine.Lock(ctx); err != nil {

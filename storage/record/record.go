@@ -26,7 +26,7 @@ type Record struct {
 	// Published is set if managed_disk_settings.json, which other agents read and write, names it, too.
 	Published bool `json:"published,omitempty"`
 	// Disks holds the disks that have been a store, by CID. They are never formatted, and a CID is never used for
-	// a disk other than its own.
+	// another disk.
 	Disks map[string]Disk `json:"disks,omitempty"`
 	// Unfinished identifies a partition table, or partitions after the root partition, that are being prepared for the
 	// ephemeral data. It does not apply to any others.

@@ -33,11 +33,11 @@ type Answer struct {
 
 // The kind of an error decides what happens next:
 //
-//   - Final: the source definitely has nothing, such as a missing file or medium. It is not tried
-//     again in this round, and the next source takes over.
-//   - NotYet: the source responds, but the document is missing or invalid. It is retried about
-//     every second, since CPIs write settings after the machine exists.
-//   - Any other error is one of transport. The source is retried after growing, jittered pauses.
+//    - Final: the source definitely has nothing, such as a missing file or medium. It is not tried again in this round,
+//      and the next source takes over.
+//    - NotYet: the source responds, but the document is missing or invalid. The source is retried about every second,
+//      since CPIs write settings after the machine exists.
+//    - Any other error is one of transport. The source is retried after growing, jittered pauses.
 //
 // NeedNetwork is separate: the source was not tried at all.
 

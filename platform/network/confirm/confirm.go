@@ -25,7 +25,7 @@ type Options struct {
 type Outcome struct {
 	// Made lists the changes made, followed by those that undid them, if any.
 	Made []network.Change
-	// RolledBack is set if the earlier configuration was restored. Reason says why.
+	// RolledBack is set if the earlier configuration was restored, for the given Reason.
 	RolledBack bool
 	Reason     string
 }

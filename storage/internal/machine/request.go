@@ -37,8 +37,8 @@ func Fingerprint(path string, d record.Disk) (string, error) {
 	return fmt.Sprintf("%s, %x", text, sum.Sum(nil)), nil
 }
 
-// DropLapsedRequest removes an operator's request from r if it was made about a disk other than the one at path, whose
-// fingerprint found returns. With acting set, it also removes it from the file.
+// DropLapsedRequest removes an operator's request from r if it was not made about the disk at path, whose fingerprint
+// found returns. With acting set, it also removes it from the file.
 func (m *Machine) DropLapsedRequest(r record.Record, key, path string, acting bool, found func() (string, error)) error {
 	asked := r.Asked[key]
 	if asked == "" {
