@@ -31,7 +31,7 @@ func TestTableIsOnThePage(t *testing.T) {
 			mode = octal(e.Mode)
 		}
 		if e.Owner != (Owner{}) {
-			mode += " " + e.Owner.User + ":" + e.Owner.Group
+			mode += " " + strings.TrimSuffix(e.Owner.User+":"+e.Owner.Group, ":")
 		}
 		row, seen := rows[e.Path]
 		if !seen {

@@ -73,7 +73,8 @@ func Table(d vcap.Dirs, o Options) Desired {
 
 		// The group of the logs can write in this directory, so its entries have NoFollow.
 		{Group: Log, Path: d.RootLog(), Mode: 0o771, Owner: Owner{"root", "syslog"}, OrRoot: true},
-		{Group: Log, Path: filepath.Join(d.RootLog(), "audit"), Mode: 0o750, Owner: rootOnly, NoFollow: true},
+		// auditd gives it to the group that its own configuration names, adm on Debian and Ubuntu.
+		{Group: Log, Path: filepath.Join(d.RootLog(), "audit"), Mode: 0o750, Owner: Owner{User: "root"}, NoFollow: true},
 		{Group: Log, Path: filepath.Join(d.RootLog(), "sysstat"), Mode: 0o755, Owner: rootOnly, NoFollow: true},
 		{Group: Log, Path: filepath.Join(d.RootLog(), "btmp"), Kind: File, Mode: 0o600, Owner: Owner{"root", "utmp"}, OrRoot: true, NoFollow: true},
 		{Group: Log, Path: filepath.Join(d.RootLog(), "wtmp"), Kind: File, Mode: 0o664, Owner: Owner{"root", "utmp"}, OrRoot: true, NoFollow: true},

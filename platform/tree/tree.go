@@ -144,7 +144,7 @@ func (c Change) String() string {
 	case OpSetMode:
 		return fmt.Sprintf("set mode of %s to %s", e.Path, octal(e.Mode))
 	case OpSetOwner:
-		return fmt.Sprintf("set owner of %s to %s:%s", e.Path, e.Owner.User, e.Owner.Group)
+		return fmt.Sprintf("set owner of %s to %s", e.Path, strings.TrimSuffix(e.Owner.User+":"+e.Owner.Group, ":"))
 	case OpSetAside:
 		return fmt.Sprintf("set aside what is at %s", e.Path)
 	case OpLink:
