@@ -237,6 +237,7 @@ func TestRuntimeConfig(t *testing.T) {
 		Addons    []struct {
 			Name    string
 			Include map[string][]map[string]string
+			Exclude map[string][]map[string]string
 			Jobs    []struct{ Name, Release string }
 		}
 	}
@@ -251,6 +252,10 @@ func TestRuntimeConfig(t *testing.T) {
 	for _, a := range config.Addons {
 		if got := fmt.Sprint(a.Include); got != "map[stemcell:[map[os:"+operatingSystem+"]]]" {
 			t.Errorf("addon %s includes %s", a.Name, got)
+		}
+		// On a log server the forwarder's scripts remove the server's configuration.
+		if got := fmt.Sprint(a.Exclude); strings.HasPrefix(a.Name, "syslog") && got != "map[jobs:[map[name:syslog_storer release:syslog]]]" {
+			t.Errorf("addon %s excludes %s", a.Name, got)
 		}
 		for _, j := range a.Jobs {
 			if jobs += " " + j.Name; !releases[j.Release] {
