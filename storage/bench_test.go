@@ -23,8 +23,8 @@ import (
 	"cambium/platform/mount"
 )
 
-// Times on a shared machine mean nothing by themselves: each benchmark does the same with the
-// usual programs in the same run and reports how many times longer (or shorter) ours takes.
+// Times on a shared machine are not comparable by themselves. Each benchmark does the same work with the usual programs
+// in the same run, and reports the ratio.
 
 func BenchmarkPrepareBlankDisk(b *testing.B) {
 	looptest.Require(b)
@@ -52,8 +52,8 @@ func BenchmarkPrepareBlankDisk(b *testing.B) {
 	b.ReportMetric(float64(ours)/float64(theirs), "x_sfdisk_mkfs_mount")
 }
 
-// BenchmarkSurveyOfASlowDisk surveys a blank disk of which each read takes 10 ms: the reads are bounded in number, and
-// several wait at a time.
+// BenchmarkSurveyOfASlowDisk surveys a blank disk on which each read takes 10 ms. The number of reads is bounded, and
+// several run concurrently.
 func BenchmarkSurveyOfASlowDisk(b *testing.B) {
 	const latency = 10 * time.Millisecond
 	served := fusetest.Serve(b, looptest.Image(b, 10*gib))
@@ -198,7 +198,7 @@ func compareCopies(b *testing.B, fill func(dir string)) {
 	b.ReportMetric(float64(median(durable["ours"]).Milliseconds()), "ms_ours")
 }
 
-// migrateTree copies between two disks as a migration does: copy, mount the target anew, verify, complete.
+// migrateTree copies between two disks like a migration: it copies, mounts the target again, verifies and completes.
 func migrateTree(from, to, device string) (err error) {
 	const mark = ".mark"
 	if err := os.WriteFile(filepath.Join(to, mark), nil, 0o600); err != nil {

@@ -17,7 +17,7 @@ import (
 	"cambium/storage/decide"
 )
 
-// poke writes bytes to a device, as an accident or another program would. An offset below 0 counts from the end.
+// poke writes bytes to a device, like an accident or another program. A negative offset counts from the end.
 func poke(t testing.TB, path string, offset int64, data []byte) {
 	t.Helper()
 	if err := looptest.Guard(path); err != nil {
@@ -43,14 +43,14 @@ func poke(t testing.TB, path string, offset int64, data []byte) {
 	}
 }
 
-// filled makes a file system on a partition, with a file in it.
+// filled creates a file system with a file on a partition.
 func filled(t testing.TB, part, kind string) {
 	t.Helper()
 	mkfs(t, part, kind)
 	filledBy(t, part, kind, func(dir string) { write(t, filepath.Join(dir, "data"), "precious") })
 }
 
-// commands returns the commands that an error advises, each between single quotes.
+// commands returns the commands in an error's advice, which are between single quotes.
 func commands(err error) (all []string) {
 	for _, found := range regexp.MustCompile(`'([^']+)'`).FindAllStringSubmatch(err.Error(), -1) {
 		all = append(all, found[1])
@@ -58,11 +58,11 @@ func commands(err error) (all []string) {
 	return all
 }
 
-// writes are the beginnings of the advised commands that write, each of which has a test of its own.
+// writes matches the beginnings of advised commands that write. Each has a test of its own.
 var writes = regexp.MustCompile(`^(agent disk format|e2fsck -[bf]|xfs_repair /)`)
 
-// lookAround runs the commands that an error advises and that only look, and compares every byte of the disk. It
-// returns those that write.
+// lookAround runs the commands in an error's advice that only read, and checks that no byte of the disk changes. It
+// returns the commands that write.
 func lookAround(t testing.TB, dev *looptest.Device, err error) (writing []string) {
 	t.Helper()
 	if err := looptest.Guard(dev.Path); err != nil {
@@ -97,7 +97,8 @@ func lookAround(t testing.TB, dev *looptest.Device, err error) (writing []string
 	return writing
 }
 
-// A file system whose first superblock is damaged is refused with the command that repairs it, by mount_disk and at boot.
+// TestRootDamagedSuperblockIsRefused: mount_disk and a boot refuse a file system whose first superblock is damaged,
+// with the command that repairs it.
 func TestRootDamagedSuperblockIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		name, kind string
@@ -141,8 +142,8 @@ func TestRootDamagedSuperblockIsRefused(t *testing.T) {
 	}
 }
 
-// A table that is lost takes nothing with it: the file system after it is still where partitions begin, and what the
-// refusal advises shows its files.
+// TestRootLostTableIsNoBlankDisk: the file system of a disk whose table is lost is found where partitions begin, and
+// the advised commands show its files.
 func TestRootLostTableIsNoBlankDisk(t *testing.T) {
 	const size = 64 << 20
 	head := func(t *testing.T, dev *looptest.Device) { poke(t, dev.Path, 0, make([]byte, 34*512)) }
@@ -178,8 +179,8 @@ func TestRootLostTableIsNoBlankDisk(t *testing.T) {
 	}
 }
 
-// The refusal names the byte at which a file system begins after the start of its partition, and the advice leaves it
-// there.
+// TestRootFileSystemBeginsAfterItsPartition: the refusal contains the offset of a file system that begins after the
+// start of its partition, and the advice does not move it.
 func TestRootFileSystemBeginsAfterItsPartition(t *testing.T) {
 	b := newBench(t, Options{})
 	dev := b.disk(64<<20, "vol-1")
@@ -191,7 +192,7 @@ func TestRootFileSystemBeginsAfterItsPartition(t *testing.T) {
 	}
 }
 
-// Where new volumes hold noise, the settings say so; the refusal names the setting.
+// TestRootNoise: the settings can declare that new volumes contain noise; the refusal names the setting.
 func TestRootNoise(t *testing.T) {
 	noise := make([]byte, 16<<20)
 	_, _ = rand.NewChaCha8([32]byte{1}).Read(noise)
@@ -206,7 +207,8 @@ func TestRootNoise(t *testing.T) {
 	b.ok(b.Mount(ctx, "vol-1"))
 }
 
-// Making a file system overwrites what it needs and discards nothing: data there by mistake can still be recovered.
+// TestRootNothingIsDiscarded: creating a file system overwrites what it needs but discards nothing, so that data put
+// there by mistake can be recovered.
 func TestRootNothingIsDiscarded(t *testing.T) {
 	const size, every = 400 << 20, 4 << 20
 	mark := []byte("not needed by a new file system")

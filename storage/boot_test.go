@@ -26,7 +26,7 @@ func (r *records) ManagedCID() (string, error)    { return r.mounted, nil }
 func (r *records) SetManagedCID(cid string) error { r.mounted = cid; return nil }
 func (r *records) ClearManagedCID() error         { r.mounted = ""; return nil }
 
-// boot is MountLast where nothing is to be warned of.
+// boot calls MountLast and ignores the warning.
 func boot(d Disks) error {
 	_, warning, err := d.Persistent.MountLast(context.Background())
 	if warning != "" {

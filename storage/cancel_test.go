@@ -21,7 +21,8 @@ type noDisks struct{ persistent.KnownDisks }
 
 func (noDisks) Disks() map[string]settings.PersistentDisk { return nil }
 
-// cancel_task ends what waits for another disk operation, such as a check of hours.
+// TestCancellationEndsTheWaitForAnotherOperation: cancel_task ends the wait for another disk operation, such as a check
+// that takes hours.
 func TestCancellationEndsTheWaitForAnotherOperation(t *testing.T) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)

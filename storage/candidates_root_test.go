@@ -15,9 +15,9 @@ import (
 	"cambium/settings"
 )
 
-// Disks that jobs know by names of their own are not looked at, whatever they hold, and under whichever hint they are
-// found: those of disk_associations and dynamic ones. Each is a later state of the store with a journal that a mount
-// would replay.
+// TestRootDisksOfJobsAreLeftAlone: disks that jobs find by names of their own, from disk_associations or dynamic, are
+// never read, whatever they contain and whichever hint leads there. Here each is a later state of the store, with a
+// journal that a mount would replay.
 func TestRootDisksOfJobsAreLeftAlone(t *testing.T) {
 	b, dev := aStore(t)
 	later := func() *looptest.Device {

@@ -30,9 +30,9 @@ import (
 	"cambium/settings"
 )
 
-// The crash tests run the real sequences in a process of their own, the child, which is killed
-// with SIGKILL: by itself between two steps, or by the parent at a random moment. The parent
-// then starts another child, as the supervisor would the agent, and looks at the disks.
+// The crash tests run the real sequences in a child process, which is killed with SIGKILL: by itself between two steps,
+// or by the parent at a random moment. The parent then starts another child, as the supervisor would start the agent,
+// and examines the disks.
 
 // job describes the work of one child process.
 type job struct {
@@ -43,7 +43,7 @@ type job struct {
 	KillAt    int // the step before which the child kills itself; -1 for never
 }
 
-// flows are the sequences of calls, as boot and the Director make them.
+// flows lists the sequences of calls that a boot and the Director make.
 var flows = map[string]func(Disks, job) error{
 	"prepare": func(d Disks, j job) error {
 		if _, err := d.Ephemeral.Setup(ctx, &settings.DiskHint{Path: j.Ephemeral}, nil, "agent-1"); err != nil {
@@ -59,7 +59,7 @@ var flows = map[string]func(Disks, job) error{
 	},
 }
 
-// fileRecords survive the child.
+// fileRecords are records that survive the child.
 type fileRecords struct {
 	records
 	path string
@@ -155,7 +155,7 @@ func newWorld(t testing.TB, flow string) *world {
 	return w
 }
 
-// treeSum is over all names, modes and contents below a directory.
+// treeSum returns a checksum of all names, modes and contents in a directory.
 func treeSum(t testing.TB, dir string) string {
 	t.Helper()
 	out, err := exec.Command("sh", "-c", "cd \""+dir+"\" && find . -printf '%P %m %y\\n' -type f -exec sha256sum {} \\; | sort | sha256sum").Output()
@@ -199,7 +199,7 @@ func (w *world) run() []string {
 // dirs of the agent under test.
 func (w *world) dirs() vcap.Dirs { return vcap.New(w.job.Base) }
 
-// checkPrepared holds after any number of crashes and one run that was let finish.
+// checkPrepared checks the disks after any number of crashes and one complete run.
 func (w *world) checkPrepared() {
 	w.t.Helper()
 	for target, part := range map[string]string{
@@ -232,11 +232,11 @@ func (w *world) unmount() {
 	}
 }
 
-// from are the first steps of flows before which a child is killed: what comes before is a part of another flow.
+// from lists the first steps of flows before which a child is killed. Earlier steps belong to other flows.
 var from = map[string]string{"migrate": "mark_migration_target"}
 
-// crashes runs a flow once to count its steps, then kills it before each of them and at random
-// moments, and lets check look at what a second start makes of it.
+// crashes runs a flow once to count its steps, then kills it before each of them and at random moments. check examines
+// the result of a second start.
 func crashes(t *testing.T, flow string, random int, setup func(*world), check func(*world)) {
 	t.Helper()
 	w := newWorld(t, flow)

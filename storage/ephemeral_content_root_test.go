@@ -14,7 +14,7 @@ import (
 	"cambium/storage/record"
 )
 
-// holdingTree makes a file system with directories in it.
+// holdingTree creates a file system with directories.
 func holdingTree(t testing.TB, part, kind string, names ...string) {
 	t.Helper()
 	mkfs(t, part, kind)
@@ -27,7 +27,7 @@ func holdingTree(t testing.TB, part, kind string, names ...string) {
 	})
 }
 
-// cutOff makes a file system with a directory that only its journal has, as a power cut leaves it.
+// cutOff creates a file system with a directory that is only in its journal, as after a power cut.
 func cutOff(t testing.TB, dev *looptest.Device, part, kind, name string) {
 	t.Helper()
 	mkfs(t, part, kind)
@@ -46,8 +46,8 @@ func cutOff(t testing.TB, dev *looptest.Device, part, kind, name string) {
 	}
 }
 
-// What an ephemeral hint leads to is looked at: each row is another thing that decide.Replaced has to see. What comes
-// of it is in the tables of package decide.
+// TestRootEphemeralContent: the content of an ephemeral disk is observed. Each row has another fact for
+// decide.Replaced. The decisions are in the tables of package decide.
 func TestRootEphemeralContent(t *testing.T) {
 	const gpt, dos = "label: gpt\nstart=2048\n", "label: dos\nstart=2048, type=83\n"
 	const othersNames = "label: gpt\nsize=16M, name=\"bosh-partition-b-0\"\nname=\"bosh-partition-b-1\"\n"
@@ -202,8 +202,8 @@ func TestRootEphemeralContent(t *testing.T) {
 	}
 }
 
-// An operator may have a refused ephemeral or raw disk formatted, once, and is told what is on it. What is in use or belongs
-// to a persistent disk is not formatted for that.
+// TestRootFormatARefusedDisk: an operator can have a refused ephemeral or raw disk formatted, once, after its content
+// was shown. That does not apply to disks in use and persistent disks.
 func TestRootFormatARefusedDisk(t *testing.T) {
 	b := newBench(t, Options{})
 	other, dev, raw := b.disk(64<<20, "vol-1"), b.disk(400<<20, ""), b.disk(400<<20, "")
@@ -259,8 +259,8 @@ func TestRootFormatARefusedDisk(t *testing.T) {
 	b.fails(b.setupEphemeral(other.Path, nil), "is the persistent disk vol-1")
 }
 
-// A disk on record is not an ephemeral disk, though nothing on it shows that it is a store and no hint leads to it any
-// more.
+// TestRootEphemeralDiskOnRecord: a disk on record does not become an ephemeral disk, even if nothing on it shows that
+// it is a store and no hint leads to it any more.
 func TestRootEphemeralDiskOnRecord(t *testing.T) {
 	preformatted := Options{UsePreformattedPersistentDisk: true}
 	made := func(t *testing.T, dev *looptest.Device) { tool(t, dev.Path, "mkfs.ext4", "-qF", dev.Path) }

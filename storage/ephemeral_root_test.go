@@ -14,7 +14,7 @@ import (
 	"cambium/settings"
 )
 
-// The division of a blank disk: what is asked for, and the table that sfdisk sees after it.
+// TestRootEphemeralBlankDisk: the partitions of a blank disk, and the table that sfdisk reads.
 func TestRootEphemeralBlankDisk(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -78,7 +78,8 @@ func TestRootEphemeralBlankDisk(t *testing.T) {
 	}
 }
 
-// Nobody is asked about errors of an ephemeral disk: a VM without one does not start. What e2fsck finds is kept.
+// TestRootEphemeralIsRepaired: errors of an ephemeral disk are repaired without asking, since a VM does not start
+// without one. What e2fsck recovers is kept.
 func TestRootEphemeralIsRepaired(t *testing.T) {
 	b := newBench(t, Options{})
 	dev := b.usedEphemeral(t, "file", "precious")

@@ -17,7 +17,7 @@ func init() {
 	flows["grow"] = func(d Disks, _ job) error { return d.Persistent.Mount(ctx, "old") }
 }
 
-// grown puts a disk on the store, with xfs, which can be grown here while it is mounted, and makes it larger.
+// grown puts a disk with xfs, which can be grown here while mounted, on the store and enlarges the disk.
 func grown(w *world) {
 	w.t.Helper()
 	w.old = looptest.New(w.t, 400<<20)
@@ -47,10 +47,11 @@ func (w *world) checkGrown() {
 	tool(w.t, w.old.Path, "sfdisk", "--verify", w.old.Path)
 }
 
-// Growing a mounted disk can be interrupted anywhere: the next mount_disk completes it, without a reboot.
+// TestRootCrashGrowInUse: growing a mounted disk can be interrupted anywhere. The next mount_disk completes it without
+// a reboot.
 func TestRootCrashGrowInUse(t *testing.T) { crashes(t, "grow", 3, grown, (*world).checkGrown) }
 
-// That a file system cannot be grown is not a reason to keep its data away.
+// TestRootMountOfWhatCannotBeGrown: a file system that cannot be grown is mounted nevertheless.
 func TestRootMountOfWhatCannotBeGrown(t *testing.T) {
 	b := newBench(t, Options{})
 	dev := b.disk(900<<20, "vol-1")
@@ -74,7 +75,7 @@ func TestRootMountOfWhatCannotBeGrown(t *testing.T) {
 	b.wantShort(b.Dirs.Store())
 }
 
-// wantShort compares what is said about the file system on a directory; nothing should be if there are no texts.
+// wantShort checks the reported shortfall of the file system on a directory; without texts, there must be none.
 func (b *bench) wantShort(dir string, texts ...string) {
 	b.t.Helper()
 	got := b.short[dir]
@@ -88,7 +89,8 @@ func (b *bench) wantShort(dir string, texts ...string) {
 	}
 }
 
-// A partition that cannot be grown is named at each mount, and while its disk grows in use.
+// TestRootPartitionSmallerThanItsDisk: a partition that cannot be grown is reported at each mount, and when its disk
+// grows while in use.
 func TestRootPartitionSmallerThanItsDisk(t *testing.T) {
 	b := newBench(t, Options{})
 	dev := b.disk(400<<20, "vol-1")

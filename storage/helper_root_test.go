@@ -29,7 +29,7 @@ import (
 	"cambium/storage/internal/machine"
 )
 
-// bench is an agent's disks in a directory of their own, with loop devices.
+// bench holds an agent's disks, with a base directory and loop devices.
 type bench struct {
 	*machine.Machine
 	*Ephemeral
@@ -74,7 +74,7 @@ func newBench(t testing.TB, o Options) *bench {
 	return b
 }
 
-// disk makes a loop device and, unless cid is empty, a persistent disk's record for it.
+// disk creates a loop device and, unless cid is empty, records it as a persistent disk.
 func (b *bench) disk(size int64, cid string) *looptest.Device {
 	b.t.Helper()
 	dev := looptest.New(b.t, size)
@@ -91,20 +91,20 @@ func (b *bench) ok(err error) {
 	}
 }
 
-// did is ok for what also returns changes.
+// did checks the error of a function that also returns changes.
 func (b *bench) did(_ []Change, err error) {
 	b.t.Helper()
 	b.ok(err)
 }
 
-// only drops the changes.
+// only returns the error and drops the changes.
 func only(_ []Change, err error) error { return err }
 
 func (b *bench) disks() Disks {
 	return Disks{Ephemeral: b.Ephemeral, Persistent: b.Persistent, Migration: b.Migration}
 }
 
-// unmounted unmounts a disk and compares the reply to the Director.
+// unmounted unmounts a disk and checks the reply to the Director.
 func (b *bench) unmounted(cid, want string) {
 	b.t.Helper()
 	message, err := b.Unmount(context.Background(), cid)
@@ -113,7 +113,7 @@ func (b *bench) unmounted(cid, want string) {
 	}
 }
 
-// fails checks that err is there and says all of the texts.
+// fails checks that err is set and contains all texts.
 func (b *bench) fails(err error, texts ...string) {
 	b.t.Helper()
 	if err == nil {
@@ -126,7 +126,7 @@ func (b *bench) fails(err error, texts ...string) {
 	}
 }
 
-// tool runs a judge on a device that the guard has let through.
+// tool runs a program on a device that the guard accepts.
 func tool(t testing.TB, dev, name string, args ...string) string {
 	t.Helper()
 	if err := looptest.Guard(dev); err != nil {
@@ -139,7 +139,7 @@ func tool(t testing.TB, dev, name string, args ...string) string {
 	return string(out)
 }
 
-// mkfs makes a file system on a device that the guard has let through.
+// mkfs creates a file system on a device that the guard accepts.
 func mkfs(t testing.TB, dev, kind string, args ...string) {
 	t.Helper()
 	f, ok := managedfs.Find(kind)
@@ -149,7 +149,7 @@ func mkfs(t testing.TB, dev, kind string, args ...string) {
 	tool(t, dev, f.Make[0], slices.Concat(f.Make[1:], args, []string{dev})...)
 }
 
-// filledBy puts something into the file system on a device.
+// filledBy calls fill with the mounted file system of a device.
 func filledBy(t testing.TB, dev, kind string, fill func(dir string)) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "fill")
@@ -165,8 +165,8 @@ func filledBy(t testing.TB, dev, kind string, fill func(dir string)) {
 	}
 }
 
-// checksum returns the checksum of a device's data: whatever is not mounted must not change. Holes are skipped, since
-// the images are large and empty.
+// checksum returns a checksum of a device's data, which must not change while it is not mounted. Holes are skipped,
+// since the images are large and empty.
 func checksum(t testing.TB, d *looptest.Device) string {
 	t.Helper()
 	dev, err := os.OpenFile(d.Path, os.O_RDWR, 0)
@@ -208,7 +208,7 @@ func checksum(t testing.TB, d *looptest.Device) string {
 
 var zeros [4096]byte
 
-// sameDir compares what two paths lead to.
+// sameDir reports whether two paths lead to the same directory.
 func sameDir(a, b string) (bool, error) {
 	ia, err := os.Stat(a)
 	if err != nil {
@@ -263,7 +263,7 @@ func (b *bench) setupEphemeral(path string, swap *uint64) error {
 	return only(b.Setup(context.Background(), hint, swap, "agent-1"))
 }
 
-// usedEphemeral is an ephemeral disk, no longer in use, with a file of the agent's.
+// usedEphemeral creates an ephemeral disk, no longer in use, with a file of the agent.
 func (b *bench) usedEphemeral(t testing.TB, name, content string) *looptest.Device {
 	t.Helper()
 	dev := b.disk(256<<20, "")
@@ -274,7 +274,7 @@ func (b *bench) usedEphemeral(t testing.TB, name, content string) *looptest.Devi
 	return dev
 }
 
-// killedAt does something that ends at the given step, as if the agent were killed there.
+// killedAt calls do, which ends at the given step as if the agent were killed there.
 func (b *bench) killedAt(step string, do func()) {
 	b.CrashPoint = func(name string) {
 		if name == step {

@@ -30,7 +30,7 @@ import (
 
 // The histories of docs/adr/0036-a-store-says-who-it-is.md, on real disks.
 
-// clone is a byte-identical copy of a disk, as it is restored from a snapshot.
+// clone returns a byte-identical copy of a disk, like a restored snapshot.
 func clone(t *testing.T, of *looptest.Device) *looptest.Device {
 	t.Helper()
 	image := filepath.Join(t.TempDir(), "clone.img")
@@ -44,14 +44,14 @@ func clone(t *testing.T, of *looptest.Device) *looptest.Device {
 	return looptest.Attach(t, image)
 }
 
-// used mounts a disk by the boot, or else mount_disk, and looks for what it holds.
+// used mounts a disk by a boot, or otherwise by mount_disk, and checks its content.
 func (b *bench) used(dev *looptest.Device, cid, content string) {
 	b.t.Helper()
 	b.onStoreIs(dev, cid)
 	b.kept(b.Dirs.Store(), content)
 }
 
-// withheld checks that neither a boot nor mount_disk of a disk mounts anything on the store.
+// withheld checks that neither a boot nor mount_disk of the disk mounts anything on the store.
 func (b *bench) withheld(cid string, texts ...string) {
 	b.t.Helper()
 	b.fails(boot(b.disks()), texts...)
@@ -60,7 +60,7 @@ func (b *bench) withheld(cid string, texts ...string) {
 	b.nothingOnStore()
 }
 
-// aStore has the file of a job on the store.
+// aStore returns a disk on the store with the file of a job.
 func aStore(t *testing.T) (*bench, *looptest.Device) {
 	t.Helper()
 	b := newBench(t, Options{})
@@ -70,7 +70,7 @@ func aStore(t *testing.T) (*bench, *looptest.Device) {
 	return b, dev
 }
 
-// away is the path in the hint of a disk that is not there.
+// away is the hint of a disk that is not attached.
 const away = "/dev/cambium-away"
 
 // a: first deploy; reboot; recreate with the same disk; the disk moved to another VM and back.
@@ -91,7 +91,7 @@ func TestRootHistoryMoves(t *testing.T) {
 	b.used(dev, "old", "two")
 }
 
-// interrupted is a machine on which a migration was cut off before a step, with all mounts gone.
+// interrupted returns a machine on which a migration was cut off before a step, with all mounts gone.
 func interrupted(t *testing.T, step string) (b *bench, old, fresh *looptest.Device) {
 	t.Helper()
 	b, old, fresh = migrating(t, 64<<20)
@@ -114,7 +114,7 @@ func migrationSteps(t *testing.T) (steps []string) {
 	return steps
 }
 
-// b: cut off at every step, then a reboot: one whole store; then the old disk is detached.
+// b: cut off at every step, then a reboot: there is one complete store. Then the old disk is detached.
 func TestRootHistoryCutMigration(t *testing.T) {
 	for _, step := range migrationSteps(t) {
 		t.Run(step, func(t *testing.T) {
@@ -141,8 +141,8 @@ func TestRootHistoryCutMigration(t *testing.T) {
 	}
 }
 
-// c: the copy is complete, the power is cut, the new disk appears late, and jobs write to the old one. Then both are there,
-// and the migration is repeated.
+// c: the copy is complete, the power is cut, the new disk appears late, and jobs write to the old one. Then both are
+// attached, and the migration is repeated.
 func TestRootHistoryLateCopy(t *testing.T) {
 	steps := migrationSteps(t)
 	for _, step := range steps[slices.Index(steps, "complete tree"):] {
@@ -173,7 +173,8 @@ func TestRootHistoryLateCopy(t *testing.T) {
 	}
 }
 
-// d: the migration fails half-way and is repeated; the target dies meanwhile. A disk that was not empty is not emptied.
+// d: the migration fails half-way and is repeated, and the target dies meanwhile. A disk that had content is not
+// emptied.
 func TestRootHistoryFailedMigration(t *testing.T) {
 	for name, empty := range map[string]bool{"an empty disk": true, "a disk with files": false} {
 		t.Run(name, func(t *testing.T) {
@@ -237,7 +238,7 @@ func TestRootHistoryNoRecord(t *testing.T) {
 	b.used(fresh, "new", "later")
 }
 
-// copyAsTheOldAgent copies as cloudfoundry/bosh-agent does: by tar with all extended attributes, after the new disk is
+// copyAsTheOldAgent copies like cloudfoundry/bosh-agent: with tar and all extended attributes, after the new disk was
 // recorded.
 func (b *bench) copyAsTheOldAgent(whole bool) {
 	b.t.Helper()
@@ -253,7 +254,7 @@ func (b *bench) copyAsTheOldAgent(whole bool) {
 	}
 }
 
-// f: the old agent has migrated, wholly or in part, and the old disk is still attached.
+// f: the old agent has migrated, completely or in part, and the old disk is still attached.
 func TestRootHistoryOldAgent(t *testing.T) {
 	for name, whole := range map[string]bool{"copied wholly": true, "killed in the copy": false} {
 		for where, here := range map[string]bool{"on this machine": true, "on another": false} {
@@ -336,7 +337,7 @@ func TestRootHistoryClones(t *testing.T) {
 	}
 }
 
-// i: the CID of the same volume changes, and the hint of the former one is left over.
+// i: the CID of a volume changes, and the hint of the former CID remains.
 func TestRootHistoryUpdateDisk(t *testing.T) {
 	for name, left := range map[string]bool{"with a leftover hint": true, "without": false} {
 		t.Run(name, func(t *testing.T) {
@@ -355,7 +356,7 @@ func TestRootHistoryUpdateDisk(t *testing.T) {
 	}
 }
 
-// j: the paths of two disks are exchanged. The other one says nothing, or has been a store as well.
+// j: the paths of two disks are exchanged. The other one has no statement, or has been a store, too.
 func TestRootHistoryExchangedPaths(t *testing.T) {
 	exchange := func(b *bench, old, fresh *looptest.Device) {
 		b.attach("old", fresh.Path)
@@ -463,8 +464,8 @@ func TestRootHistoryWithoutAttributes(t *testing.T) {
 	}
 }
 
-// m: a disk without room for an attribute is used as before, and is the source of a migration. It is not the target of
-// one, because it could not be marked.
+// m: a disk without room for an attribute is used as before, and can be the source of a migration, but not the target,
+// since it cannot be marked.
 func TestRootHistoryFullDisk(t *testing.T) {
 	full := func(b *bench, cid string) *looptest.Device {
 		dev := b.disk(64<<20, cid)
@@ -527,7 +528,7 @@ func TestRootHistoryFullDisk(t *testing.T) {
 	b.used(source, "source", "one")
 }
 
-// m: a read-only disk is an error, is not changed, and withholds no other.
+// m: a read-only disk is an error and unchanged, and does not withhold other disks.
 func TestRootHistoryReadOnlyDisk(t *testing.T) {
 	b, dev := aStore(t)
 	b.unmountAll()
@@ -550,8 +551,8 @@ func TestRootHistoryReadOnlyDisk(t *testing.T) {
 	b.used(dev, "old", "one")
 }
 
-// m: without CAP_SYS_ADMIN, as in a container with user IDs of its own, attributes are hidden: stores are used as before,
-// also one whose generation is on record, and the mark of an incomplete copy is a file.
+// m: without CAP_SYS_ADMIN, as in a container with a user namespace, attributes are hidden. Stores are used as before,
+// even if their generation is on record, and a file marks an incomplete copy.
 func TestRootHistoryWithoutCapability(t *testing.T) {
 	const inside = "CAMBIUM_TEST_IN_USER_NAMESPACE"
 	if os.Getenv(inside) == "" {
@@ -585,7 +586,7 @@ func TestRootHistoryWithoutCapability(t *testing.T) {
 	b.lists("new")
 }
 
-// n: a bind-mounted store, and then its volume is not mounted.
+// n: a bind-mounted store whose volume is not mounted later.
 func TestRootHistoryDirectory(t *testing.T) {
 	b := newBench(t, Options{BindMountPersistentDisk: true, UsePreformattedPersistentDisk: true})
 	dev := looptest.New(t, 64<<20)
@@ -607,7 +608,7 @@ func TestRootHistoryDirectory(t *testing.T) {
 	b.kept(b.Dirs.Store(), "one")
 }
 
-// o: disks.json is lost, damaged or newer: the disks tell.
+// o: disks.json is lost, damaged or newer: the disks themselves decide.
 func TestRootHistoryLostRecord(t *testing.T) {
 	for name, lose := range map[string]func(b *bench) error{
 		"lost":    func(b *bench) error { return os.Remove(b.Dirs.DiskRecord()) },
@@ -646,8 +647,8 @@ func TestRootHistoryLostRecord(t *testing.T) {
 	}
 }
 
-// q: a preparation in a table without names is cut off before each of its steps, or within mkfs, and the VM is lost:
-// another one finishes it.
+// q: a preparation in a table without names is cut off before each step, or within mkfs, and the VM is lost. Another VM
+// finishes it.
 func TestRootHistoryLostPreparation(t *testing.T) {
 	dos := func(t *testing.T) (b *bench, dev *looptest.Device) {
 		b = newBench(t, Options{PartitionerType: "sfdisk"})
@@ -718,7 +719,7 @@ func TestRootHistoryForeignRawData(t *testing.T) {
 	}
 }
 
-// p: an operator asks about the disk that is shown, and then the paths are exchanged.
+// p: an operator makes a request about the disk that was shown, and then the paths are exchanged.
 func TestRootHistoryRequestLapses(t *testing.T) {
 	for _, a := range []record.Action{record.Accept, record.Format} {
 		t.Run(string(a), func(t *testing.T) {

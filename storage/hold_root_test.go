@@ -22,8 +22,8 @@ func lockable(t *testing.T, path string) bool {
 	return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil
 }
 
-// TestRootDisksAreLockedUntilTheyAreMounted: udev must not have the table read again, which takes
-// partitions away for a moment, between writing it and mounting them.
+// TestRootDisksAreLockedUntilTheyAreMounted: between writing a table and mounting its partitions, udev must not make
+// the kernel read it again, which removes the partitions for a moment.
 func TestRootDisksAreLockedUntilTheyAreMounted(t *testing.T) {
 	b := newBench(t, Options{})
 	ephemeral, persistent := b.disk(512<<20, ""), b.disk(512<<20, "")
@@ -48,8 +48,8 @@ func TestRootDisksAreLockedUntilTheyAreMounted(t *testing.T) {
 	}
 }
 
-// A boot may release the lock later, so that udev probes the ephemeral disk then, but only after success: the next
-// attempt needs the lock.
+// TestRootEphemeralDiskIsReleasedAfterBoot: a boot may release the lock later, so that udev probes the ephemeral disk
+// then, but only after success, since the next attempt needs the lock.
 func TestRootEphemeralDiskIsReleasedAfterBoot(t *testing.T) {
 	b := newBench(t, Options{})
 	var later []func()

@@ -24,7 +24,7 @@ import (
 	"cambium/storage/record"
 )
 
-// attach names a device as the one of a disk.
+// attach makes a device that of a disk.
 func (b *bench) attach(cid, path string) {
 	b.records.disks[cid] = settings.PersistentDisk{CID: cid, Hint: settings.DiskHint{Path: path}}
 }
@@ -43,7 +43,7 @@ func (b *bench) lists(want ...string) {
 	}
 }
 
-// put leaves a file on the store, and kept looks for it.
+// put writes a file to the store, and kept checks it.
 func (b *bench) put(text string) {
 	b.t.Helper()
 	b.ok(os.WriteFile(filepath.Join(b.Dirs.Store(), "file"), []byte(text), 0o644))
@@ -56,7 +56,8 @@ func (b *bench) kept(dir, want string) {
 	}
 }
 
-// A disk that was a store is never formatted again, not even when it is blank; remove_persistent_disk does not change that.
+// TestRootDiskOnRecordIsNeverFormatted: a disk that was a store is never formatted again, even if it is blank.
+// remove_persistent_disk does not change that.
 func TestRootDiskOnRecordIsNeverFormatted(t *testing.T) {
 	b := newBench(t, Options{})
 	b.Foreign = func() string { return "format" }
@@ -89,7 +90,7 @@ func TestRootDiskOnRecordIsNeverFormatted(t *testing.T) {
 	b.kept(b.Dirs.Store(), "new")
 }
 
-// A CID is never given a disk other than its own, unless an operator says so.
+// TestRootAnotherDiskUnderOneCID: a CID is never used for another disk, unless an operator accepts it.
 func TestRootAnotherDiskUnderOneCID(t *testing.T) {
 	b := newBench(t, Options{})
 	first, second := b.disk(256<<20, "vol-1"), b.disk(256<<20, "vol-2")
@@ -131,7 +132,7 @@ func TestRootAnotherDiskUnderOneCID(t *testing.T) {
 	b.ok(b.Mount(ctx, "vol-1")) // without another request
 }
 
-// A hint that leads to the device of another disk neither mounts nor unmounts that one.
+// TestRootHintLeadsToAnotherDisk: a hint that leads to another disk's device neither mounts nor unmounts that disk.
 func TestRootHintLeadsToAnotherDisk(t *testing.T) {
 	b := newBench(t, Options{})
 	dev := b.disk(256<<20, "vol-a")
@@ -153,7 +154,7 @@ func TestRootHintLeadsToAnotherDisk(t *testing.T) {
 	b.kept(b.Dirs.Store(), "a")
 }
 
-// withoutRecord has a damaged record of the disk on the store, until a new one is written.
+// withoutRecord has a damaged record of the disk on the store until a new one is written.
 type withoutRecord struct {
 	*records
 	damaged bool
@@ -171,7 +172,8 @@ func (r *withoutRecord) SetManagedCID(cid string) error {
 	return r.records.SetManagedCID(cid)
 }
 
-// A damaged record of the disk on the store is neither none nor the only disk there is: mount_disk or an operator names the disk.
+// TestRootDamagedRecordOfTheStore: a damaged record of the disk on the store means neither no disk nor the only disk:
+// mount_disk or an operator names the disk.
 func TestRootDamagedRecordOfTheStore(t *testing.T) {
 	for name, mend := range map[string]func(b *bench) error{
 		"mount_disk": func(b *bench) error { return b.Mount(ctx, "vol-1") },
@@ -201,7 +203,7 @@ func TestRootDamagedRecordOfTheStore(t *testing.T) {
 	}
 }
 
-// list_disk answers from what is mounted, whatever else is broken.
+// TestRootListAnswersAlways: list_disk answers from the mount table, whatever else fails.
 func TestRootListAnswersAlways(t *testing.T) {
 	b := newBench(t, Options{})
 	b.disk(256<<20, "vol-1")
@@ -226,7 +228,7 @@ func TestRootListAnswersAlways(t *testing.T) {
 	b.lists("vol-1")
 }
 
-// identifyStore is the identity that is on record after the store was mounted, read anew.
+// identifyStore returns the recorded identity of the store, read again after it was mounted.
 func (b *bench) identifyStore() record.Disk {
 	b.t.Helper()
 	e, _, err := mount.At(b.Dirs.Store())
@@ -235,7 +237,7 @@ func (b *bench) identifyStore() record.Disk {
 	return record.Disk{FileSystem: strings.TrimSpace(out)}
 }
 
-// unmount_disk answers "Unmounted" only when nothing holds the disk.
+// TestRootUnmountedMeansReleased: unmount_disk replies "Unmounted" only if nothing uses the disk.
 func TestRootUnmountedMeansReleased(t *testing.T) {
 	exclusive := func(t *testing.T, dev *looptest.Device) {
 		t.Helper()
@@ -312,7 +314,8 @@ func TestRootUnmountedMeansReleased(t *testing.T) {
 	})
 }
 
-// A job that binds the store elsewhere does not keep the agent from starting again.
+// TestRootStoreBoundElsewhere: a job that bind-mounts the store elsewhere does not prevent the agent from starting
+// again.
 func TestRootStoreBoundElsewhere(t *testing.T) {
 	b := newBench(t, Options{})
 	dev := b.disk(256<<20, "vol-1")

@@ -22,8 +22,8 @@ import (
 	"cambium/storage/record"
 )
 
-// halfCopied leaves both disks as cloudfoundry/bosh-agent does in the middle of its copy: the new one is on record, and
-// holds a part. This agent has had both mounted before.
+// halfCopied leaves both disks like cloudfoundry/bosh-agent during its copy: the new one is on record and contains a
+// part. This agent had mounted both before.
 func halfCopied(t *testing.T) (b *bench, old, fresh *looptest.Device) {
 	t.Helper()
 	b, old, fresh = migrating(t, 128<<20)
@@ -47,7 +47,8 @@ func (b *bench) nothingOnStore() {
 	}
 }
 
-// Mounted on the migration target, a disk does not become one that has been a store.
+// TestRootHalfCopyOfAnotherAgentIsNoStore: a disk mounted on the migration target does not become one that has been a
+// store.
 func TestRootHalfCopyOfAnotherAgentIsNoStore(t *testing.T) {
 	accepts := []string{"'agent disk accept old --yes'", "'agent disk accept new --yes'"}
 	for name, mounted := range map[string]bool{"after a reboot": false,
@@ -97,7 +98,7 @@ func TestRootHalfCopyOfAnotherAgentIsNoStore(t *testing.T) {
 	})
 }
 
-// An interrupted copy says so itself: on any machine, whatever is on record there.
+// TestRootMarkedDiskIsNoStore: an interrupted copy identifies itself on any machine, whatever is on record there.
 func TestRootMarkedDiskIsNoStore(t *testing.T) {
 	for _, kind := range []string{"disk", "directory"} {
 		t.Run(kind, func(t *testing.T) {
@@ -142,7 +143,8 @@ func TestRootMarkedDiskIsNoStore(t *testing.T) {
 	}
 }
 
-// What keeps the store or the new disk busy is named and waited for while jobs can still write.
+// TestRootBusyDisksAreNamedBeforeTheCopy: processes that use the store or the new disk are reported and waited for
+// while jobs can still write.
 func TestRootBusyDisksAreNamedBeforeTheCopy(t *testing.T) {
 	for name, c := range map[string]struct {
 		keep func(t *testing.T, b *bench) (release func())
@@ -190,7 +192,7 @@ func TestRootBusyDisksAreNamedBeforeTheCopy(t *testing.T) {
 	}
 }
 
-// startIn starts a process of another user that prints a line or sleeps, and returns what ends it.
+// startIn starts a process of another user that prints a line or sleeps, and returns a function that ends it.
 func startIn(t *testing.T, dir, name string, args ...string) (end func()) {
 	t.Helper()
 	cmd := exec.Command(name, args...)
@@ -213,7 +215,8 @@ func startIn(t *testing.T, dir, name string, args ...string) (end func()) {
 	return end
 }
 
-// A time stamp that the new disk cannot hold is kept as well as it can, and reported.
+// TestRootMigrateToADiskWithCoarseTimes: a timestamp that the new disk cannot store exactly is stored as well as
+// possible, and reported.
 func TestRootMigrateToADiskWithCoarseTimes(t *testing.T) {
 	b := newBench(t, Options{})
 	b.disk(64<<20, "old")
@@ -240,7 +243,8 @@ func TestRootMigrateToADiskWithCoarseTimes(t *testing.T) {
 	}
 }
 
-// unmount_disk takes away its own disk, and never another one that is mounted over a bind mount of it.
+// TestRootUnmountLeavesOtherDisks: unmount_disk unmounts its own disk, and never another one mounted over a bind mount
+// of it.
 func TestRootUnmountLeavesOtherDisks(t *testing.T) {
 	b := newBench(t, Options{})
 	b.disk(64<<20, "vol-1")
@@ -267,7 +271,7 @@ func TestRootUnmountLeavesOtherDisks(t *testing.T) {
 	b.unmounted("vol-1", "Unmounted partition of vol-1")
 }
 
-// A job that makes a file with the name of the mark does not lose its store.
+// TestRootMarkOfAJobIsNone: a job that creates a file with the name of the mark does not lose its store.
 func TestRootMarkOfAJobIsNone(t *testing.T) {
 	b, _, fresh := migrating(t, 128<<20)
 	forged := filepath.Join(b.Dirs.Store(), persistent.MarkName)
@@ -282,7 +286,7 @@ func TestRootMarkOfAJobIsNone(t *testing.T) {
 	b.onStoreIs(fresh, "new")
 }
 
-// A disk with the mark of another copy is not taken for the beginning of this one.
+// TestRootMarkOfAnotherCopy: a disk with the mark of another copy is not taken for the beginning of this one.
 func TestRootMarkOfAnotherCopy(t *testing.T) {
 	b, _, _ := migrating(t, 128<<20)
 	b.killedAt("verify", func() { _ = b.Migrate(ctx, "old", "new") })
@@ -302,8 +306,8 @@ func TestRootMarkOfAnotherCopy(t *testing.T) {
 	}
 }
 
-// A store whose top directory cannot be changed, or only by appending, is migrated, also after the copy was cut off when it
-// had that flag already.
+// TestRootMigratesATopWithFlags: a store whose top directory is immutable or append-only can be migrated, even if an
+// interrupted copy has already set that flag.
 func TestRootMigratesATopWithFlags(t *testing.T) {
 	for _, flag := range []string{"i", "a"} {
 		t.Run(flag, func(t *testing.T) {

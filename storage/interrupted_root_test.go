@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Wherever a migration is cut off after the copying, the store is the old disk and the new one says that it is incomplete, or
-// the store is the new disk: what is deleted from the store afterwards does not come back, and its top directory is as
-// it was.
+// TestRootPowerCutAtTheEndOfAMigration: if a migration is cut off after the copy, the store is either the old disk, and
+// the new one is marked as incomplete, or the new disk. Files deleted afterwards do not reappear, and the top directory
+// is unchanged.
 func TestRootPowerCutAtTheEndOfAMigration(t *testing.T) {
 	kinds := map[string]func(t *testing.T) *bench{
 		"disk":      func(t *testing.T) *bench { b, _, _ := migrating(t, 64<<20); return b },

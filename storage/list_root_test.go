@@ -14,13 +14,13 @@ import (
 	"cambium/platform/mount"
 )
 
-// hanging finds disks while one of them hangs: its search never ends.
+// hanging is a resolver that hangs for one disk.
 type hanging struct{ Resolver }
 
 func (hanging) Look(device.Hint) (device.Device, error) { select {} }
 
-// list_disk answers while a disk hangs that is attached and not mounted, and while a mount_disk waits; also after the
-// agent has started anew.
+// TestRootListWaitsForNothing: list_disk answers while an attached, unmounted disk hangs and while mount_disk waits,
+// even after the agent was restarted.
 func TestRootListWaitsForNothing(t *testing.T) {
 	b := newBench(t, Options{})
 	b.disk(64<<20, "vol-1")
@@ -60,7 +60,7 @@ func TestRootListWaitsForNothing(t *testing.T) {
 	b.lists()
 }
 
-// restart is a new agent with the same directories.
+// restart returns a new agent with the same directories.
 func (b *bench) restart() {
 	former := b.Persistent
 	d := New(Config{Dirs: b.Dirs, Resolver: former.Resolver.(Resolver), Known: b.records, Program: "/proc/self/exe",
@@ -70,7 +70,8 @@ func (b *bench) restart() {
 	b.Machine, b.Ephemeral, b.Persistent, b.Migration = d.Persistent.Machine, d.Ephemeral, d.Persistent, d.Migration
 }
 
-// What is mounted on the store beside the agent's disks is not a disk, and a directory is only where it was put.
+// TestRootListNamesWhatIsMounted: other mounts on the store are not disks, and a bind-mounted directory counts only
+// where it was mounted.
 func TestRootListNamesWhatIsMounted(t *testing.T) {
 	b := newBench(t, Options{BindMountPersistentDisk: true})
 	one, two := t.TempDir(), t.TempDir()
@@ -99,8 +100,8 @@ func TestRootListNamesWhatIsMounted(t *testing.T) {
 	b.lists()
 }
 
-// A disk that was unplugged while it was mounted, and plugged in again, is another device. unmount_disk removes what is left
-// of the first one, also after the agent has started anew.
+// TestRootPluggedInAgainWhileMounted: a disk that was unplugged while mounted and plugged in again is another device.
+// unmount_disk removes the remains of the first one, even after the agent was restarted.
 func TestRootPluggedInAgainWhileMounted(t *testing.T) {
 	for name, restarts := range map[string]bool{"the same agent": false, "a new agent": true} {
 		for dir, fill := range map[string]bool{"store": false, "migration target": true} {
@@ -137,7 +138,7 @@ func TestRootPluggedInAgainWhileMounted(t *testing.T) {
 	}
 }
 
-// mountedOn returns the mount point of a device; empty if there is none.
+// mountedOn returns the mount point of a device, or "".
 func mountedOn(t *testing.T, path string) string {
 	t.Helper()
 	all, err := mount.Of(numberOf(t, path))

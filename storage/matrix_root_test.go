@@ -25,10 +25,10 @@ import (
 	"cambium/storage/decide"
 )
 
-// TestRootMatrix shows that what is on a disk is observed, and that what was decided is done: mount_disk decides about
-// disks that programs have made, one for each kind of content in each partition table, with file systems that were
-// damaged or whose disk has grown, and at 40 places whose table was cleared. What has to happen is said by the axes.
-// TestMatrix in package decide combines what is observed with records, settings and operators.
+// TestRootMatrix shows that the content of disks is observed and that decisions are carried out. mount_disk decides
+// about disks created by programs: each kind of content in each partition table, damaged file systems, disks that have
+// grown, and tables cleared with file systems at 40 offsets. The axes define the expected results. TestMatrix in
+// package decide combines observations with records, settings and operators.
 func TestRootMatrix(t *testing.T) {
 	looptest.Require(t)
 	looptest.Needs(t, "sfdisk", "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "mkfs.ntfs", "mkfs.vfat", "cryptsetup")
@@ -56,7 +56,7 @@ func TestRootMatrix(t *testing.T) {
 	t.Logf("%d disks: %v; %d of them done", len(cells), counts, len(done))
 }
 
-// outcome names the fate of a disk.
+// outcome is what happens to a disk.
 type outcome string
 
 const (
@@ -65,11 +65,11 @@ const (
 	isRefused   outcome = "refused"
 )
 
-// matrixVolume is the size of each volume in bytes; the smallest xfs takes 300 MiB. A partition begins within the first
-// MiB, or at 4 MiB, and ends one MiB before its disk.
+// matrixVolume is the size of each volume in bytes, since the smallest xfs needs 300 MiB. A partition begins within the
+// first MiB or at 4 MiB, and ends one MiB before the end of its disk.
 const matrixVolume = 314 << 20
 
-// matrixContent fills a volume; without make, the volume stays zeros.
+// matrixContent fills a volume. Without make, the volume contains zeros.
 type matrixContent struct {
 	name string
 	make func(t testing.TB, path string)
@@ -83,7 +83,7 @@ type matrixContent struct {
 
 const extMagic = 1024 + 56
 
-// matrixContents are the first axis. Kinds that only tools of their own make are their signatures alone.
+// matrixContents is the first axis. Kinds for which only their own tools exist are represented by their signatures.
 var matrixContents = withManaged([]*matrixContent{
 	{name: "zeros"},
 	{name: "ext4 of 4 KiB blocks with files", make: withFile("ext4", "-b", "4096"), sound: true, used: true,
@@ -103,7 +103,7 @@ var matrixContents = withManaged([]*matrixContent{
 	{name: "records of a database", make: bytesAt(40<<10, "records of a database"), rare: true},
 })
 
-// withManaged appends each file system of the agent, with the file and new.
+// withManaged appends the agent's file systems, with a file and new.
 func withManaged(contents []*matrixContent) []*matrixContent {
 	for _, f := range managedfs.All {
 		magic := map[string]int64{"ext4": extMagic}[f.Name]
@@ -137,7 +137,7 @@ func one(label, entry string) string { return "label: " + label + "\nstart=" + e
 
 const agentsEntry = `2048, size=643072, name="bosh-partition-0"`
 
-// matrixTables are the second axis.
+// matrixTables is the second axis.
 var matrixTables = withCleared([]*matrixTable{
 	{name: "no table", blank: isFormatted, sound: isRefused},
 	{name: "GPT of this agent", script: one("gpt", agentsEntry), start: 2048, blank: isFormatted, sound: isMounted},
@@ -186,14 +186,14 @@ var matrixTables = withCleared([]*matrixTable{
 	{name: "DOS emptied, at sector 128", script: "label: dos\n", start: 128, blank: isFormatted, sound: isRefused},
 })
 
-// clearedStarts are the sectors at which a file system begins whose table was cleared, or whose entry was deleted:
-// where partitions begin by the habits of all ages, and at whole MiB.
+// clearedStarts lists the sectors at which file systems begin in cleared tables or deleted entries: the usual starts of
+// partitions through the ages, and whole MiB.
 var clearedStarts = []int64{1, 2, 34, 40, 63, 64, 128, 256, 512, 1008, 2040, 2048, 2056, 4096, 8064, 8192, 14336, 16065,
 	5 << 11, 6 << 11, 8 << 11, 10 << 11, 16 << 11, 17 << 11, 32 << 11, 50 << 11, 64 << 11, 99 << 11, 100 << 11,
 	101 << 11, 128 << 11, 200 << 11, 256 << 11, 333 << 11, 400 << 11, 500 << 11, 512 << 11, 777 << 11, 1000 << 11,
 	1023 << 11}
 
-// withCleared appends the tables that were cleared: in turn nothing is left of them, or an empty GPT.
+// withCleared appends the cleared tables: by turns, nothing is left of them, or an empty GPT.
 func withCleared(tables []*matrixTable) []*matrixTable {
 	for i, start := range clearedStarts {
 		t := &matrixTable{name: fmt.Sprintf("table cleared, at sector %d", start), start: start, cleared: true,
@@ -206,7 +206,7 @@ func withCleared(tables []*matrixTable) []*matrixTable {
 	return tables
 }
 
-// matrixDamage zeroes the first bytes of a volume, or with magic set those of its signature, or with grown set only
+// matrixDamage zeroes the first bytes of a volume or, with magic set, those of its signature. With grown set it only
 // enlarges the disk.
 type matrixDamage struct {
 	name         string
@@ -217,7 +217,7 @@ type matrixDamage struct {
 var matrixDamages = []matrixDamage{{name: "two bytes lost", to: 2, magic: true}, {name: "head lost", to: 64 << 10},
 	{name: "first 2 MiB lost", to: 2 << 20}, {name: "grown by the IaaS", grown: true}}
 
-// matrixCell is one disk.
+// matrixCell is a disk of the matrix.
 type matrixCell struct {
 	content *matrixContent
 	table   *matrixTable
@@ -228,7 +228,7 @@ func (c matrixCell) String() string {
 	return fmt.Sprintf("%s; %s; %s", c.content.name, c.table.name, c.damage.name)
 }
 
-// preparing reports that the table says that the disk is being prepared.
+// preparing reports whether the table says that the disk is being prepared.
 func (c matrixCell) preparing() bool {
 	return strings.Contains(c.table.script, decide.PreparingName) ||
 		c.table.boot == decide.PreparingName && strings.Contains(c.table.script, "type=da")
@@ -251,8 +251,8 @@ func (c matrixCell) want() outcome {
 	return isRefused
 }
 
-// matrixCells are the disks: every content in every table, file systems that were used damaged in three
-// of them, and grown where they are mounted.
+// matrixCells returns all disks: each content in each table, damaged variants of used file systems in three of them,
+// and grown ones where they are mounted.
 func matrixCells() (cells []matrixCell) {
 	for i, table := range matrixTables {
 		for _, content := range matrixContents {
@@ -277,7 +277,7 @@ func matrixCells() (cells []matrixCell) {
 	return cells
 }
 
-// matrix makes disks and has the agent look at them.
+// matrix creates the disks and lets the agent decide about them.
 type matrix struct {
 	t       *testing.T
 	volumes map[*matrixContent]string
@@ -327,7 +327,7 @@ func (c matrixCell) size() int64 {
 	return size
 }
 
-// make puts a cell's disk together.
+// make creates a cell's disk.
 func (m *matrix) make(c matrixCell) {
 	m.t.Helper()
 	f, err := os.Create(m.image)
@@ -395,7 +395,7 @@ func (m *matrix) make(c matrixCell) {
 	}
 }
 
-// copyData copies what is not a hole of the beginning of an image to an offset of another.
+// copyData copies the beginning of an image, except for its holes, to an offset of another.
 func copyData(to *os.File, from string, length, offset int64) error {
 	f, err := os.Open(from)
 	if err != nil {
@@ -421,7 +421,7 @@ func copyData(to *os.File, from string, length, offset int64) error {
 	return nil
 }
 
-// know makes the disk known.
+// know makes the disk known to the agent.
 func (m *matrix) know(b *bench, path string) {
 	m.t.Helper()
 	if err := os.Remove(b.Dirs.DiskRecord()); err != nil && !os.IsNotExist(err) {
@@ -431,7 +431,7 @@ func (m *matrix) know(b *bench, path string) {
 	b.records.mounted = ""
 }
 
-// atPath finds the disk at one path, which may be an image.
+// atPath is a resolver that finds the disk at a path, which may be an image.
 type atPath string
 
 func (p atPath) Look(device.Hint) (device.Device, error) { return device.Device{Path: string(p)}, nil }
@@ -439,7 +439,7 @@ func (p atPath) Resolve(context.Context, device.Hint) (device.Device, error) {
 	return p.Look(device.Hint{})
 }
 
-// decide has the agent plan what mount_disk does with an image.
+// decide lets the agent plan mount_disk for an image.
 func (m *matrix) decide(c matrixCell) {
 	m.t.Helper()
 	b := m.benches[false]
@@ -465,7 +465,7 @@ func (m *matrix) decide(c matrixCell) {
 	}
 }
 
-// follow runs the commands of a refusal on a device, unless another refusal had the same.
+// follow runs the commands of a refusal on a device, unless another refusal had the same commands.
 func (m *matrix) follow(advice string) {
 	m.t.Helper()
 	if m.followed[advice] {
@@ -483,7 +483,7 @@ func (m *matrix) follow(advice string) {
 	lookAround(m.t, dev, errors.New(strings.NewReplacer(part, dev.Path+"p1", m.image, dev.Path).Replace(advice)))
 }
 
-// do has a disk mounted.
+// do mounts the disk.
 func (m *matrix) do(c matrixCell) {
 	m.t.Helper()
 	b := m.benches[c.table.preformatted]
@@ -523,8 +523,8 @@ func (m *matrix) do(c matrixCell) {
 	}
 }
 
-// replace has the agent plan what it does with the same disk as an ephemeral one: files are never replaced, and what is
-// blank always is.
+// replace lets the agent plan the use of the disk as an ephemeral one: files are never replaced, and blank disks always
+// are.
 func (m *matrix) replace(c matrixCell, dev *looptest.Device) {
 	m.t.Helper()
 	if !c.content.used && c.content.make != nil {
@@ -543,7 +543,7 @@ func (m *matrix) replace(c matrixCell, dev *looptest.Device) {
 
 var matrixFile = strings.Repeat("precious ", 10_000)
 
-// bytesAt makes a volume with some bytes at one place.
+// bytesAt creates a volume with some bytes at an offset.
 func bytesAt(offset int64, text string) func(testing.TB, string) {
 	return func(t testing.TB, path string) {
 		t.Helper()
@@ -558,7 +558,7 @@ func bytesAt(offset int64, text string) func(testing.TB, string) {
 	}
 }
 
-// made makes a volume with a program.
+// made creates a volume with a program.
 func made(name string, args ...string) func(testing.TB, string) {
 	return func(t testing.TB, path string) {
 		t.Helper()
@@ -570,7 +570,7 @@ func made(name string, args ...string) func(testing.TB, string) {
 	}
 }
 
-// withFile makes a file system with the file in it.
+// withFile creates a file system that contains the file.
 func withFile(kind string, args ...string) func(testing.TB, string) {
 	return func(t testing.TB, path string) {
 		t.Helper()

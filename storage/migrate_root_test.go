@@ -38,7 +38,8 @@ func init() {
 	}
 }
 
-// migrating has a filled disk on the store and a blank one on the migration target, each with mount options.
+// migrating returns a machine with a filled disk on the store and a blank one on the migration target, each with mount
+// options.
 func migrating(t *testing.T, size int64) (*bench, *looptest.Device, *looptest.Device) {
 	t.Helper()
 	b := newBench(t, Options{})
@@ -112,7 +113,7 @@ func TestRootMigrate(t *testing.T) {
 	tool(t, fresh.Path, "e2fsck", "-nf", fresh.Path+"p1")
 }
 
-// A reader that comes during the copy keeps the old disk on the store.
+// TestRootReaderDuringMigration: a process that begins to read during the copy does not prevent its end.
 func TestRootReaderDuringMigration(t *testing.T) {
 	b, old, _ := migrating(t, 128<<20)
 	limited, cancel := context.WithCancel(ctx)
@@ -129,8 +130,8 @@ func TestRootReaderDuringMigration(t *testing.T) {
 	b.onStoreIs(old, "old")
 }
 
-// A file that cannot be read ends the migration with an error, and nothing has changed. When it can be read again, the
-// migration succeeds.
+// TestRootD03UnreadableFilesEndAMigration: an unreadable file fails the migration, and nothing has changed. Once the
+// file is readable, the migration succeeds.
 func TestRootD03UnreadableFilesEndAMigration(t *testing.T) {
 	b, old, fresh := migrating(t, 128<<20)
 	// A file whose blocks lie after the end of the image cannot be read.
@@ -156,8 +157,8 @@ func TestRootD03UnreadableFilesEndAMigration(t *testing.T) {
 	b.onStoreIs(fresh, "new")
 }
 
-// Mount options hold in every phase: the old disk's while it is read-only and after a failure, the new
-// disk's when it has taken its place.
+// TestRootD08MountOptionsSurviveAMigration: mount options are in effect in all phases: the old disk's while it is
+// read-only and after a failure, the new disk's once it has replaced the old one.
 func TestRootD08MountOptionsSurviveAMigration(t *testing.T) {
 	b, old, fresh := migrating(t, 128<<20)
 	want := func(when string, dev *looptest.Device, options string) {
@@ -186,8 +187,8 @@ func TestRootD08MountOptionsSurviveAMigration(t *testing.T) {
 	want("afterwards", fresh, "noatime,rw")
 }
 
-// A service with a private mount namespace has its own copy of the store. It keeps neither the migration
-// from its end nor the old disk in use.
+// TestRootD09PrivateNamespacesDoNotPin: a service with a private mount namespace has its own copy of the store's mount.
+// It neither blocks the migration nor keeps the old disk in use.
 func TestRootD09PrivateNamespacesDoNotPin(t *testing.T) {
 	b, old, fresh := migrating(t, 128<<20)
 	service := exec.Command("sleep", "1000")
@@ -213,7 +214,7 @@ func TestRootD09PrivateNamespacesDoNotPin(t *testing.T) {
 	b.ok(mount.AwaitIdle(ctx, old.Path+"p1"))
 }
 
-// binding is migrating for directories; it returns the old one.
+// binding is like migrating, for directories. It returns the old one.
 func binding(t *testing.T) (*bench, string) {
 	t.Helper()
 	b := newBench(t, Options{BindMountPersistentDisk: true, UsePreformattedPersistentDisk: true})
@@ -230,8 +231,8 @@ func binding(t *testing.T) (*bench, string) {
 	return b, old
 }
 
-// TestRootMigrateChangingSource: while it is copied the store cannot be changed. A bind-mounted one can
-// still be changed past its mount; that is found.
+// TestRootMigrateChangingSource: the store cannot be changed during the copy. A bind-mounted one can be changed through
+// other mounts, which is detected.
 func TestRootMigrateChangingSource(t *testing.T) {
 	closed := func(t *testing.T, b *bench) {
 		t.Helper()
@@ -317,7 +318,7 @@ func TestRootMigrateChangingSource(t *testing.T) {
 	}
 }
 
-// rewrite changes one byte of a file and then its time back.
+// rewrite changes one byte of a file and restores its time.
 func rewrite(path string, at int64, to byte) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -331,7 +332,7 @@ func rewrite(path string, at int64, to byte) error {
 	return errors.Join(err, f.Close(), os.Chtimes(path, info.ModTime(), info.ModTime()))
 }
 
-// TestRootMigrateBindMountedInterrupted: after a crash the store can be written to again.
+// TestRootMigrateBindMountedInterrupted: after a crash, the store is writable again.
 func TestRootMigrateBindMountedInterrupted(t *testing.T) {
 	b, _ := binding(t)
 	b.killedAt("verify", func() { _ = b.Migrate(ctx, "", "") })
@@ -346,7 +347,7 @@ func TestRootMigrateBindMountedInterrupted(t *testing.T) {
 	}
 }
 
-// checkMigrated holds after crashes and one run that was let finish.
+// checkMigrated checks the disks after crashes and one complete run.
 func (w *world) checkMigrated() {
 	w.t.Helper()
 	if got := mountedSource(w.t, w.dirs().Store()); got != w.new.Path+"p1" {
@@ -371,8 +372,8 @@ func TestRootCrashMigrate(t *testing.T) {
 	crashes(t, "migrate", 4, func(*world) {}, (*world).checkMigrated)
 }
 
-// A reboot in the middle of a migration brings back the old disk, whole, and never the new one
-// half copied.
+// TestRootD04RebootDuringMigration: after a reboot during a migration, the store is the complete old disk, and never
+// the incomplete new one.
 func TestRootD04RebootDuringMigration(t *testing.T) {
 	w := newWorld(t, "migrate")
 	steps := w.run()

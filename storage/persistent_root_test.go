@@ -50,7 +50,8 @@ func TestRootPersistentLifecycle(t *testing.T) {
 	b.ok(boot(b.disks()))
 }
 
-// cloud-check detaches disks without remove_persistent_disk: what is known of them is not attached.
+// TestRootDetachedDisksDoNotCount: cloud-check detaches disks without remove_persistent_disk, so a known disk need not
+// be attached.
 func TestRootDetachedDisksDoNotCount(t *testing.T) {
 	b := newBench(t, Options{})
 	b.disk(64<<20, "vol-1")

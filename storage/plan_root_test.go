@@ -22,7 +22,7 @@ func texts(changes []Change) string {
 	return strings.Join(all, "\n")
 }
 
-// Boot says that it changed exactly what was planned, and then nothing is left to plan.
+// TestRootPlannedIsDone: a boot reports exactly the planned changes, and then the plan is empty.
 func TestRootPlannedIsDone(t *testing.T) {
 	zero := uint64(0)
 	type step struct {

@@ -22,12 +22,12 @@ import (
 	"cambium/storage/decide"
 )
 
-// The known ways in which agents have lost data or got stuck, each as a disk before, what is
-// asked, and the disk after. The numbers are those of the rules D.1 to D.23 in docs/protocol.md.
+// The known ways in which agents have lost data or got stuck, each with the disk before, the request, and the disk
+// after. The numbers are those of the rules D.1 to D.23 in docs/protocol.md.
 
 var ctx = context.Background()
 
-// refused mounts a disk and checks that it was refused and not a byte of it changed.
+// refused mounts a disk and checks that it is refused and that no byte changes.
 func refused(t *testing.T, b *bench, dev *looptest.Device, texts ...string) {
 	t.Helper()
 	before := checksum(t, dev)
@@ -41,8 +41,8 @@ func refused(t *testing.T, b *bench, dev *looptest.Device, texts ...string) {
 	}
 }
 
-// partitioned makes a table with sfdisk and returns its first partition. The kernel is told here: sfdisk would
-// sleep for a while before it does.
+// partitioned creates a table with sfdisk and returns its first partition. It announces the table to the kernel itself,
+// since sfdisk would sleep before it does.
 func partitioned(t testing.TB, dev *looptest.Device, script string) string {
 	t.Helper()
 	cmd := exec.Command("sfdisk", "-q", "--no-reread", "--no-tell-kernel", dev.Path)
@@ -56,8 +56,8 @@ func partitioned(t testing.TB, dev *looptest.Device, script string) string {
 	return layout.PartitionPath(dev.Path, 1)
 }
 
-// A mark of unfinished work must never destroy a disk that was used in between, not even when its file system
-// is damaged: it was mounted, so it may hold files. The matrix has those that are not damaged.
+// TestRootD05StaleMarkCostsNothing: a mark of unfinished work must never destroy a disk that was used since, even if
+// its file system is damaged: it was mounted, so it may contain files. The matrix covers undamaged ones.
 func TestRootD05StaleMarkCostsNothing(t *testing.T) {
 	b := newBench(t, Options{PartitionerType: "sfdisk"})
 	dev := b.disk(128<<20, "vol-1")
@@ -161,8 +161,7 @@ func TestRootD21SfdiskPartitionerWorks(t *testing.T) {
 	b.ok(b.Mount(ctx, "vol-1"))
 }
 
-// A partition that the kernel does not know, and a node that is not there yet, are both waited
-// for and not fatal.
+// TestRootD23NodeIsAwaited: a partition unknown to the kernel, or without a device node yet, is waited for.
 func TestRootD23NodeIsAwaited(t *testing.T) {
 	b := newBench(t, Options{})
 	dev := b.disk(128<<20, "vol-1")

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A bosh directory that is full or read-only does not keep a store away that is on record.
+// TestRootRecordCannotBeWritten: a store on record is mounted even if the bosh directory is full or read-only.
 func TestRootRecordCannotBeWritten(t *testing.T) {
 	for name, options := range map[string]string{"read-only": "size=1m", "full": "size=64k"} {
 		t.Run(name, func(t *testing.T) {
@@ -50,7 +50,7 @@ func TestRootRecordCannotBeWritten(t *testing.T) {
 	}
 }
 
-// fill leaves no room on a small file system.
+// fill fills up a small file system.
 func fill(t *testing.T, path string) {
 	t.Helper()
 	f, err := os.Create(path)

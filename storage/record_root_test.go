@@ -15,8 +15,8 @@ import (
 	"cambium/storage/record"
 )
 
-// Jobs use what is visible on the store. Where that is not the disk on record, a boot says so and mounts nothing
-// elsewhere, and list_disk names the disks that are mounted.
+// TestRootStoreIsTheDiskOnRecord: jobs use what is visible on the store. If that is not the disk on record, a boot
+// returns an error and mounts nothing elsewhere, and list_disk returns the mounted disks.
 func TestRootStoreIsTheDiskOnRecord(t *testing.T) {
 	tmpfs := func(t *testing.T, b *bench) { b.ok(unix.Mount("tmpfs", b.Dirs.Store(), "tmpfs", 0, "size=1m")) }
 	other := func(t *testing.T, b *bench) {
@@ -99,8 +99,8 @@ func TestRootStoreIsTheDiskOnRecord(t *testing.T) {
 	})
 }
 
-// A store that is attached never becomes an empty directory on which jobs begin anew: neither because an operator has released
-// its record, nor because the file that other agents read is lost.
+// TestRootStoreIsNotForgotten: an attached store is never replaced by an empty directory, whether an operator has
+// released its record or the file for other agents is lost.
 func TestRootStoreIsNotForgotten(t *testing.T) {
 	for name, lose := range map[string]func(*bench){
 		"released":                           func(b *bench) { b.ok(b.Record.Ask(record.Release, "vol-1", "")) },

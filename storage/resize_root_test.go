@@ -29,8 +29,8 @@ func withXFS(b *bench, cid string) {
 	b.records.disks[cid] = p
 }
 
-// A mounted disk is grown by mount_disk, and without being asked when the kernel reports it. The disk is mounted
-// while the watch is on already, and mounting is not an event of a device.
+// TestRootResizeWhileMounted: a mounted disk is grown by mount_disk, and by itself when the kernel reports a new size.
+// Here the disk is mounted after the watch has begun, since mounting causes no event.
 func TestRootResizeWhileMounted(t *testing.T) {
 	b := newBench(t, Options{})
 	dev := b.disk(400<<20, "vol-1")
@@ -62,7 +62,7 @@ func TestRootResizeWhileMounted(t *testing.T) {
 	}
 }
 
-// Growing needs no place of its own: another disk may be on the store.
+// TestRootD19GrowBesideAnotherDisk: a disk can be grown while another one is on the store.
 func TestRootD19GrowBesideAnotherDisk(t *testing.T) {
 	b := newBench(t, Options{})
 	b.disk(64<<20, "other")

@@ -15,9 +15,9 @@ import (
 	"cambium/settings"
 )
 
-// fakeRoot makes a disk whose first partition (the second, if the script says "# root"), with a file
-// system mounted somewhere, is given out as the root file system; xfs if the script names it. Growing a mounted xfs
-// needs no capability that a sandbox withholds.
+// fakeRoot creates a disk whose first partition (the second with "# root" in the script) is mounted and passed off as
+// the root file system; it is xfs if the script says so. Growing a mounted xfs needs no capability that sandboxes
+// withhold.
 func fakeRoot(t *testing.T, b *bench, size int64, script string) (*looptest.Device, string) {
 	t.Helper()
 	dev := b.disk(size, "")

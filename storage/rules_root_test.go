@@ -22,7 +22,7 @@ import (
 	"cambium/settings"
 )
 
-// In fake machines the nodes of disk and partitions are unrelated devices: names count.
+// TestRootPartitionsAreAddressedByName: in fake machines, disks and partitions are unrelated devices, so names count.
 func TestRootPartitionsAreAddressedByName(t *testing.T) {
 	t.Run("kernel knows the partitions", func(t *testing.T) { addressedByName(t, looptest.New(t, 128<<20)) })
 	t.Run("kernel refuses partitions", func(t *testing.T) { addressedByName(t, looptest.NewPlain(t, 128<<20)) })
@@ -116,7 +116,7 @@ func TestRootSkipDiskSetup(t *testing.T) {
 	}
 }
 
-// found answers every search with the same, and counts the searches by exclusion.
+// found is a resolver that always returns the same, and counts the searches by exclusion.
 type found struct {
 	Resolver
 	devices  []device.Device
@@ -165,9 +165,8 @@ func TestRootRawEphemeralDevices(t *testing.T) {
 	})
 }
 
-// What a disk that cannot be found means to each caller: those that would use it fail, those that would let go of
-// it find nothing to let go of. Of two disks it could be, unmount_disk does not guess that it is not mounted; list_disk answers from
-// what is mounted.
+// TestRootCallersOfAMissingDisk: callers that would use a missing disk fail, and those that would release it succeed.
+// If two disks are possible, unmount_disk does not guess that it is unmounted; list_disk answers from the mount table.
 func TestRootCallersOfAMissingDisk(t *testing.T) {
 	for name, c := range map[string]struct {
 		err     error
@@ -210,8 +209,8 @@ func TestRootCallersOfAMissingDisk(t *testing.T) {
 	}
 }
 
-// What would be formatted is formatted by mount_disk alone: at boot, jobs would begin with an empty store.
-// cloudfoundry/bosh-agent leaves no identity on record that would forbid it.
+// TestRootMountLastFormatsNothing: only mount_disk formats a disk, since after a boot jobs would start with an empty
+// store. cloudfoundry/bosh-agent leaves no identity on record that would prevent it.
 func TestRootMountLastFormatsNothing(t *testing.T) {
 	b := newBench(t, Options{})
 	b.Persistent.Foreign = func() string { return "format" }
@@ -231,7 +230,7 @@ func TestRootMountLastFormatsNothing(t *testing.T) {
 	b.ok(boot(b.disks()))
 }
 
-// A disk that cannot be written is told as such, and left alone.
+// TestRootReadOnlyDisks: a read-only disk is reported as such and not changed.
 func TestRootReadOnlyDisks(t *testing.T) {
 	readOnly := func(t *testing.T, path string, on int) {
 		t.Helper()
@@ -312,7 +311,7 @@ func TestRootLargeSectors(t *testing.T) {
 	}
 }
 
-// Settings are asked for over the network: nothing waits for that.
+// TestRootSettingsAreAskedForWithoutTheLock: settings are fetched over the network, so the lock is not held meanwhile.
 func TestRootSettingsAreAskedForWithoutTheLock(t *testing.T) {
 	b := newBench(t, Options{})
 	dev := b.disk(64<<20, "vol-1")

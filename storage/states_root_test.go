@@ -15,7 +15,7 @@ import (
 	"cambium/platform/mount"
 )
 
-// reboot takes away all mounts, and brings back what the start of an agent does.
+// reboot unmounts everything, and does what the start of an agent does.
 func (b *bench) reboot() {
 	b.t.Helper()
 	for _, dir := range []string{b.Dirs.StoreMigrationTarget(), b.Dirs.Store()} {
@@ -32,7 +32,8 @@ func (b *bench) onStoreIs(dev *looptest.Device, cid string) {
 	write(b.t, filepath.Join(b.Dirs.Store(), "writable"), "x")
 }
 
-// The success of one migration is not an answer for the next: the Director would take the full disk away.
+// TestRootMigrateAgainAfterAReboot: the success of one migration must not be the reply to the next one, or the Director
+// would detach the disk with the data.
 func TestRootMigrateAgainAfterAReboot(t *testing.T) {
 	for name, c := range map[string]struct{ from, to string }{"with names": {"new", "third"}, "without": {}} {
 		t.Run(name, func(t *testing.T) {
@@ -65,7 +66,8 @@ func TestRootMigrateAgainAfterAReboot(t *testing.T) {
 	}
 }
 
-// A process that comes to the migration target during the copy is named and does not hold up the end.
+// TestRootBusyMigrationTarget: a process that begins to use the migration target during the copy is reported and does
+// not delay its end.
 func TestRootBusyMigrationTarget(t *testing.T) {
 	b, _, fresh := migrating(t, 128<<20)
 	b.CrashPoint = func(name string) {
@@ -83,7 +85,7 @@ func TestRootBusyMigrationTarget(t *testing.T) {
 	}
 }
 
-// forgetful cannot record another disk.
+// forgetful has records that cannot name another disk.
 type forgetful struct {
 	*records
 	full bool
@@ -96,7 +98,8 @@ func (f *forgetful) SetManagedCID(cid string) error {
 	return f.records.SetManagedCID(cid)
 }
 
-// When the new disk cannot be recorded, the old one goes back to the store.
+// TestRootMigrateWithoutRoomForTheRecord: if the new disk cannot be recorded, the old one is mounted on the store
+// again.
 func TestRootMigrateWithoutRoomForTheRecord(t *testing.T) {
 	for _, kind := range []string{"disk", "directory"} {
 		t.Run(kind, func(t *testing.T) {

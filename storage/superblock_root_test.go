@@ -16,9 +16,10 @@ import (
 	"cambium/storage/record"
 )
 
-// No setting formats a disk with a superblock of ext4 or xfs: neither where foreign content may be formatted, nor where
-// random bytes count as blank. The refusal says what was found, and its advice ends it. There is a row for each way in
-// which a disk is looked at; what a superblock looks like is in the tables of package probe.
+// TestRootNoSettingFormatsASuperblock: no setting formats a disk with a superblock of ext4 or xfs, whether foreign
+// content may be formatted or random bytes count as blank. The refusal describes what was found, and its advice
+// resolves it. There is a row for each way in which a disk is examined; the formats of superblocks are covered in
+// package probe.
 func TestRootNoSettingFormatsASuperblock(t *testing.T) {
 	const size = 480 << 20
 	const ours = "label: gpt\nstart=2048, name=\"bosh-partition-0\"\n"
@@ -75,7 +76,7 @@ func TestRootNoSettingFormatsASuperblock(t *testing.T) {
 	}
 }
 
-// beneath puts the head of a file system over the whole disk where a table that sfdisk made would have left it.
+// beneath writes the head of a file system over the whole disk, as far as a table of sfdisk would have kept it.
 func beneath(t testing.TB, dev *looptest.Device, kind string) {
 	t.Helper()
 	f, err := os.Open(dev.Path)
@@ -97,8 +98,8 @@ func beneath(t testing.TB, dev *looptest.Device, kind string) {
 	poke(t, dev.Path, 512, []byte(head[512:]))
 }
 
-// The superblock of an ext4 lies in two sectors. A power cut may leave one of them old; then the kernel refuses it, and so
-// does e2fsck without a decision. The error says what to do, and that loses nothing.
+// TestRootTornSuperblock: the superblock of an ext4 spans two sectors. After a power cut one of them may be old; then
+// the kernel rejects it, and e2fsck requires a decision. The error contains a remedy that loses nothing.
 func TestRootTornSuperblock(t *testing.T) {
 	b := newBench(t, Options{})
 	dev := b.disk(64<<20, "vol-1")
@@ -118,7 +119,8 @@ func TestRootTornSuperblock(t *testing.T) {
 	b.kept(b.Dirs.Store(), "data")
 }
 
-// An xfs that the kernel refuses is repaired by the command that the error advises, after a look that writes nothing.
+// TestRootDamagedXFS: an xfs that the kernel rejects is repaired by the advised command, after an inspection that does
+// not write.
 func TestRootDamagedXFS(t *testing.T) {
 	b := newBench(t, Options{})
 	dev := b.disk(400<<20, "vol-1")

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// cloudfoundry/bosh-agent records a disk as the store when it mounts it on the migration target. An agent that takes over there goes
-// on with the migration.
+// TestRootTakeoverBeforeAMigration: cloudfoundry/bosh-agent records a disk as the store when it mounts it on the
+// migration target. An agent that takes over then continues the migration.
 func TestRootTakeoverBeforeAMigration(t *testing.T) {
 	b, old, fresh := migrating(t, 128<<20)
 	sum := treeSum(t, b.Dirs.Store())
@@ -24,8 +24,9 @@ func TestRootTakeoverBeforeAMigration(t *testing.T) {
 	b.onStoreIs(fresh, "new")
 }
 
-// The same where the new disk is not mounted any more: a boot that finds the store mounted records that disk, so that the disk
-// which may be half a copy does not become the store at the next one.
+// TestRootTakeoverAfterAFailedMigration: the same if the new disk is no longer mounted. A boot that finds the store
+// mounted records that disk, so that the other one, which may be incomplete, does not become the store at the next
+// boot.
 func TestRootTakeoverAfterAFailedMigration(t *testing.T) {
 	b, old, _ := migrating(t, 64<<20)
 	b.unmounted("new", "Unmounted partition of new")

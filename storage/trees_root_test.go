@@ -18,8 +18,8 @@ import (
 	"cambium/settings"
 )
 
-// A tree with every kind of file is the same after a migration, as the agent does it: by a process of its own,
-// from one file system to another.
+// TestRootMigrateEveryKindOfFile: a tree with all kinds of files is the same after a migration between two file
+// systems, by a copying process.
 func TestRootMigrateEveryKindOfFile(t *testing.T) {
 	for _, kinds := range [][2]string{{"ext4", "ext4"}, {"ext4", "xfs"}, {"xfs", "ext4"}} {
 		t.Run(kinds[0]+" to "+kinds[1], func(t *testing.T) {
@@ -57,7 +57,8 @@ func TestRootMigrateEveryKindOfFile(t *testing.T) {
 	}
 }
 
-// A disk that is full in the middle leaves the old store in place; with room again, the rest follows.
+// TestRootMigrateToADiskThatFillsUp: if the new disk fills up, the old store stays in place. Once there is room, the
+// migration succeeds.
 func TestRootMigrateToADiskThatFillsUp(t *testing.T) {
 	b, old, fresh := migrating(t, 128<<20)
 	for n := range 4 {
@@ -103,7 +104,8 @@ func TestRootMigrateToADiskWithFewInodes(t *testing.T) {
 	b.onStoreIs(old, "old")
 }
 
-// What counts of a bind-mounted store is its tree, not the rest of the file system that it is a part of.
+// TestRootMigrateBindMountedNeedsRoomForItsTreeOnly: for a bind-mounted store only its tree counts, not the rest of its
+// file system.
 func TestRootMigrateBindMountedNeedsRoomForItsTreeOnly(t *testing.T) {
 	b := newBench(t, Options{BindMountPersistentDisk: true, UsePreformattedPersistentDisk: true})
 	small := func(size int64) string {

@@ -26,7 +26,7 @@ import (
 	"cambium/settings"
 )
 
-// TestMain is the first process of the virtual machine as well.
+// TestMain is also the first process of the virtual machine.
 func TestMain(m *testing.M) {
 	worker.ServeIfCalled(context.Background())
 	testvm.Main(m, guestChecks, func() error {
@@ -40,7 +40,7 @@ func guestLog() *logrus.Entry {
 	return logrus.NewEntry(l)
 }
 
-// find resolves a hint and compares the device by its size.
+// find resolves a hint and checks the size of the device.
 func find(ctx context.Context, kind string, h device.Hint, size int64) error {
 	r, err := device.New(device.Options{Type: kind}, guestLog())
 	if err != nil {
@@ -66,7 +66,7 @@ func sized(path string, size int64) error {
 	return err
 }
 
-// guestDisks returns the disks of an agent whose settings name these persistent ones.
+// guestDisks returns the disks of an agent whose settings contain these persistent disks.
 var guestDisks = func(cids ...string) Disks {
 	r, err := device.New(device.Options{Type: "virtio"}, guestLog())
 	if err != nil {
@@ -178,8 +178,8 @@ var guestChecks = []testvm.Check{
 	}},
 }
 
-// unplugged takes the mounted disk vol-late away and plugs it in again. A new agent lists it, and unmount_disk removes what
-// is left.
+// unplugged removes the mounted disk vol-late and plugs it in again. A new agent lists it, and unmount_disk removes its
+// remains.
 func unplugged(ctx context.Context) error {
 	d := guestDisks("vol-late")
 	if err := d.Persistent.Mount(ctx, "vol-late"); err != nil {

@@ -17,14 +17,14 @@ import (
 	"cambium/settings"
 )
 
-// The disk that the guest makes with device mapper, as multipath would.
+// The device-mapper disk that the guest creates, as multipath would.
 const (
 	mapperPath = "/dev/mapper/cambium"
 	mapperPart = "/dev/mapper/cambium-part1"
 	mapperLink = "/dev/disk/by-id/dm-name-cambium"
 )
 
-// mapperTool runs a tool of device mapper. No udev runs in the guest, so it makes the nodes by itself.
+// mapperTool runs a device-mapper tool. It creates device nodes itself, since udev is not running in the guest.
 func mapperTool(name string, args ...string) error {
 	cmd := exec.Command(name, args...)
 	cmd.Env = append(os.Environ(), "DM_DISABLE_UDEV=1")
@@ -34,7 +34,7 @@ func mapperTool(name string, args ...string) error {
 	return nil
 }
 
-// kpartx does what udev's rules do when a table has been written.
+// kpartx does the work of udev's rules after a table was written.
 func kpartx(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if s, err := disk.Inspect(mapperPath); err == nil && len(s.Table.Partitions) == 1 && released(mapperPath) {
@@ -51,7 +51,7 @@ func released(path string) bool {
 	return err == nil && f.Close() == nil
 }
 
-// mapperDisk is the life of a persistent disk behind a device-mapper device.
+// mapperDisk takes a persistent disk on a device-mapper device through its whole life.
 func mapperDisk(ctx context.Context) error {
 	r, err := device.New(device.Options{Type: "virtio"}, guestLog())
 	if err != nil {
@@ -115,7 +115,7 @@ func mapperDisk(ctx context.Context) error {
 	return errors.Join(err, mapperTool("dmsetup", "remove", "cambium-part1"), mapperTool("dmsetup", "remove", "cambium"))
 }
 
-// wantMapped compares what is on the store, and that the list agrees.
+// wantMapped checks the mount on the store, and that the list agrees.
 func wantMapped(ctx context.Context, d Disks, part string) error {
 	store, there, err := mount.At(d.Persistent.Machine.Dirs.Store())
 	if err != nil || store.Source != part || there != (part != "") {

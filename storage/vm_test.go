@@ -11,7 +11,7 @@ import (
 	"cambium/lab/testvm"
 )
 
-// Sizes tell the disks of the virtual machine apart.
+// Sizes, by which the disks of the virtual machine are distinguished.
 const (
 	vmVirtio  = 65 << 20
 	vmOther   = 66 << 20

@@ -17,7 +17,7 @@ func mountedOn(target string, k probe.Kind) Volume {
 	return Volume{Content: probe.Content{Kind: k}, MountedOn: target, InUse: true}
 }
 
-// ops lists what a plan does, with the partition after the disk's name.
+// ops lists the changes of a plan, with the partition numbers after the disk's name.
 func ops(p Plan) string {
 	var all []string
 	for _, c := range p.Changes {
@@ -162,7 +162,7 @@ func TestPartitionEphemeral(t *testing.T) {
 	}
 }
 
-// Only what replaces content is called destructive, and its proof says what was found.
+// TestEphemeralProof: only a change that replaces content is destructive, and its proof describes that content.
 func TestEphemeralProof(t *testing.T) {
 	ours := state(512*testMiB, named("bosh-partition-a-0", "bosh-partition-a-1"))
 	p, err := SetupEphemeral(Ephemeral{Disk: ours, AgentID: "a", Label: layout.GPT, Target: "/data",

@@ -10,8 +10,8 @@ import (
 	"cambium/storage/record"
 )
 
-// A disk that matches a record by its CID, its file system or its table is never formatted, whatever it looks like and whatever
-// the deployment allows.
+// TestDisksOnRecordAreNeverFormatted: a disk that matches a record by CID, file system or table is never formatted,
+// whatever it contains and whatever the deployment allows.
 func TestDisksOnRecordAreNeverFormatted(t *testing.T) {
 	records := record.Record{Disks: map[string]record.Disk{"vol-1": {FileSystem: "U", Table: "T", Bytes: 1}}}
 	blank, unnamed := diskWithoutTable(probe.Blank), gptDisk("x")
@@ -96,7 +96,7 @@ func TestMountingChecksIdentity(t *testing.T) {
 	}
 }
 
-// XFS refuses to mount a UUID that is mounted already.
+// TestDuplicateUUID: XFS refuses to mount a UUID that is already mounted.
 func TestDuplicateUUID(t *testing.T) {
 	for kind, want := range map[probe.Kind]bool{probe.XFS: true, probe.Ext4: false} {
 		o := Persistent{CID: "vol-2", Disk: gptDisk("x"), Volume: volumeOf(kind), DuplicateUUID: true, MountOptions: []string{"noatime"}}

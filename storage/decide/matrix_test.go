@@ -11,10 +11,9 @@ import (
 	"cambium/storage/record"
 )
 
-// The matrix has MountDisk decide about all disks that the values of five axes make: what the volume holds, the
-// partition table around it, what is on record, what settings and an operator allow, and whether it is a boot. What has
-// to happen is said by the axes themselves. TestRootMatrix in package storage shows on real disks that each of these
-// values is observed.
+// The matrix lets MountDisk decide about all disks that result from five axes: the content of the volume, the partition
+// table around it, the record, the settings and an operator's requests, and whether it is a boot. The axes themselves
+// define the expected result. TestRootMatrix in package storage shows that these values are observed on real disks.
 
 // matrixVolume is a value of the first axis.
 type matrixVolume struct {
@@ -29,7 +28,7 @@ type matrixVolume struct {
 
 func (v matrixVolume) zeros() bool { return v.content.Blank() && v.residue.IsEmpty() }
 
-// superblocks returns what a survey finds of the volume, which begins at start.
+// superblocks returns what a survey would find of the volume, which begins at start.
 func (v matrixVolume) superblocks(start int64) (found []probe.Superblock) {
 	if !v.trace {
 		return nil
@@ -89,12 +88,12 @@ type matrixTable struct {
 	grown bool
 }
 
-// one says that the volume is in the only partition, and that this has number 1.
+// one reports whether the volume is in the only partition, and that has number 1.
 func (t matrixTable) one() bool {
 	return len(t.table.Partitions) == 1 && t.table.Partitions[0].Number == 1
 }
 
-// ours says that the partition has a name that an agent gave it.
+// ours reports whether the partition has an agent's name.
 func (t matrixTable) ours() bool {
 	return t.one() && strings.HasPrefix(t.table.Partitions[0].Name, persistentPrefix)
 }
@@ -129,8 +128,8 @@ func matrixTables() []matrixTable {
 	}
 }
 
-// matrixRecord is a value of the third axis: under which CID a disk is on record, and with which identifiers of this
-// one. The disk is attached as vol-1.
+// matrixRecord is a value of the third axis: the CID under which a disk is on record, and which of this disk's
+// identifiers the record has. The disk is attached as vol-1.
 type matrixRecord struct {
 	name               string
 	cid, system, table string
@@ -155,7 +154,7 @@ type matrixWish struct {
 var matrixWishes = []matrixWish{{}, {foreign: true}, {noise: true}, {foreign: true, noise: true},
 	{asked: record.Accept}, {asked: record.Format}, {foreign: true, asked: record.Format}}
 
-// matrixCell is one disk.
+// matrixCell is a disk of the matrix.
 type matrixCell struct {
 	volume matrixVolume
 	table  matrixTable
@@ -168,7 +167,7 @@ func (c matrixCell) pending() bool {
 	return c.table.one() && c.table.table.Partitions[0].Name == PreparingName
 }
 
-// possible leaves out what cannot be: before a preparation is told of, what the disk held is wiped.
+// possible excludes impossible combinations: a disk is wiped before its preparation is recorded.
 func (c matrixCell) possible() bool {
 	if c.pending() && (c.table.older || c.volume.content.Blank() && !c.volume.zeros()) {
 		return false
@@ -176,7 +175,7 @@ func (c matrixCell) possible() bool {
 	return !c.volume.fresh || c.pending()
 }
 
-// observed describes the disk as observation would.
+// observed returns the facts that would be observed.
 func (c matrixCell) observed() Observed {
 	v, t := c.volume, c.table
 	p := Persistent{Disk: state(100*testMiB, t.table), Preformatted: t.preformatted, AllowForeign: c.wish.foreign,
@@ -224,7 +223,7 @@ func (c matrixCell) observed() Observed {
 	return o
 }
 
-// identified says what of the disk is on record; empty if nothing is.
+// identified describes how the record identifies the disk, or returns "".
 func (c matrixCell) identified() string {
 	switch {
 	case c.record.cid == "vol-1":
@@ -239,13 +238,13 @@ func (c matrixCell) identified() string {
 	return ""
 }
 
-// knownAsAnother: the record has another file system for the disk.
+// knownAsAnother reports whether the record has another file system for the disk.
 func (c matrixCell) knownAsAnother() bool {
 	return c.record.cid == "vol-1" && c.wish.asked == "" &&
 		(c.record.system != "" && !c.volume.content.Kind.Managed() || c.record.system != "u-1" && c.volume.sound)
 }
 
-// outcome says what must not happen to a disk that is formatted, mounted or refused; nil if that is right.
+// outcome returns an error if the disk must not be formatted, mounted or refused as it was.
 func (c matrixCell) outcome(formatted bool, refusal error) error {
 	v, t := c.volume, c.table
 	trace := v.trace || t.older

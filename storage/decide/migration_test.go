@@ -90,7 +90,7 @@ func TestMigrate(t *testing.T) {
 	}
 }
 
-// What is on a disk is the beginning of a copy only if the disk says so itself.
+// TestBegin: the content of a disk is the beginning of a copy only if the disk's own statement says so.
 func TestBegin(t *testing.T) {
 	begun := Disk{CID: "new", FileSystem: "u-new", Statement: Statement{Store: identity.Store{Version: 1, CID: "new",
 		FileSystem: "u-new", Incomplete: true, Empty: true, Origin: identity.Origin{CID: "old", FileSystem: "u-old", Generation: 4}}}}

@@ -9,13 +9,13 @@ import (
 	"cambium/storage/record"
 )
 
-// observedDisk is a disk beside which nothing is mounted.
+// observedDisk returns the facts about a disk on a machine without other mounts.
 func observedDisk(p Persistent, r record.Record, told string) Observed {
 	p.CID, p.Record, p.FileSystem, p.Label = "vol-1", r, probe.Ext4, "gpt"
 	return Observed{Persistent: p, Surroundings: Surroundings{Record: r, ManagedCID: told, Known: []string{"vol-1"}, Store: "/store", MigrationTarget: "/target"}}
 }
 
-// What happens to a disk, from the first look to what is put on record.
+// TestMountDisk covers a disk from its observation to its record.
 func TestMountDisk(t *testing.T) {
 	blank := Persistent{Disk: diskWithoutTable(probe.Blank), Residue: zeros}
 	lvm := Persistent{Disk: diskWithoutTable(probe.LVM), Superblocks: []probe.Superblock{{Kind: probe.Ext4}}}
@@ -92,7 +92,7 @@ func TestMountDisk(t *testing.T) {
 	}
 }
 
-// namesACommand checks that a refusal has one command that ends it.
+// namesACommand checks that a refusal contains a command that resolves it.
 func namesACommand(t *testing.T, err error) {
 	t.Helper()
 	r, refused := errors.AsType[*Refusal](err)

@@ -41,7 +41,7 @@ var (
 	}
 )
 
-// inBrief leaves out the words around the commands of a judgment.
+// inBrief formats a judgment, with only the commands of its advice.
 func inBrief(v judgment) string {
 	return v.Proof + strings.NewReplacer("To look at it without writing, run '", ". Look: ", "'. To repair it, take a "+
 		"snapshot of the disk first, then run '", ". Repair: ", "'", "").Replace(v.Advice)
@@ -129,7 +129,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// Random bytes are blank where the settings say so, and nothing else becomes blank by that.
+// TestJudgeWhereNewVolumesHoldNoise: random bytes count as blank if the settings allow it, and nothing else does.
 func TestJudgeWhereNewVolumesHoldNoise(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -288,17 +288,17 @@ func TestMountPersistent(t *testing.T) {
 	}
 }
 
-// onRecord is the record of an agent that had vol-1 as its store.
+// onRecord is the record of an agent whose store was vol-1.
 var onRecord = record.Record{Disks: map[string]record.Disk{"vol-1": {}}}
 
-// recorded is the record of an agent that had this disk on the store last.
+// recorded returns the record of an agent that last mounted this disk on the store.
 func recorded(cid string) record.Record {
 	r := record.New()
 	r.Store, r.Published, r.Disks[cid] = cid, true, record.Disk{FileSystem: "u-" + cid}
 	return r
 }
 
-// asking is a record with an operator's request.
+// asking adds an operator's request to a record.
 func asking(r record.Record, a record.Action, cid string) record.Record {
 	r.Asked = maps.Clone(r.Asked)
 	r.Asked[cid] = a

@@ -8,17 +8,18 @@ import (
 	"cambium/platform/filesystem/probe"
 )
 
-// holding is an ext4 of 50 MiB, at the beginning of a disk or of its partition, with these names in its top directory.
+// holding returns a disk or partition that begins with an ext4 of 50 MiB, with these names in its top directory.
 func holding(names ...string) Replaced { return only(probe.Ext4, testMiB, names...) }
 
-// only is the only file system on a disk.
+// only returns a disk with a single file system.
 func only(k probe.Kind, start int64, names ...string) Replaced {
 	v := volumeOf(k)
 	v.Content.Bytes = 50 * testMiB
 	return Replaced{Volume: v, Start: start, Names: names, Superblocks: []probe.Superblock{{Kind: k, Start: start}}}
 }
 
-// What an ephemeral or raw disk may replace is free of ext and xfs, or says itself that it is ephemeral.
+// TestReplaced: an ephemeral or raw disk may replace content that is free of ext and xfs, or that is recognized as
+// ephemeral.
 func TestReplaced(t *testing.T) {
 	of := func(k probe.Kind, also ...probe.Kind) Replaced { return Replaced{Volume: volumeOf(k, also...)} }
 	with := func(o Replaced, found ...probe.Superblock) Replaced {

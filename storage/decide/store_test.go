@@ -8,20 +8,20 @@ import (
 	"cambium/storage/record"
 )
 
-// store is a disk that says that it has been the store.
+// store returns a disk whose statement says that it has been the store.
 func store(cid string, generation uint64) Disk {
 	return Disk{CID: cid, Path: "/dev/" + cid, FileSystem: "u-" + cid, Statement: Statement{Store: identity.Store{Version: 1, CID: cid,
 		FileSystem: "u-" + cid, Generation: generation}}}
 }
 
-// copied is a copy of a disk that had a generation then.
+// copied returns a copy of a disk when that had the given generation.
 func copied(cid string, generation uint64, from string, at uint64) Disk {
 	d := store(cid, generation)
 	d.Statement.Origin = identity.Origin{CID: from, FileSystem: "u-" + from, Generation: at}
 	return d
 }
 
-// silent is a disk with a file system that says nothing, or what was copied to it.
+// silent returns a disk with a file system but without a statement.
 func silent(cid string) Disk { return Disk{CID: cid, Path: "/dev/" + cid, FileSystem: "u-" + cid} }
 
 func saying(d Disk, cid string) Disk { d.Statement.CID = cid; return d }
@@ -30,7 +30,7 @@ func incomplete(d Disk) Disk { d.Statement.Incomplete = true; return d }
 
 func others(all ...Disk) []Disk { return all }
 
-// The rules of docs/adr/0036-a-store-says-who-it-is.md, with the histories that match them.
+// TestChoose: the rules of docs/adr/0036-a-store-says-who-it-is.md, with the histories that match them.
 func TestChoose(t *testing.T) {
 	strange := silent("a")
 	strange.Statement.Err = errors.New("version 9, want 1")
@@ -111,8 +111,8 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// Of two disks that are candidates, each with any of these sayings, at most one passes without a record if one has been
-// the store, so that it does not matter which one is asked about first.
+// TestChooseIsExclusive: of two candidates with any statements, at most one passes without a record if one has been the
+// store, so that their order does not matter.
 func TestChooseIsExclusive(t *testing.T) {
 	sayings := func(cid, other string) (all []Disk) {
 		for _, generation := range []uint64{0, 1, 5, 6} {

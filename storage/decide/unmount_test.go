@@ -8,13 +8,13 @@ import (
 	"testing"
 )
 
-// vol-1 is device 1, vol-2 is device 2; 9 is the disk of another, and 0 is not a disk.
+// mountOf returns a mount. vol-1 is device 1, vol-2 is device 2, 9 is another disk, and 0 is not a disk.
 func mountOf(id int, target string, device uint64, owner string) Mounted {
 	return Mounted{ID: id, Source: fmt.Sprint("/dev/", device), Target: target, Device: device, OnDevice: device > 0,
 		Owner: owner}
 }
 
-// What unmount_disk unmounts, and in which order.
+// TestUnmountDisk: the mounts that unmount_disk unmounts, and their order.
 func TestUnmountDisk(t *testing.T) {
 	onStore, onTarget := mountOf(1, "/store", 1, "vol-1"), mountOf(2, "/target", 2, "vol-2")
 	tmpfs, other := mountOf(3, "/store", 0, ""), mountOf(3, "/store", 9, "")
@@ -74,7 +74,7 @@ func TestUnmountDisk(t *testing.T) {
 	}
 }
 
-// list_disk names the disks of which a mount is left that was noted.
+// TestListDisks: list_disk returns the disks with a noted mount that still exists.
 func TestListDisks(t *testing.T) {
 	onStore, onTarget := mountOf(1, "/store", 1, "vol-1"), mountOf(2, "/target", 2, "vol-2")
 	noted := []Noted{{Mounted: onTarget}, {Mounted: onStore, OnStore: true}}

@@ -4,7 +4,7 @@ import (
 	"testing"
 )
 
-// FuzzDecode: an attribute is used whole or not at all, and what was read is what is read after it was written again.
+// FuzzDecode: an attribute is accepted completely or not at all, and encoding a decoded one preserves it.
 func FuzzDecode(f *testing.F) {
 	for _, seed := range []string{`{"version":1,"cid":"vol-1","generation":1}`,
 		`{"version":1,"cid":"vol-2","file_system":"U","generation":0,"origin":{"cid":"vol-1","file_system":"V","generation":7},` +

@@ -11,7 +11,8 @@ var (
 	two = Disk{FileSystem: "22222222-bbbb", Table: "BBBB", Bytes: 200}
 )
 
-// A disk that cannot be read for a moment does not lose its identity, unless an operator has decided about it.
+// TestUnreadableIdentifiersStay: a disk that cannot be read at the moment keeps its identity, unless an operator has
+// made a request about it.
 func TestUnreadableIdentifiersStay(t *testing.T) {
 	r := New()
 	r.Put("vol-1", one)
@@ -28,7 +29,7 @@ func TestUnreadableIdentifiersStay(t *testing.T) {
 	}
 }
 
-// Who wins where this agent's record and what other agents write differ.
+// TestStoreDisk: the precedence of this agent's record and what other agents write.
 func TestStoreDisk(t *testing.T) {
 	published := Record{Store: "a", Published: true}
 	for _, c := range []struct {
@@ -79,7 +80,7 @@ func TestReleaseAndRemove(t *testing.T) {
 	}
 }
 
-// FuzzDecode: a record is used whole or not at all, and what was read is what is read after it was written again.
+// FuzzDecode: a record is accepted completely or not at all, and encoding a decoded one preserves it.
 func FuzzDecode(f *testing.F) {
 	for _, seed := range []string{`{"version":1}`, `{"version":1,"store":"vol-1","published":true,"disks":{"vol-1":{"file_system":"11111111-aaaa","table":"AAAA","bytes":100,"generation":3}},` +
 		`"unfinished":"T","read_only":true,"asked":{"vol-1":"format"}}`,

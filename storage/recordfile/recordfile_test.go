@@ -61,7 +61,7 @@ func TestRecordIsKept(t *testing.T) {
 	}
 }
 
-// The agent and a command change different parts of the record at the same time.
+// TestChangesAreNotLost: the agent and a command change different parts of the record concurrently.
 func TestChangesAreNotLost(t *testing.T) {
 	f := newFile(t)
 	var all sync.WaitGroup
@@ -75,8 +75,8 @@ func TestChangesAreNotLost(t *testing.T) {
 	}
 }
 
-// Contract D.16: the record is replaced as a whole, so that a part of one is damage and never an empty record. The next
-// change begins a new one, and the old one is kept.
+// Contract D.16: the record is replaced as a whole, so that a partial one is damaged and never an empty record. The
+// next change starts a new one and keeps the old one.
 func TestDamageIsSetAside(t *testing.T) {
 	for name, content := range map[string]string{
 		"empty": "", "zeros": "\x00\x00", "half": `{"version":1,"disks":{"vol-1":`, "other type": `[]`, "null": "null", "without disks": `{"version":1,"disks":null}`,
