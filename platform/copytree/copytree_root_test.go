@@ -26,7 +26,7 @@ func TestMain(m *testing.M) { looptest.Main(m) }
 
 var ctx = context.Background()
 
-// disks gives two mounted file systems, so that nothing can be shared between the trees.
+// disks returns two mounted file systems, so that the trees cannot share anything.
 func disks(t testing.TB) (from, to string) {
 	t.Helper()
 	var dirs []string
@@ -47,20 +47,20 @@ func disks(t testing.TB) (from, to string) {
 	return dirs[0], dirs[1]
 }
 
-// testMark is the name of the mark in these tests.
+// testMark is the name of the mark.
 const testMark = ".mark"
 
-// testOwn is the attribute that each tree has for itself.
+// testOwn is the attribute that is not copied.
 const testOwn = "trusted.own"
 
-// pair are two directories with the trees of one copy.
+// pair holds two directories and the state of a copy between them.
 type pair struct {
 	*Trees
 	t        testing.TB
 	from, to string
 }
 
-// open returns the trees below two directories; the target has a mark.
+// open returns a new copy between two directories. The target has a mark.
 func open(t testing.TB, from, to string, exact bool) pair {
 	t.Helper()
 	must(t, os.WriteFile(filepath.Join(to, testMark), nil, 0o600))
@@ -97,7 +97,7 @@ func (p pair) complete() error {
 	return p.each(func(_, to *os.File) error { return p.Complete(to) })
 }
 
-// complete is one whole copy, as package worker makes it in a process.
+// complete makes a complete copy, as package worker does in a process.
 func complete(t testing.TB, from, to string, exact bool) error {
 	t.Helper()
 	p := open(t, from, to, exact)
@@ -109,7 +109,7 @@ func complete(t testing.TB, from, to string, exact bool) error {
 	return nil
 }
 
-// verify compares without what Copy may have remembered.
+// verify compares the trees without the digests of Copy.
 func verify(t testing.TB, from, to string, exact bool) error {
 	t.Helper()
 	p := open(t, from, to, exact)
@@ -159,7 +159,7 @@ func TestRootCopyIsTheSame(t *testing.T) {
 	}
 }
 
-// What fsck has found is content, and the directory for it that comes with a file system is none.
+// TestRootLostAndFound: what fsck has found is content, but the empty lost+found of a new file system is not.
 func TestRootLostAndFound(t *testing.T) {
 	from, to := disks(t)
 	lost := func(dir string) string { return filepath.Join(dir, lostFound) }
@@ -196,7 +196,7 @@ func TestRootLostAndFound(t *testing.T) {
 	}
 }
 
-// Each change that a faulty copy could have is found.
+// TestRootVerifyFindsEverything: Verify detects each mistake that a copy could have.
 func TestRootVerifyFindsEverything(t *testing.T) {
 	from, to := disks(t)
 	treetest.Fill(t, from)
@@ -238,7 +238,8 @@ func TestRootVerifyFindsEverything(t *testing.T) {
 	}
 }
 
-// A digest holds for the source as it was read: a later change is found, also one that restores the times.
+// TestRootVerifyNoticesAChangedSource: a digest is valid only for the source as it was read. Later changes are
+// detected, even if the times are restored.
 func TestRootVerifyNoticesAChangedSource(t *testing.T) {
 	for _, name := range []string{"a/small", "a/large", "a/larger", "hole at the start"} {
 		t.Run(name, func(t *testing.T) {
@@ -257,7 +258,7 @@ func TestRootVerifyNoticesAChangedSource(t *testing.T) {
 	}
 }
 
-// keepTime changes bytes behind the back of size and time.
+// keepTime changes bytes of a file without changing its size and time.
 func keepTime(path string, at int64, text string) error {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -273,8 +274,8 @@ func keepTime(path string, at int64, text string) error {
 	return errors.Join(f.Close(), unix.UtimesNanoAt(unix.AT_FDCWD, path, []unix.Timespec{st.Atim, st.Mtim}, 0))
 }
 
-// Of what the target held before, only what the source has no name for stays: nothing that looks complete is trusted,
-// and nothing that is made in a directory that was there inherits its group or its ACL.
+// TestRootCopyIntoAUsedTarget: files on the target are replaced if the source has that name, even if they look
+// complete, and kept otherwise. New files in an existing directory inherit neither its group nor its ACL.
 func TestRootCopyIntoAUsedTarget(t *testing.T) {
 	from, to := disks(t)
 	treetest.Fill(t, from)
@@ -310,8 +311,8 @@ func TestRootCopyIsCanceled(t *testing.T) {
 	}
 }
 
-// What went wrong below the file system, where the page cache knows nothing of it, is found in
-// small files and in large ones when the target was mounted again: nothing is open there between two steps.
+// TestRootVerifyReadsTheDisk: Verify detects corruption below the page cache, in small and large files, after the
+// target was mounted again. Nothing is open there between two steps.
 func TestRootVerifyReadsTheDisk(t *testing.T) {
 	for name, size := range map[string]int{"small": 9000, "large": 6 << 20} {
 		t.Run(name, func(t *testing.T) {
@@ -354,7 +355,8 @@ func TestRootVerifyReadsTheDisk(t *testing.T) {
 	}
 }
 
-// The holes of a sparse file are not read: neither those of the source nor, when it is verified, those of the copy.
+// TestRootHolesAreNotRead: the holes of a sparse file are not read, neither in the source nor when the copy is
+// verified.
 func TestRootHolesAreNotRead(t *testing.T) {
 	const pieces, every, most = 32, 4 << 20, 40 << 20 // of 1 MiB each
 	from, to := disks(t)
@@ -391,13 +393,13 @@ func TestRootHolesAreNotRead(t *testing.T) {
 	check(to)
 }
 
-// mountedFrom is the device that is mounted on dir.
+// mountedFrom returns the device that is mounted on dir.
 func mountedFrom(t testing.TB, dir string) string {
 	t.Helper()
 	return strings.TrimSpace(run(t, "findmnt", "-n", "-o", "SOURCE", dir))
 }
 
-// imageOf is the file behind the loop device that is mounted on dir.
+// imageOf returns the image of the loop device that is mounted on dir.
 func imageOf(t testing.TB, dir string) string {
 	t.Helper()
 	var st unix.Stat_t
@@ -411,7 +413,7 @@ func imageOf(t testing.TB, dir string) string {
 	return strings.TrimSpace(string(data))
 }
 
-// The buffers are all that a copy needs, however large the files are.
+// TestRootCopyMemoryIsFlat: a copy needs only its buffers, however large the files are.
 func TestRootCopyMemoryIsFlat(t *testing.T) {
 	from, to := disks(t)
 	for i := range 3 {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A name that was met is forgotten with the last one: there may be millions.
+// TestLinksAreForgotten: a file is forgotten once all its names were met, since there may be millions.
 func TestLinksAreForgotten(t *testing.T) {
 	l := newLinks()
 	for i := range 3 {
@@ -33,8 +33,8 @@ func TestPath(t *testing.T) {
 	}
 }
 
-// A digest holds for one state of the source and depends on all bytes, their place, and the attributes; holes are
-// zeros.
+// TestDigests: a digest depends on the state of the source, on all bytes and their offsets, and on the attributes.
+// Holes equal zeros.
 func TestDigests(t *testing.T) {
 	d := newDigests()
 	of := func(attributes map[string]string, blocks ...string) (digest uint64) {
@@ -70,7 +70,7 @@ func TestDigests(t *testing.T) {
 	}
 }
 
-// A directory by its path is found without following links, whatever is in their place.
+// TestOpenBeneathFollowsNoLinks: a path is opened without following links, whatever replaces its components.
 func TestOpenBeneathFollowsNoLinks(t *testing.T) {
 	top := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(top, "a/b"), 0o755); err != nil {

@@ -34,7 +34,7 @@ func run(t testing.TB, name string, args ...string) string {
 	return string(out)
 }
 
-// The second name of a file does not delete a directory that the target held before.
+// TestRootSecondNameKeepsADirectory: the second name of a file does not replace a directory on the target.
 func TestRootSecondNameKeepsADirectory(t *testing.T) {
 	from, to := disks(t)
 	must(t, os.WriteFile(filepath.Join(from, "first"), []byte("x"), 0o600))
@@ -55,7 +55,7 @@ func TestRootSecondNameKeepsADirectory(t *testing.T) {
 	must(t, complete(t, from, to, false))
 }
 
-// deep makes nested directories with a file in the last one, below dir.
+// deep creates nested directories below dir, with a file in the last one.
 func deep(t *testing.T, dir, name string, levels int) {
 	t.Helper()
 	at, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -108,7 +108,7 @@ func TestRootPathsBeyondTheLimit(t *testing.T) {
 	}
 }
 
-// Flags of chattr are kept, and an interrupted copy that has set them already goes on.
+// TestRootFlagsAreKept: flags of chattr are copied, and an interrupted copy that has already set them can be repeated.
 func TestRootFlagsAreKept(t *testing.T) {
 	looptest.Needs(t, "chattr", "lsattr", "mkfs.xfs")
 	for _, kind := range []string{"ext4", "xfs"} {
@@ -182,7 +182,8 @@ func xfs(t *testing.T) string {
 	return dir
 }
 
-// Until the copy is verified only root gets into the target, also into one that was open before.
+// TestRootTargetIsClosedUntilTheEnd: until the copy is verified, only root has access to the target, even if others had
+// before.
 func TestRootTargetIsClosedUntilTheEnd(t *testing.T) {
 	from, to := disks(t)
 	treetest.Fill(t, from)
@@ -211,7 +212,8 @@ func TestRootTargetIsClosedUntilTheEnd(t *testing.T) {
 	must(t, complete(t, from, to, true))
 }
 
-// Times that the target cannot hold are the nearest that it can; nothing else passes for them.
+// TestRootTimesThatTheTargetCannotHold: a time that the target cannot store becomes the nearest one that it can, and
+// only that is accepted.
 func TestRootTimesThatTheTargetCannotHold(t *testing.T) {
 	from, _ := disks(t)
 	d := looptest.New(t, 64<<20)
@@ -241,7 +243,7 @@ func TestRootTimesThatTheTargetCannotHold(t *testing.T) {
 	}
 }
 
-// A file of a job with the name of the mark is in the way: the copy would lose it.
+// TestRootReservedName: a job's file with the name of the mark is an error, since the copy would lose it.
 func TestRootReservedName(t *testing.T) {
 	from, to := disks(t)
 	must(t, os.WriteFile(filepath.Join(from, testMark), nil, 0o666))

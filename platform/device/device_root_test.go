@@ -17,7 +17,7 @@ import (
 	"cambium/internal/looptest"
 )
 
-// tree is a system root with nodes of loop devices.
+// tree is a root directory with nodes of loop devices.
 type tree struct {
 	t    testing.TB
 	root string
@@ -59,8 +59,8 @@ func numbers(t testing.TB, count int) (all []blkdev.Number) {
 	return all
 }
 
-// The disk that carries the CID wins over the one that has the path, also when its link comes while udev is still at
-// work on the other.
+// TestRootVirtioPrefersIdentity: the disk with the CID wins over the one at the path, even if its link appears while
+// udev is still processing the other one.
 func TestRootVirtioPrefersIdentity(t *testing.T) {
 	n := numbers(t, 2)
 	for name, late := range map[string]bool{"link there": false, "link comes late": true} {
@@ -87,7 +87,7 @@ func TestRootVirtioPrefersIdentity(t *testing.T) {
 	}
 }
 
-// A Hyper-V controller may come after the question, with its disk.
+// TestRootLateController: a Hyper-V controller and its disk may appear after the search has begun.
 func TestRootLateController(t *testing.T) {
 	n := numbers(t, 1)
 	r := tree{t, t.TempDir()}
@@ -142,7 +142,7 @@ func TestRootD14RelativeLinks(t *testing.T) {
 	}
 }
 
-// Of what leads to a partition nothing is listed, whatever it is called.
+// TestRootPresentLeavesOutPartitions: no path of a partition is listed, whatever its name is.
 func TestRootPresentLeavesOutPartitions(t *testing.T) {
 	n := numbers(t, 2)
 	r := tree{t, t.TempDir()}

@@ -28,7 +28,7 @@ const (
 	vmbus = "/sys/devices/vmbus/f8b3781b"
 )
 
-// machine is a snapshot with every kind of disk.
+// machine returns a snapshot with all kinds of disks.
 func machine() snapshot {
 	scsi := func(name, address, dir string, n int, holders ...string) disk {
 		return disk{Name: name, Path: "/dev/" + name, Number: blkdev.Number(n), SCSI: address, Dir: dir + "/" + address + "/block/" + name, Holders: holders}
@@ -141,7 +141,7 @@ func resolver(t testing.TB, o Options) *Resolver {
 	return r
 }
 
-// Each answer is its own error, with evidence; an empty path is never one.
+// TestAnswers: each failure has its own error with evidence, and no result has an empty path.
 func TestAnswers(t *testing.T) {
 	root := t.TempDir()
 	r := func(o Options) *Resolver {
@@ -199,7 +199,7 @@ func TestAnswers(t *testing.T) {
 	})
 }
 
-// Every controller is asked for new disks, as the hint may mean one that was just attached.
+// TestSCSIHostsAreRescanned: all SCSI hosts are rescanned, since the hint may be for a disk that was just attached.
 func TestSCSIHostsAreRescanned(t *testing.T) {
 	root := t.TempDir()
 	scans := []string{filepath.Join(root, "sys/class/scsi_host/host0/scan"), filepath.Join(root, "sys/class/scsi_host/host7/scan")}
@@ -256,7 +256,7 @@ func TestLimitsAreAtLeastThoseOfTheReference(t *testing.T) {
 	}
 }
 
-// Directories stand in for device nodes here: what matters is that the wait ends by an event.
+// TestResolveWaitsForTheNode: an event ends the wait. Directories take the place of device nodes.
 func TestResolveWaitsForTheNode(t *testing.T) {
 	root := t.TempDir()
 	r := resolver(t, Options{Root: root})
@@ -276,7 +276,7 @@ func TestResolveWaitsForTheNode(t *testing.T) {
 	}
 }
 
-// A bare path is believed at once only when nothing better can still come.
+// TestGraceForIdentity: a path is accepted at once only if nothing better can appear.
 func TestGraceForIdentity(t *testing.T) {
 	r := resolver(t, Options{Type: "virtio"})
 	s, err := r.search(Hint{CID: cid, Path: "/dev/sdh"})
@@ -293,8 +293,8 @@ func TestGraceForIdentity(t *testing.T) {
 	}
 }
 
-// What a hint leads to at once, and at its deadline. A path that leads to another disk is never believed, and one
-// without an identity not while that may still come.
+// TestPick: the result of a hint at once, and at its deadline. A path that leads to another disk is never accepted, and
+// one without an identity only if that cannot appear any more.
 func TestPick(t *testing.T) {
 	other, luns := []string{cid}, Options{LUNLinks: "/dev/disk/azure/data/by-lun"}
 	virtio, scsi := Options{Type: "virtio"}, Options{Type: "scsi"}

@@ -10,7 +10,7 @@ import (
 	"cambium/platform/disk/layout"
 )
 
-// A partition table is not content of a disk, complete or half written. What is beside it is.
+// TestSurveyLeavesTheTableOut: a partition table, complete or partially written, is not content. Anything else is.
 func TestSurveyLeavesTheTableOut(t *testing.T) {
 	const size = 64 << 20
 	script := func(text string) func(*testing.T, string) {

@@ -10,8 +10,8 @@ import (
 	"cambium/platform/filesystem/probe"
 )
 
-// A table counts whose entries hold something, whatever older signature is beneath it; then a consistent file system
-// over the whole disk; then other signatures.
+// TestWhatCounts: a table with content in its partitions takes precedence over older signatures, then a consistent file
+// system on the whole disk, then other signatures.
 func TestWhatCounts(t *testing.T) {
 	type steps []func(*testing.T, string)
 	const size = 400 * layout.MiB

@@ -201,7 +201,8 @@ func TestGrowMovesTheBackup(t *testing.T) {
 	}
 }
 
-// What boot loaders need of the first sector stays when a partition is grown: boot code, boot flag and hybrid entries.
+// TestGrowKeepsTheFirstSector: the boot code, boot flag and hybrid entries in the first sector are preserved when a
+// partition is grown.
 func TestGrowKeepsTheFirstSector(t *testing.T) {
 	for name, hybrid := range map[string]bool{"boot flag": false, "hybrid": true} {
 		t.Run(name, func(t *testing.T) {
@@ -422,7 +423,7 @@ func TestDamagedTables(t *testing.T) {
 	})
 }
 
-// What the disk carried before must not show through the new table, wherever a partition begins.
+// TestNewPartitionsShowNothingOld: old content must not appear in new partitions, wherever they begin.
 func TestNewPartitionsShowNothingOld(t *testing.T) {
 	parts := []layout.Partition{{Number: 1, Start: layout.MiB, Size: 30 * layout.MiB}, {Number: 2,
 		Start: 31 * layout.MiB, Size: 60 * layout.MiB}}
@@ -506,7 +507,7 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// ends is a disk with something at its beginning and its end and nothing in between.
+// ends is a disk with content at its beginning and end only.
 type ends struct {
 	head, tail []byte
 	size       int64
@@ -527,7 +528,7 @@ func (e ends) ReadAt(b []byte, o int64) (int, error) {
 	return len(b), nil
 }
 
-// A program that keeps the lock of a disk is not waited for without end.
+// TestLockOfAnotherProgram: the wait for a program that holds the lock of a disk is bounded.
 func TestLockOfAnotherProgram(t *testing.T) {
 	path := looptest.Image(t, layout.MiB)
 	other, err := os.Open(path)

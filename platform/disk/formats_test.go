@@ -2,7 +2,7 @@ package disk
 
 import "testing"
 
-// A row that lacks something would fail only on the disk that needs it.
+// TestFormatsAreComplete: an incomplete row would fail only with a disk that needs it.
 func TestFormatsAreComplete(t *testing.T) {
 	for _, row := range formats {
 		if row.detect == nil || row.read == nil || row.write == nil || row.label.DataType() == "" ||

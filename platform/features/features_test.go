@@ -11,7 +11,7 @@ import (
 	"cambium/internal/testdoc"
 )
 
-// TestNothingIsMissingByMistake: a probe must tell a refusal of its arguments from the absence of the call.
+// TestNothingIsMissingByMistake: a probe must distinguish invalid arguments from a missing system call.
 func TestNothingIsMissingByMistake(t *testing.T) {
 	skiptest.WithoutRoot(t, "for the calls that mount")
 	for _, f := range Missing("/") {
@@ -54,7 +54,7 @@ func TestDescribe(t *testing.T) {
 
 var update = flag.Bool("update", false, "write the table into docs/stemcells.md")
 
-// TestFeaturesAreOnThePage: docs/stemcells.md has every feature, and what happens without it.
+// TestFeaturesAreOnThePage: docs/stemcells.md lists each feature and the effect of its absence.
 func TestFeaturesAreOnThePage(t *testing.T) {
 	page := "\n| feature | without it |\n|---|---|\n"
 	for _, f := range features() {

@@ -7,7 +7,7 @@ import (
 	"cambium/platform/filesystem/probe"
 )
 
-// A row that lacks something would fail only on the disk that needs it.
+// TestManagedKindsAreComplete: an incomplete row would fail only with a disk that needs it.
 func TestManagedKindsAreComplete(t *testing.T) {
 	for _, name := range managedfs.Names() {
 		row := managedKinds[probe.Kind(name)]

@@ -8,7 +8,7 @@ import (
 	"cambium/platform/filesystem/probe"
 )
 
-// The progress of a real e2fsck rises to 100 percent.
+// TestCheckTellsItsProgress: the progress of a real e2fsck rises to 100 percent.
 func TestCheckTellsItsProgress(t *testing.T) {
 	looptest.Needs(t, "e2fsck")
 	path := looptest.Image(t, 300<<20)

@@ -10,7 +10,7 @@ import (
 	"cambium/platform/filesystem/probe"
 )
 
-// run runs a program that judges what we wrote.
+// run runs a program that verifies our output.
 func run(t testing.TB, name string, args ...string) string {
 	t.Helper()
 	looptest.Needs(t, name)

@@ -60,8 +60,7 @@ func listen(t *testing.T, address string) {
 	}()
 }
 
-// connect starts a program of that user that connects, inside group if one is given. It
-// returns whether it got through.
+// connect starts a program as that user, in a cgroup if group is not empty, and reports whether it could connect.
 func connect(t *testing.T, user uint32, host string, port int, group string) bool {
 	t.Helper()
 	read, write, err := os.Pipe()

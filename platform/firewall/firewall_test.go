@@ -53,7 +53,7 @@ func TestResolve(t *testing.T) {
 	}
 }
 
-// as turns changes into the state that they lead to.
+// as returns the state after the changes.
 func as(t *testing.T, changes []Change) State {
 	t.Helper()
 	s := State{chains: make(map[string]chainState)}

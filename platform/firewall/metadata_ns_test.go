@@ -21,7 +21,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// reach returns how a connection that a program of that user makes ends: "open", "refused" or "silent".
+// reach tries to connect as that user and returns "open", "refused" or "silent".
 func reach(t *testing.T, user uint32, network, address string) string {
 	t.Helper()
 	host, port, err := net.SplitHostPort(address)
@@ -42,7 +42,7 @@ func reach(t *testing.T, user uint32, network, address string) string {
 	return "silent"
 }
 
-// reachFrom is reach from another namespace.
+// reachFrom is like reach, from another namespace.
 func reachFrom(t *testing.T, p *nstest.Peer, network, address string) (end string) {
 	t.Helper()
 	p.Do(t, func() error {
@@ -67,7 +67,7 @@ func reachFrom(t *testing.T, p *nstest.Peer, network, address string) (end strin
 	return end
 }
 
-// service answers each message at an address of the outside, by TCP and UDP, until the test ends.
+// service answers messages at an outside address, over TCP and UDP, until the test ends.
 func service(t *testing.T, outside *nstest.Peer, address string) {
 	t.Helper()
 	var l net.Listener
@@ -101,8 +101,8 @@ func service(t *testing.T, outside *nstest.Peer, address string) {
 	}()
 }
 
-// routed is a machine between an outside, which has the metadata service, and a container. The service is also the
-// name server.
+// routed sets up a machine between an outside network, with the metadata service, and a container. The service is also
+// the name server.
 func routed(t *testing.T) (container *nstest.Peer) {
 	t.Helper()
 	outside, container := nstest.NewPeer(t), nstest.NewPeer(t)
@@ -122,7 +122,7 @@ func routed(t *testing.T) (container *nstest.Peer) {
 	return container
 }
 
-// plug makes a link to a peer, which reaches beyond through the machine.
+// plug creates a link to a peer, which reaches the beyond network through the machine.
 func plug(t *testing.T, p *nstest.Peer, name, near, far, beyond string) {
 	t.Helper()
 	p.Veth(t, name, "")

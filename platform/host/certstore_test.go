@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestCertificateStore: the agent makes the store itself if it can tell how the system's program would. The store is
-// made again if another program has left a certificate out. TestMachineHost compares both.
+// TestCertificateStore: the agent builds the store itself if it knows how the system's program would. It rebuilds the
+// store if another program has left out a certificate. TestMachineHost compares both.
 func TestCertificateStore(t *testing.T) {
 	h, _ := newHost(t, map[string]string{storeConf: "# a comment\na/one.crt\n!a/two.crt\na/missing.crt\n",
 		storeSource + "/a/one.crt": "one", storeSource + "/a/two.crt": "two\n", storeBundle: "one\nold\n"})

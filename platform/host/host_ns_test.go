@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// In a container the hosts file is a mount point of its own, which cannot be renamed over.
+// TestNSHostsFileIsAMountPoint: in a container the hosts file is a mount point, which a rename cannot replace.
 func TestNSHostsFileIsAMountPoint(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		h, _ := newHost(t, map[string]string{"/etc/hosts": "old", "/elsewhere": "of the container\nand longer than what comes\n" + strings.Repeat("x", 1000)})

@@ -20,7 +20,7 @@ import (
 	"cambium/platform/platformtest"
 )
 
-// newHost is a machine in a temporary directory whose kernel name is a variable.
+// newHost returns a machine in a temporary directory, whose kernel host name is a variable.
 func newHost(t *testing.T, files map[string]string) (*Host, *string) {
 	t.Helper()
 	name := "stemcell"
@@ -260,7 +260,7 @@ func TestTime(t *testing.T) {
 	})
 }
 
-// chronyd answers requests as the real one does.
+// chronyd answers requests like the real one.
 func chronyd(t *testing.T, socket string, status uint16) chan []byte {
 	t.Helper()
 	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})

@@ -10,7 +10,7 @@ import (
 	"cambium/internal/skiptest"
 )
 
-// TestMedia: the drives of a machine become root's, and udev is told to keep them so. Other devices stay as they are.
+// TestMedia: the machine's drives are restricted to root, and udev keeps them so. Other devices are unchanged.
 func TestMedia(t *testing.T) {
 	skiptest.WithoutRoot(t, "to give files to root")
 	const cdrom = 24
@@ -62,7 +62,7 @@ func TestMedia(t *testing.T) {
 	}
 }
 
-// Without udev there are no rules, and without drives there is nothing to do.
+// TestMediaWithoutUdev: without udev there are no rules, and without drives nothing is done.
 func TestMediaWithoutUdev(t *testing.T) {
 	h, _ := newHost(t, map[string]string{"/dev/sda": "", "/dev/fd/0": ""})
 	if got := converge(t, h, Desired{RootMedia: true}); len(got) > 0 || h.HasDrives() {

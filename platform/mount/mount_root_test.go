@@ -198,8 +198,8 @@ func TestRootAwaitIdle(t *testing.T) {
 	}
 }
 
-// A program that was killed while it wrote is not a reason to give up: the kernel still writes what is left,
-// for no process.
+// TestRootAwaitIdleAfterKill: AwaitIdle does not give up after a program was killed while writing: the kernel still
+// writes back its data, although no process has the device open.
 func TestRootAwaitIdleAfterKill(t *testing.T) {
 	const device = "CAMBIUM_WRITE_AND_DIE"
 	if path := os.Getenv(device); path != "" {
@@ -232,7 +232,8 @@ func TestRootAwaitIdleAfterKill(t *testing.T) {
 	}
 }
 
-// A service with a private mount namespace keeps its copy of a mount until it is detached.
+// TestRootPrivateNamespaceDoesNotPin: a service with a private mount namespace keeps its copy of a mount until it is
+// detached.
 func TestRootPrivateNamespaceDoesNotPin(t *testing.T) {
 	d, target := formatted(t), dir(t)
 	if err := MountDevice(context.Background(), d.Path, target, "ext4", nil); err != nil {
@@ -276,7 +277,7 @@ func TestRootPrivateNamespaceDoesNotPin(t *testing.T) {
 	}
 }
 
-// Options that mount(8) takes have their effect, and those for other programs none.
+// TestRootOptionsOfMount: options of mount(8) have their effect, and those for other programs are ignored.
 func TestRootOptionsOfMount(t *testing.T) {
 	d, target := formatted(t), dir(t)
 	options := []string{"nosymfollow,iversion", "X-mount.mkdir=0700", "x-systemd.requires=/"}

@@ -31,7 +31,7 @@ func TestParseOptions(t *testing.T) {
 	}
 }
 
-// Each pair must cancel itself; a swapped row would not.
+// TestOptionPairs: both options of a pair together must have no effect, which detects a swapped row.
 func TestOptionPairs(t *testing.T) {
 	for _, pair := range [][2]string{{"ro", "rw"}, {"nosuid", "suid"}, {"nodev", "dev"}, {"noexec", "exec"}, {"sync", "async"},
 		{"noatime", "atime"}, {"nodiratime", "diratime"}, {"relatime", "norelatime"}, {"strictatime", "nostrictatime"},
@@ -56,7 +56,7 @@ func TestVisibleIsTheTopmost(t *testing.T) {
 	}
 }
 
-// A device that is gone has no holder. What cannot be opened for another reason may have one.
+// TestReleased: a device that is gone is not in use. One that cannot be opened for other reasons may be.
 func TestReleased(t *testing.T) {
 	dir := t.TempDir()
 	loop := filepath.Join(dir, "loop")
@@ -70,7 +70,8 @@ func TestReleased(t *testing.T) {
 	}
 }
 
-// TestManyDescriptorsTakeLittleMemory: a job may have a million files open while a device is searched for among them.
+// TestManyDescriptorsTakeLittleMemory: a job may have a million files open while its descriptors are searched for a
+// device.
 func TestManyDescriptorsTakeLittleMemory(t *testing.T) {
 	const many = 10_000
 	for range many {
@@ -108,7 +109,8 @@ func heapInUse() uint64 {
 	return m.HeapAlloc
 }
 
-// A job that calls its process or its file so must not control the terminal of who reads why a disk is busy.
+// TestNamesOfBusyProcessesAreHarmless: the names of a job's process or file must not control the terminal on which a
+// busy disk is reported.
 func TestNamesOfBusyProcessesAreHarmless(t *testing.T) {
 	for _, p := range []Process{
 		{PID: 7, Command: "\x1b]0;x\a", Path: "/var/vcap/store/\x1b[2J\nready"},

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// unmountWithin unmounts a busy mount that nobody leaves, and returns the error with which it ends.
+// unmountWithin unmounts a mount that stays busy, and returns the error.
 func unmountWithin(t *testing.T, busy string, given time.Duration) *BusyError {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), given)
@@ -36,7 +36,7 @@ func unmountWithin(t *testing.T, busy string, given time.Duration) *BusyError {
 	}
 }
 
-// busyMount is a tmpfs with an open file.
+// busyMount returns a tmpfs with an open file.
 func busyMount(t *testing.T) (dir string, held *os.File) {
 	t.Helper()
 	dir = t.TempDir()
@@ -54,7 +54,8 @@ func busyMount(t *testing.T) (dir string, held *os.File) {
 	return dir, held
 }
 
-// TestRootUnmountAmongSilentFiles: a process has a file open on a file system that does not answer. It is not asked.
+// TestRootUnmountAmongSilentFiles: a process has a file open on a file system that does not respond. That file system
+// is not queried.
 func TestRootUnmountAmongSilentFiles(t *testing.T) {
 	f, err := stucktest.Mount(t.TempDir())
 	if err != nil {
@@ -77,8 +78,8 @@ func TestRootUnmountAmongSilentFiles(t *testing.T) {
 	_ = open.Close()
 }
 
-// TestRootUnmountAmongStuckProcesses: a process that holds its address space is named if it has a file open, and does
-// not hold up who looks for others.
+// TestRootUnmountAmongStuckProcesses: a process that blocks access to its address space is listed if it has a file
+// open, and does not block the search for others.
 func TestRootUnmountAmongStuckProcesses(t *testing.T) {
 	busy, held := busyMount(t)
 	p, err := stucktest.Start(t.TempDir(), held)

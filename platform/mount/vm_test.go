@@ -20,10 +20,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestMain is the first process of the virtual machine as well.
+// TestMain is also the first process of the virtual machine.
 func TestMain(m *testing.M) { testvm.Main(m, guestChecks, nil) }
 
-// TestVMStuckProcesses runs guestChecks on Debian's kernel, where the map of a process needs its address space, too.
+// TestVMStuckProcesses runs guestChecks on Debian's kernel, where reading the maps of a process needs its address
+// space, too.
 func TestVMStuckProcesses(t *testing.T) {
 	testvm.Machine{Modules: []string{"fuse"}}.Run(t, guestChecks)
 }
@@ -79,7 +80,7 @@ var guestChecks = []testvm.Check{
 	}},
 }
 
-// withStuck does something beside a process that holds its address space.
+// withStuck calls do while a process blocks access to its address space.
 func withStuck(do func(*stucktest.Process) error) error {
 	dir, err := os.MkdirTemp("", "")
 	if err != nil {
@@ -92,7 +93,7 @@ func withStuck(do func(*stucktest.Process) error) error {
 	return errors.Join(do(p), p.Close())
 }
 
-// within ends with an error when something takes too long.
+// within returns an error if do takes too long.
 func within(given time.Duration, do func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- do() }()

@@ -17,8 +17,8 @@ import (
 	"cambium/platform/network"
 )
 
-// quietKernel is a kernel in a network namespace of the benchmark's own, with one NIC. The
-// thread is left locked, so that the namespace ends with the benchmark.
+// quietKernel returns a kernel in a network namespace of the benchmark, with one NIC. The thread stays locked, so that
+// the namespace ends with the benchmark.
 func quietKernel(b *testing.B) *network.Kernel {
 	b.Helper()
 	skiptest.WithoutRoot(b, "for a network namespace")
@@ -50,7 +50,7 @@ func quietKernel(b *testing.B) *network.Kernel {
 	return &network.Kernel{Root: b.TempDir(), Log: logrus.NewEntry(log)}
 }
 
-// wantNetworks is so many static networks on the NIC, in their own subnets.
+// wantNetworks returns static networks on the NIC, each in its own subnet.
 func wantNetworks(count, subnet int) network.Desired {
 	l := network.WantLink{Name: "eth0", Networks: []string{"n"}}
 	for i := range count {

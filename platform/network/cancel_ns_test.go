@@ -17,7 +17,8 @@ import (
 	"cambium/settings"
 )
 
-// TestNSWaitsEndWhenCanceled: what a wait waits for never comes and its deadline is far away, but its caller stops.
+// TestNSWaitsEndWhenCanceled: a wait for something that never happens, with a distant deadline, ends when its caller is
+// canceled.
 func TestNSWaitsEndWhenCanceled(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		k, peer := newKernel(t), nstest.NewPeer(t)

@@ -21,7 +21,7 @@ type nets map[string]settings.Network
 
 var errKilled = errors.New("killed")
 
-// applySome applies changes as a process does that is killed after so many of them.
+// applySome applies changes like a process that is killed after that many of them.
 func applySome(ctx context.Context, k *network.Kernel, changes []network.Change, stop int) error {
 	ctx, kill := context.WithCancelCause(ctx)
 	defer kill(nil)
@@ -43,7 +43,7 @@ type nowhere struct{}
 
 func (nowhere) Write(p []byte) (int, error) { return len(p), nil }
 
-// countdown acts after a number of log entries: there is one for each change.
+// countdown acts after a number of log entries; there is one for each change.
 type countdown struct {
 	left int
 	act  func()

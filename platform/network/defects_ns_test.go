@@ -252,7 +252,7 @@ func TestNSHardwareAddressInAnySpelling(t *testing.T) {
 	})
 }
 
-// An Azure virtual function has the MAC of the NIC in front of it and is marked by udev.
+// TestNSVirtualFunctionIsNotANIC: an Azure virtual function has the MAC of its synthetic NIC and is marked by udev.
 func TestNSVirtualFunctionIsNotANIC(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		peer := nstest.NewPeer(t)

@@ -10,8 +10,7 @@ import (
 	"cambium/platform/network/networkd"
 )
 
-// Fake stands in for systemd-networkd where none runs: it counts what it is asked for and lets
-// a test act as the real one would.
+// Fake replaces systemd-networkd where that is not running. It counts calls and lets a test act like the real one.
 type Fake struct {
 	Version int
 	Reloads int
@@ -19,7 +18,7 @@ type Fake struct {
 	OnReload func(files map[string]string) error
 }
 
-// Use puts the fake in place of the system bus.
+// Use makes a kernel use the fake.
 func (f *Fake) Use(t *testing.T, k *Kernel) *Kernel {
 	t.Helper()
 	k.daemon = fakeDaemon{f, k}

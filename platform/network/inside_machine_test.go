@@ -23,20 +23,19 @@ import (
 	"cambium/settings"
 )
 
-// The test binary is also the program that runs inside the machine: it plays the part of the
-// agent that knows settings.
+// The test binary is also the program that runs inside the machine, as the agent that has the settings.
 
-// inside is the environment variable that holds an order.
+// inside is the environment variable with an order.
 const inside = "CAMBIUM_NETWORK_ORDER"
 
-// order tells the process in the machine what to do.
+// order is a request to the process in the machine.
 type order struct {
 	Do       string // apply, dhcp, dns, echo
 	Networks map[string]settings.Network
 	Stop     int // apply no more than so many changes, if positive
 }
 
-// account reports what that process did.
+// account is that process's report.
 type account struct {
 	Changes  []string
 	Again    []string // what a second run would change
@@ -138,7 +137,7 @@ func dns(ctx context.Context, log *logrus.Entry, nets map[string]settings.Networ
 	return nil
 }
 
-// echo answers on port 7000 until its input ends.
+// echo serves port 7000 until its input ends.
 func echo() error {
 	l, err := net.Listen("tcp", ":7000")
 	if err != nil {

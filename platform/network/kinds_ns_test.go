@@ -17,7 +17,7 @@ import (
 	"cambium/settings"
 )
 
-// The tests of this file are the wanted end state of each kind of network.
+// The tests of this file check the final state for each kind of network.
 
 func TestNSStaticIPv4(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {

@@ -31,8 +31,7 @@ import (
 	"cambium/settings"
 )
 
-// vm is a machine under a real systemd, with two NICs into a namespace that is gateway and DHCP
-// server.
+// vm is a machine under a real systemd, with two NICs in a namespace with the gateway and the DHCP server.
 type vm struct {
 	machine.Machine
 	world netns.Namespace
@@ -126,7 +125,7 @@ func serveDHCP(t *testing.T, world netns.Namespace) {
 	t.Cleanup(func() { _ = server.Process.Kill(); _ = server.Wait() })
 }
 
-// up waits until networkd runs.
+// up waits until networkd is running.
 func (v *vm) up(t *testing.T) {
 	t.Helper()
 	eventually.Nil(t, "networkd", func() error {
@@ -151,7 +150,7 @@ func (v *vm) sh(t *testing.T, script string) string {
 	return out
 }
 
-// order lets the machine do something and returns its account of it.
+// order sends an order to the machine and returns its account.
 func (v *vm) order(t *testing.T, o order) account {
 	t.Helper()
 	text, err := json.Marshal(o)
@@ -170,7 +169,7 @@ func (v *vm) order(t *testing.T, o order) account {
 	return a
 }
 
-// apply brings the machine to what the networks say; a second run must find nothing to do.
+// apply configures the machine's networks; a second run must find nothing to do.
 func (v *vm) apply(t *testing.T, n nets) account {
 	t.Helper()
 	a := v.order(t, order{Do: "apply", Networks: n})
@@ -196,7 +195,7 @@ func (v *vm) expect(t *testing.T, link string, want ...string) {
 	}
 }
 
-// settled waits until networkd has nothing left to do on a link.
+// settled waits until networkd has finished with a link.
 func (v *vm) settled(t *testing.T, link string) {
 	t.Helper()
 	eventually.Nil(t, link+" configured", func() error {
@@ -223,7 +222,7 @@ var (
 	leased1 = settings.Network{Type: "dynamic", MAC: mac1}
 )
 
-// vmStream is a connection into the machine on which something always moves.
+// vmStream is a connection into the machine with constant traffic.
 type vmStream struct {
 	conn   *net.TCPConn
 	echoed atomic.Int64
@@ -271,8 +270,8 @@ func (v *vm) stream(t *testing.T, address string) *vmStream {
 	return s
 }
 
-// intact checks that the stream goes on and that no packet was lost. On a busy host an answer may come so late that a
-// packet is sent twice; the peer says then that it has received both.
+// intact checks that the stream continues and that no packet was lost. On a busy host a reply may be so late that a
+// packet is sent twice; the peer then reports both.
 func (s *vmStream) intact(t *testing.T, when string) {
 	t.Helper()
 	from := s.echoed.Load()

@@ -24,7 +24,7 @@ import (
 	"cambium/settings"
 )
 
-// newKernel is the kernel of the namespaces, with files below a directory of the test.
+// newKernel returns the kernel of the namespaces, with files in a directory of the test.
 func newKernel(t *testing.T) *network.Kernel {
 	t.Helper()
 	log := logrus.New()
@@ -47,7 +47,7 @@ func within(t *testing.T, limit time.Duration) context.Context {
 	return ctx
 }
 
-// wanted plans for the machine as it is now.
+// wanted returns the desired state for the machine in its present state.
 func wanted(t *testing.T, k *network.Kernel, n nets) (network.State, network.Desired) {
 	t.Helper()
 	have, err := k.Observe(t.Context())
@@ -64,8 +64,8 @@ func wanted(t *testing.T, k *network.Kernel, n nets) (network.State, network.Des
 	return have, want
 }
 
-// apply brings the machine to what the networks say, and checks that the changes made are those
-// planned and that a second run changes nothing.
+// apply configures the networks, and checks that the changes made are those planned and that a second run changes
+// nothing.
 func apply(t *testing.T, k *network.Kernel, n nets) (network.Desired, []network.Change) {
 	t.Helper()
 	have, want := wanted(t, k, n)
@@ -102,7 +102,7 @@ func ready(t *testing.T, k *network.Kernel, want network.Desired) []string {
 	return warnings
 }
 
-// addresses lists the global addresses of a link, read independently of the package.
+// addresses returns the global addresses of a link, read without the package.
 func addresses(t *testing.T, link string) []string {
 	t.Helper()
 	l, err := netlink.LinkByName(link)
@@ -122,7 +122,7 @@ func addresses(t *testing.T, link string) []string {
 	return all
 }
 
-// routes lists the routes with a gateway.
+// routes returns the routes with a gateway.
 func routes(t *testing.T) []string {
 	t.Helper()
 	all := []string{}
@@ -171,7 +171,7 @@ func contains(t *testing.T, content string, lines ...string) {
 	}
 }
 
-// listen accepts and echoes at an address of the peer.
+// listen serves echo at an address of the peer.
 func listen(t *testing.T, peer *nstest.Peer, address string) {
 	t.Helper()
 	peer.Do(t, func() error {
@@ -216,7 +216,7 @@ func reach(t *testing.T, address string) net.Conn {
 	return conn
 }
 
-// gateway is a peer with one NIC's other end as 10.0.0.1 and fd00::1, and 192.0.2.1 behind it.
+// gateway returns a peer at the other end of a NIC, with 10.0.0.1 and fd00::1, and 192.0.2.1 behind it.
 func gateway(t *testing.T) *nstest.Peer {
 	t.Helper()
 	peer := nstest.NewPeer(t)
@@ -238,8 +238,8 @@ func extra(ip string) settings.Network {
 	return n
 }
 
-// leases acts as networkd with a DHCP server behind it: on reload, links with DHCP get their
-// address with a lifetime, and a default route unless that is refused.
+// leases acts like networkd with a DHCP server: on reload, links with DHCP get their address with a lifetime, and a
+// default route unless that is refused.
 func leases(by map[string]string) func(map[string]string) error {
 	return func(files map[string]string) error {
 		for link, content := range files {
@@ -255,7 +255,7 @@ func leases(by map[string]string) func(map[string]string) error {
 	}
 }
 
-// lend sets "address/length via gateway" as a DHCP client does.
+// lend adds "address/length via gateway" like a DHCP client.
 func lend(link, lease string, withRoute bool) error {
 	text, gw, _ := strings.Cut(lease, " via ")
 	l, err := netlink.LinkByName(link)

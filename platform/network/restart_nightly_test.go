@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestNightlyNetworkAgainstRestart compares the time until a changed configuration is in place
-// with that of the usual way: write the file, restart networkd, wait for the addresses.
+// TestNightlyNetworkAgainstRestart compares the time to apply a new configuration with that of the usual way: write the
+// file, restart networkd, wait for the addresses.
 func TestNightlyNetworkAgainstRestart(t *testing.T) {
 	v := newVM(t)
 	for _, count := range []int{1, 4, 64} {

@@ -32,7 +32,7 @@ import (
 	"cambium/settings"
 )
 
-// stream keeps sending through a connection and counts what comes back.
+// stream sends over a connection all the time and counts the replies.
 type stream struct {
 	conn   *net.TCPConn
 	echoed atomic.Int64
@@ -60,7 +60,7 @@ func startStream(t *testing.T, address string) *stream {
 	return s
 }
 
-// flows waits until more has come back.
+// flows waits for more replies.
 func (s *stream) flows(t *testing.T) {
 	t.Helper()
 	from := s.echoed.Load()
@@ -74,7 +74,7 @@ func (s *stream) flows(t *testing.T) {
 	})
 }
 
-// lost returns the number of packets that the kernel had to send again.
+// lost returns the number of packets that the kernel has retransmitted.
 func (s *stream) lost(t *testing.T) uint32 {
 	t.Helper()
 	raw, err := s.conn.SyscallConn()
@@ -89,7 +89,7 @@ func (s *stream) lost(t *testing.T) uint32 {
 	return info.Total_retrans
 }
 
-// removals collects the addresses that the kernel says were removed from now on.
+// removals collects the addresses that the kernel reports as removed from now on.
 func removals(t *testing.T) func() []string {
 	t.Helper()
 	updates, done := make(chan netlink.AddrUpdate, 1024), make(chan struct{})
@@ -159,7 +159,8 @@ func TestNSStreamLosesNothing(t *testing.T) {
 	})
 }
 
-// Removing the first address of a subnet makes the kernel remove all others with it.
+// TestNSRemovingTheFirstAddressKeepsTheOthers: when the first address of a subnet is removed, the kernel would remove
+// all others, too.
 func TestNSRemovingTheFirstAddressKeepsTheOthers(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		peer := gateway(t)
@@ -258,7 +259,7 @@ func TestNSMinimalNetworkIsNotMadeWhereThereIsOne(t *testing.T) {
 	})
 }
 
-// A lease of the address that is static from now on stays, without its lifetime.
+// TestNSFromLeaseToTheSameStaticAddress: a leased address that becomes static stays, without its lifetime.
 func TestNSFromLeaseToTheSameStaticAddress(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		listen(t, gateway(t), "192.0.2.1:80")
@@ -288,7 +289,7 @@ func TestNSFromLeaseToTheSameStaticAddress(t *testing.T) {
 	})
 }
 
-// TestNSKilledHalfWay stops after each number of changes and lets a new run finish.
+// TestNSKilledHalfWay stops after each number of changes, and lets a new run finish.
 func TestNSKilledHalfWay(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		peer := gateway(t)
@@ -338,8 +339,8 @@ func addressSet(t *testing.T, link string) []string {
 	return all
 }
 
-// TestNSAnyConfigurationFromAnyOther goes through random documents on one machine. Whatever was
-// there before, the result is that of a machine that never had anything else.
+// TestNSAnyConfigurationFromAnyOther applies random documents to one machine. Each result is that of a machine that
+// never had another configuration.
 func TestNSAnyConfigurationFromAnyOther(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		peer := nstest.NewPeer(t)
@@ -464,8 +465,8 @@ func TestNSNeighborsAreForgotten(t *testing.T) {
 	})
 }
 
-// IPv6 has an address only once, so another prefix length means removing it. It was ours, so it
-// is usable again at once.
+// TestNSAnotherPrefixLengthOfIPv6: an IPv6 address has only one prefix length, so it has to be removed and added. It is
+// usable again at once.
 func TestNSAnotherPrefixLengthOfIPv6(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		gateway(t)
@@ -487,7 +488,7 @@ func TestNSAnotherPrefixLengthOfIPv6(t *testing.T) {
 	})
 }
 
-// What cannot be had on one link costs nothing on another, and nothing old on its own.
+// TestNSFailureOfOneNetwork: an error on one link has no effect on another, and removes nothing on its own.
 func TestNSFailureOfOneNetwork(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		gateway(t).NIC(t, "eth1", mac1)
@@ -515,7 +516,7 @@ func TestNSFailureOfOneNetwork(t *testing.T) {
 	})
 }
 
-// The lease of the minimal network is not a configuration to go back to.
+// TestNSFirstConfigurationIsKept: the lease of the minimal network is not a configuration to roll back to.
 func TestNSFirstConfigurationIsKept(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		gateway(t)
@@ -607,7 +608,7 @@ func TestNSConfirmedChanges(t *testing.T) {
 	})
 }
 
-// cutting is a change of the working network of a machine that cuts it off: the new gateway does not exist.
+// cutting returns a change that cuts off a machine with a working network: the new gateway does not exist.
 func cutting(t *testing.T) (k *network.Kernel, have network.State, want network.Desired, changes []network.Change) {
 	t.Helper()
 	gateway(t)
@@ -624,7 +625,7 @@ func cutting(t *testing.T) (k *network.Kernel, have network.State, want network.
 	return k, have, want, changes
 }
 
-// restored expects the network as cutting has made it first.
+// restored checks that the network is as it was before cutting.
 func restored(t *testing.T, k *network.Kernel, before string) {
 	t.Helper()
 	expect(t, "routes", routes(t), "0.0.0.0/0 via 10.0.0.1 dev eth0")
@@ -634,8 +635,8 @@ func restored(t *testing.T, k *network.Kernel, before string) {
 	}
 }
 
-// A change that cuts the machine off is taken back also where a part of it failed, be it of another link: the next
-// attempt would see nothing to change, and not ask. The reason has both.
+// TestNSPartOfACuttingChangeFails: a change that cuts off the machine is rolled back even if a part of it failed, on
+// any link: the next attempt would find nothing to change, and not ask. The reason names both.
 func TestNSPartOfACuttingChangeFails(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		k, have, want, changes := cutting(t)
@@ -653,7 +654,7 @@ func TestNSPartOfACuttingChangeFails(t *testing.T) {
 	})
 }
 
-// A part that fails is an error, and nothing is taken back, where the gateway answers.
+// TestNSPartOfAGoodChangeFails: if a part fails but the gateway answers, it is an error, and nothing is rolled back.
 func TestNSPartOfAGoodChangeFails(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		gateway(t)
@@ -673,7 +674,8 @@ func TestNSPartOfAGoodChangeFails(t *testing.T) {
 	})
 }
 
-// What is not confirmed when the agent is stopped is taken back, whether the changes were made by then or not.
+// TestNSStoppedBeforeTheConfirmation: a change that is not confirmed when the agent stops is rolled back, whether all
+// of it was made or not.
 func TestNSStoppedBeforeTheConfirmation(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		k, have, want, changes := cutting(t)

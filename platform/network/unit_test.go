@@ -106,7 +106,7 @@ func TestRender(t *testing.T) {
 	}
 }
 
-// The next run reads from a rendered file exactly what this run wrote as its own record.
+// TestRecordOfARenderedFile: the next run reads from a rendered file exactly what this run has recorded in it.
 func TestRecordOfARenderedFile(t *testing.T) {
 	l := full()
 	got := readRecord(networkd.File{Content: render(l, networkd.Status{Version: 252})})
@@ -122,7 +122,8 @@ func TestRecordOfARenderedFile(t *testing.T) {
 	}
 }
 
-// What others append to our file stays, also when the settings change, and is not taken for ours.
+// TestAppendedLinesStay: lines that others append to the agent's file are kept when the settings change, and do not
+// count as the agent's.
 func TestAppendedLinesStay(t *testing.T) {
 	const appended = "[Address]\nAddress=fd00::20/80\n"
 	l := full()
@@ -176,7 +177,7 @@ func TestKernelWithoutIPv6(t *testing.T) {
 	}
 }
 
-// A networkd that has the same content from /run already is not made to start over.
+// TestNoReloadForAFileThatOnlyMoves: networkd is not reloaded if it already has the same content from /run.
 func TestNoReloadForAFileThatOnlyMoves(t *testing.T) {
 	have := State{Networkd: networkd.Status{Available: true, Version: 252}, Links: []Link{{Index: 2, Name: "eth0", NIC: true, Up: true}}}
 	l := WantLink{Name: "eth0", Networks: []string{"a"}, DHCP: true, Leases: []WantLease{{Network: "a"}}}
@@ -193,7 +194,7 @@ func TestNoReloadForAFileThatOnlyMoves(t *testing.T) {
 	}
 }
 
-// Every change prints itself in one line, and can be read back by a program.
+// TestChangesPrintAndEncode: each change is formatted as one line, and can be decoded by a program.
 func TestChangesPrintAndEncode(t *testing.T) {
 	have := State{
 		Networkd: networkd.Status{Available: true, Version: 252},
@@ -270,7 +271,7 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// Taking a change back adds before it removes, and gives files their former content.
+// TestInvert: undoing a change adds before it removes, and restores the content of files.
 func TestInvert(t *testing.T) {
 	have := State{Files: []networkd.File{{Path: "/etc/systemd/network/10_eth0.network", Content: "old"}}}
 	was, now := Route{Link: "eth0", To: prefix("0.0.0.0/0"), Gateway: addr("10.0.0.1")}, Route{Link: "eth0", To: prefix("0.0.0.0/0"), Gateway: addr("10.0.0.2")}

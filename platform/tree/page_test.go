@@ -13,7 +13,7 @@ import (
 
 var update = flag.Bool("update", false, "write the table into docs/stemcells.md")
 
-// TestTableIsOnThePage: docs/stemcells.md has every path of the table, with what is made there and its mode.
+// TestTableIsOnThePage: docs/stemcells.md lists all paths of the table, with their kinds and modes.
 func TestTableIsOnThePage(t *testing.T) {
 	var page strings.Builder
 	page.WriteString("\n| path | what is made | mode, owner |\n|---|---|---|\n")

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stemcell makes a root directory on a memory file system with accounts in it.
+// stemcell creates a root directory on a tmpfs, with accounts.
 func stemcell(t *testing.T) string {
 	t.Helper()
 	root := t.TempDir()

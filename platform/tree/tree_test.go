@@ -15,7 +15,7 @@ import (
 	"cambium/platform/platformtest"
 )
 
-// machine is a stemcell before anything was done to it.
+// machine returns the state of a new stemcell.
 func machine() State {
 	dir := Found{Exists: true, Type: fs.ModeDir, Mode: 0o755}
 	return State{
@@ -156,7 +156,7 @@ func TestDiff(t *testing.T) {
 	}
 }
 
-// What is in the way of one entry keeps all of them from being made: others may be below it.
+// TestNothingIsDoneInParts: an error for one entry prevents all changes, since other entries may be below it.
 func TestNothingIsDoneInParts(t *testing.T) {
 	have := State{Paths: map[string]Found{"/file": {Exists: true}}}
 	want := []Entry{{Path: "/first", Mode: 0o755}, {Path: "/file", Mode: 0o755}, {Path: "/file/below", Mode: 0o755}}
@@ -228,8 +228,8 @@ func TestConvergeWithoutPrivileges(t *testing.T) {
 	}
 }
 
-// Others than root may write in some of the directories; a link they put there must not make
-// root change something else.
+// TestLinksOfOthersAreNotFollowed: users other than root can write to some directories. A link that they create must
+// not make root change another file.
 func TestLinksOfOthersAreNotFollowed(t *testing.T) {
 	root := t.TempDir()
 	victim := filepath.Join(root, "shadow")
@@ -265,7 +265,7 @@ func TestLinksOfOthersAreNotFollowed(t *testing.T) {
 	}
 }
 
-// TestReplacedJobDirs: what a job puts in place of its directories stops nothing and is not touched.
+// TestReplacedJobDirs: whatever a job puts in place of its directories causes no error and is not changed.
 func TestReplacedJobDirs(t *testing.T) {
 	k := &Kernel{Root: t.TempDir()}
 	d := vcap.New("/base")

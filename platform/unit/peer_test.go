@@ -13,8 +13,8 @@ import (
 	"github.com/godbus/dbus/v5"
 )
 
-// peer is the other end of a D-Bus connection: it speaks the real protocol on a private
-// socket and answers each call through a function.
+// peer is the other end of a D-Bus connection. It speaks the real protocol on a private socket and answers calls with a
+// function.
 type peer struct {
 	t     *testing.T
 	mu    sync.Mutex

@@ -25,7 +25,7 @@ func bounded(t *testing.T) context.Context {
 	return ctx
 }
 
-// fakeSystemd answers as PID 1 does: a job for each request, whose end is a signal.
+// fakeSystemd answers like PID 1: with a job for each request, whose end is a signal.
 type fakeSystemd struct {
 	result    string // of every job
 	active    string
@@ -240,8 +240,8 @@ func TestSystemdOverTheBusWithoutThePrivateSocket(t *testing.T) {
 	}
 }
 
-// TestStartIgnoresOrderingAfterOurOwnUnit: systemd would delay such a start until we are ready, and we
-// wait for it.
+// TestStartIgnoresOrderingAfterOurOwnUnit: systemd would delay such a start until the agent is ready, while the agent
+// waits for it.
 func TestStartIgnoresOrderingAfterOurOwnUnit(t *testing.T) {
 	for _, tc := range []struct {
 		name, after, self, mode string
@@ -290,7 +290,7 @@ func TestStartIgnoresOrderingAfterOurOwnUnit(t *testing.T) {
 	}
 }
 
-// TestSystemdConcurrentJobs: results reach the call that asked, over one connection in the end.
+// TestSystemdConcurrentJobs: each call gets its own result, although all share one connection in the end.
 func TestSystemdConcurrentJobs(t *testing.T) {
 	root := t.TempDir()
 	var last atomic.Uint32

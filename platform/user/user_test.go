@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ids are numbers that the test may give files to: any for root, else only its own.
+// ids returns ids to which the test may change the owner of files: any for root, otherwise its own.
 func ids() (uid, gid int) {
 	if os.Geteuid() == 0 {
 		return 1500, 1500
@@ -31,8 +31,7 @@ func ids() (uid, gid int) {
 	return os.Geteuid(), os.Getegid()
 }
 
-// stemcell is a machine in a temporary directory. vcap has the number of the test itself, so
-// that files can be given to it.
+// stemcell returns a machine in a temporary directory. vcap has the test's own ids, so that files can be given to it.
 func stemcell(t *testing.T) *Accounts {
 	t.Helper()
 	uid, gid := ids()
@@ -82,7 +81,7 @@ func once(t *testing.T, a *Accounts, want Desired) ([]Change, error) {
 	return platform.Converge(t.Context(), a, Diff, want)
 }
 
-// converge also finds no temporary file that is left.
+// converge also checks that no temporary file is left.
 func converge(t *testing.T, a *Accounts, want Desired) []string {
 	t.Helper()
 	changes := platformtest.Converge(t, a, Diff, want)
@@ -162,7 +161,7 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-// A user who owns a home could have put links into it to make root write elsewhere.
+// TestKeysDoNotFollowLinksOutOfTheHome: the owner of a home may have created links to make root write elsewhere.
 func TestKeysDoNotFollowLinksOutOfTheHome(t *testing.T) {
 	for name, prepare := range map[string]func(a *Accounts) error{
 		"directory": func(a *Accounts) error { return os.Symlink(a.at("etc"), a.at("home/vcap/.ssh")) },
@@ -191,8 +190,8 @@ func TestKeysDoNotFollowLinksOutOfTheHome(t *testing.T) {
 	}
 }
 
-// TestSSHDirectoryOfAnotherKind: a user can put anything in place of .ssh. The agent neither waits for a FIFO, which
-// would end the boot, nor gives the user a directory of root that a link leads to.
+// TestSSHDirectoryOfAnotherKind: a user can replace .ssh with anything. The agent does not wait for a FIFO, which would
+// end the boot, and does not give the user a directory of root through a link.
 func TestSSHDirectoryOfAnotherKind(t *testing.T) {
 	for name, prepare := range map[string]func(a *Accounts) error{
 		"pipe": func(a *Accounts) error { return unix.Mkfifo(a.at("home/vcap/.ssh"), 0o600) },
@@ -228,7 +227,7 @@ func TestSSHDirectoryOfAnotherKind(t *testing.T) {
 	}
 }
 
-// Whatever a user makes of the file, reading it neither hangs nor fills memory, and it is
+// TestKeysOverOddFiles: whatever a user makes of the file, reading it neither hangs nor exhausts memory, and it is
 // replaced.
 func TestKeysOverOddFiles(t *testing.T) {
 	for name, prepare := range map[string]func(path string) error{
@@ -298,7 +297,7 @@ func TestSession(t *testing.T) {
 	check(t, a)
 }
 
-// check lets the shadow tools judge the files.
+// check verifies the files with the shadow tools.
 func check(t *testing.T, a *Accounts) {
 	t.Helper()
 	for _, c := range [][]string{{"pwck", "-r", "-q", a.at("etc/passwd"), a.at("etc/shadow")}, {"grpck", "-r", a.at("etc/group"), a.at("etc/gshadow")}} {
@@ -432,8 +431,8 @@ func TestSessionAfterACrashInTheMiddle(t *testing.T) {
 	check(t, a)
 }
 
-// TestEveryCut stops an addition and a removal after each of their writes, as a power cut would,
-// and expects the next attempt to end where an undisturbed one does.
+// TestEveryCut interrupts the addition and removal of a user after each write, as a power cut would. The next attempt
+// must end in the same state as an undisturbed one.
 func TestEveryCut(t *testing.T) {
 	skiptest.WithoutRoot(t, "to make several users")
 	files := []string{"etc/group", "etc/gshadow", "etc/shadow", "etc/subuid", "etc/subgid", "etc/passwd"}
@@ -588,7 +587,7 @@ func FuzzTable(f *testing.F) {
 	})
 }
 
-// Planning after a change starts from the state that is found then.
+// TestPlanAfter: a plan after other changes starts from the state that they leave.
 func TestPlanAfter(t *testing.T) {
 	a := stemcell(t)
 	put(t, a, "etc/passwd", fmt.Sprintf("vcap:x:%d:%d::/home/vcap:/bin/bash\n", os.Geteuid(), os.Getegid()))

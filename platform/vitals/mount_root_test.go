@@ -13,8 +13,8 @@ import (
 	"cambium/internal/skiptest"
 )
 
-// A dead FUSE file system, as a network file system whose server is gone, takes nothing from the vitals of the others,
-// and is asked by one goroutine.
+// TestRootDeadFileSystem: a FUSE file system that hangs, like a network file system without its server, does not affect
+// the vitals of others and blocks only one goroutine.
 func TestRootDeadFileSystem(t *testing.T) {
 	skiptest.WithoutRoot(t, "to mount FUSE")
 	dir := t.TempDir()

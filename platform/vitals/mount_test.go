@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// A file system that does not answer is asked once, however often its vitals are wanted; what it said last is served,
-// with its age.
+// TestFileSystemThatHangs: a file system that does not respond is measured once, however often its vitals are
+// requested. Its last values are returned with their age.
 func TestFileSystemThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked atomic.Int32
@@ -56,7 +56,7 @@ func TestFileSystemThatHangs(t *testing.T) {
 	})
 }
 
-// A file system that has never answered is left out.
+// TestFileSystemThatHangsFromTheBeginning: a file system that has never responded is left out.
 func TestFileSystemThatHangsFromTheBeginning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hang := make(chan struct{})

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// gauge measures files that were captured, with a clock and disks of the test.
+// gauge returns a gauge for captured files, with a clock and disks of the test.
 func gauge(t *testing.T, capture string) (*Gauge, *time.Time, string) {
 	t.Helper()
 	root := t.TempDir()

@@ -30,7 +30,7 @@ const (
 	secret     = "for root only"
 )
 
-// snapshot describes everything below a directory.
+// snapshot describes everything in a directory.
 func snapshot(t *testing.T, dir string) string {
 	t.Helper()
 	sum := sha256.New()
@@ -50,8 +50,8 @@ func snapshot(t *testing.T, dir string) string {
 	return fmt.Sprintf("%x", sum.Sum(nil))
 }
 
-// contested makes a tree that its user can change at any time, with directories of several depths, and
-// files with two names in different ones.
+// contested creates a tree that its user can change at any time, with directories of several depths, and files with two
+// names in different ones.
 func contested(t *testing.T, dir string) string {
 	t.Helper()
 	raced := filepath.Join(dir, "raced")
@@ -70,9 +70,9 @@ func contested(t *testing.T, dir string) string {
 	return raced
 }
 
-// A process of another user exchanges directories of both trees for links while they are copied, verified and copied
-// again, as it can with directories that are bind-mounted. It never leads root out of them: what is outside stays as it
-// is and is not copied.
+// TestRootRacerNeverLeadsOut: another user's process replaces directories of both trees by links while they are copied,
+// verified and copied again, as it can in bind-mounted directories. Root never leaves the trees: files outside are
+// neither changed nor copied.
 func TestRootRacerNeverLeadsOut(t *testing.T) {
 	base := t.TempDir()
 	must(t, unix.Mount("tmpfs", base, "tmpfs", 0, ""))

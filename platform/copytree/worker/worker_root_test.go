@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 
 const program = "/proc/self/exe"
 
-// odd is a name that is not text.
+// odd is a file name that is not valid UTF-8.
 const odd = "n\xff\xfee"
 
 func must(t testing.TB, err error) {
@@ -40,10 +40,10 @@ func must(t testing.TB, err error) {
 
 func quiet(Report) {}
 
-// mark is the name of the mark in these tests.
+// mark is the name of the mark.
 const mark = ".mark"
 
-// run is a whole copy.
+// run makes a complete copy.
 func run(t *testing.T, r Request, report func(Report)) error {
 	t.Helper()
 	r.Mark = mark
@@ -60,7 +60,7 @@ func run(t *testing.T, r Request, report func(Report)) error {
 	return errors.Join(err, c.Close())
 }
 
-// disk is a mounted file system of its own.
+// disk returns the mount point of a new file system.
 func disk(t *testing.T, kind string) string {
 	t.Helper()
 	d := looptest.New(t, 400<<20)
@@ -105,7 +105,7 @@ func TestRootRun(t *testing.T) {
 	}
 }
 
-// What has changed in between is an error with its name.
+// TestRootDifference: the error of a change names the file.
 func TestRootDifference(t *testing.T) {
 	from, to := trees(t)
 	err := run(t, Request{From: from, To: to, Exact: true}, func(r Report) {
@@ -121,7 +121,7 @@ func TestRootDifference(t *testing.T) {
 	}
 }
 
-// Between two steps nothing is open on the target: it can be unmounted.
+// TestRootTargetIsFreeBetweenSteps: between two steps, nothing is open on the target, so that it can be unmounted.
 func TestRootTargetIsFreeBetweenSteps(t *testing.T) {
 	from, to := disk(t, "ext4"), disk(t, "ext4")
 	must(t, os.WriteFile(filepath.Join(from, "a"), []byte("content"), 0o640))
@@ -144,7 +144,7 @@ func TestRootTargetIsFreeBetweenSteps(t *testing.T) {
 	}))
 }
 
-// occupied is a target that another process works on, so that a copying process waits.
+// occupied returns a target in use by another process, for which a copying process waits.
 func occupied(t *testing.T) (from, to string) {
 	t.Helper()
 	from, to = trees(t)
@@ -155,7 +155,7 @@ func occupied(t *testing.T) (from, to string) {
 	return from, to
 }
 
-// waiting starts a process that waits for an occupied target, and returns when it says that it does.
+// waiting starts a process that waits for an occupied target, and returns once it does.
 func waiting(t *testing.T, ctx context.Context) (*process, <-chan error) {
 	t.Helper()
 	from, to := occupied(t)
@@ -193,7 +193,7 @@ func TestRootEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// The agent may be killed at any time: all that the copying process sees is that its input ends.
+// TestRootEndsWithItsAgent: if the agent is killed, the copying process notices only the end of its input.
 func TestRootEndsWithItsAgent(t *testing.T) {
 	p, ended := waiting(t, t.Context())
 	if err := p.Close(); err != nil || !gone(p) {
@@ -228,7 +228,7 @@ func TestRootRefusesUnknownRequests(t *testing.T) {
 	}
 }
 
-// Verification does not count as an access.
+// TestRootLeavesNoAccessTimes: Verify does not change access times.
 func TestRootLeavesNoAccessTimes(t *testing.T) {
 	from, to := disk(t, "ext4"), disk(t, "ext4")
 	treetest.Fill(t, from)
@@ -244,7 +244,8 @@ func TestRootLeavesNoAccessTimes(t *testing.T) {
 	}
 }
 
-// A copy takes what the mounts inside a tree cover. What they show is neither read nor written.
+// TestRootCopiesWhatMountsCover: a copy contains the files hidden by mounts in a tree. What is mounted there is neither
+// read nor written.
 func TestRootCopiesWhatMountsCover(t *testing.T) {
 	from, to := disk(t, "ext4"), disk(t, "ext4")
 	cover := func(dir, name string, data uintptr) {
@@ -283,7 +284,7 @@ func TestRootCopiesWhatMountsCover(t *testing.T) {
 	}
 }
 
-// The name of a file whose time was clamped may be longer than any line.
+// TestRootLongNameOfAClampedTime: the path of a file with a clamped time may be longer than any line.
 func TestRootLongNameOfAClampedTime(t *testing.T) {
 	from := disk(t, "ext4")
 	d := looptest.New(t, 400<<20)

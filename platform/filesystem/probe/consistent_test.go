@@ -13,13 +13,13 @@ import (
 	"cambium/internal/looptest"
 )
 
-// What finds errors and changes nothing.
+// Commands that find errors and change nothing.
 var e2fsck, xfsRepair = []string{"e2fsck", "-n"}, []string{"xfs_repair", "-n", "-f"}
 
 func unsealed([]byte) {}
 
-// healthy are file systems as programs make them, first small ones with and without checksums. fix makes the checksum
-// of a superblock right again.
+// healthy lists file systems created by programs, first small ones with and without checksums. fix corrects the
+// checksum of a superblock.
 var healthy = []struct {
 	name string
 	kind Kind
@@ -63,10 +63,11 @@ func headOf(t testing.TB, path string) []byte {
 	return head
 }
 
-// alone reports content that is one file system and nothing else.
+// alone reports whether the content is one file system and nothing else.
 func alone(c Content, kind Kind) bool { return c.Kind == kind && len(c.Also) == 0 && c.Data() }
 
-// A count changes with every file: each value of its low half is an ext4 and nothing else.
+// TestEveryCountOfFreeInodesIsExt4: a counter changes with each file. With each value of its low half, the content is
+// ext4 only.
 func TestEveryCountOfFreeInodesIsExt4(t *testing.T) {
 	const count, size = 1040, 128 << 10
 	for i, c := range healthy[:2] {
@@ -88,8 +89,8 @@ func TestEveryCountOfFreeInodesIsExt4(t *testing.T) {
 	}
 }
 
-// A signature is nothing where the bytes belong to a healthy file system. Where the file system needs others, so that
-// they cannot belong to it, its own program says so.
+// TestNoSignatureInsideAHealthyFileSystem: a signature inside a healthy file system is ignored. If it overwrites
+// metadata, the file system's own program reports an error.
 func TestNoSignatureInsideAHealthyFileSystem(t *testing.T) {
 	for _, c := range healthy[:4] {
 		t.Run(c.name, func(t *testing.T) {
@@ -129,7 +130,7 @@ func TestNoSignatureInsideAHealthyFileSystem(t *testing.T) {
 	}
 }
 
-// sealedMD and the others are headers that their owners would accept. blkid is the judge.
+// sealedMD and the functions below return headers that their owners would accept, according to blkid.
 func sealedMD(at int64) string {
 	sb := make([]byte, 4096)
 	copy(sb, "\xfc\x4e\x2b\xa9\x01")
@@ -177,8 +178,8 @@ func sealedBcache() string {
 	return string(sb)
 }
 
-// Metadata of what is built upon a disk still wins over a file system that it was written over, if it is complete. The
-// same signature alone is nothing.
+// TestLayersThatProveThemselves: complete metadata of RAID, LVM or encryption written over a file system wins. Its
+// signature alone does not.
 func TestLayersThatProveThemselves(t *testing.T) {
 	luks := func(kind string, from, to int) func(testing.TB, string) {
 		return func(t testing.TB, path string) {
@@ -230,7 +231,7 @@ func TestLayersThatProveThemselves(t *testing.T) {
 	}
 }
 
-// A file system that is not consistent owns less: what is written over its head is seen.
+// TestInconsistentFileSystemsOwnLess: signatures written over the head of an inconsistent file system are found.
 func TestInconsistentFileSystemsOwnLess(t *testing.T) {
 	fat := put(0x36, "FAT16   ")
 	for name, damage := range map[string]func(testing.TB, string){

@@ -9,7 +9,8 @@ import (
 	"cambium/internal/looptest"
 )
 
-// What mkfs makes has nothing to be replayed. The root tests have file systems that were not unmounted.
+// TestJournalsOfNewFileSystems: the journal of a new file system need not be replayed. The root tests have file systems
+// that were not unmounted.
 func TestJournalsOfNewFileSystems(t *testing.T) {
 	for name, c := range map[string]struct {
 		make    []string

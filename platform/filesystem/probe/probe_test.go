@@ -14,8 +14,7 @@ import (
 
 const imageSize = 64 << 20
 
-// blkid is the judge: libblkid's low-level probe. It returns an empty string when there is
-// nothing on the image.
+// blkid returns the result of libblkid's low-level probe, or "" if it finds nothing.
 func blkid(t testing.TB, path string) string {
 	t.Helper()
 	looptest.Needs(t, "blkid")
@@ -36,7 +35,7 @@ func blkid(t testing.TB, path string) string {
 	return ""
 }
 
-// ofFile identifies what is on an image.
+// ofFile identifies the content of an image.
 func ofFile(path string) (Content, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -84,8 +83,8 @@ func run(name string, args ...string) func(testing.TB, string) {
 	}
 }
 
-// cases are images made by the programs that own the formats, or, where those need a block
-// device, by their documented magic numbers.
+// cases lists images created by the programs that own the formats or, if these need a block device, with documented
+// magic numbers.
 var cases = []struct {
 	name  string
 	make  func(testing.TB, string)
@@ -208,7 +207,7 @@ func (r *groupReader) ReadAt(b []byte, at int64) (int, error) {
 	return r.ReaderAt.ReadAt(b, at)
 }
 
-// A RAID member must never be taken for the file system inside it.
+// TestRAIDWinsOverItsContent: a RAID member must not be taken for the file system inside it.
 func TestRAIDWinsOverItsContent(t *testing.T) {
 	path := looptest.Image(t, imageSize)
 	run("mkfs.ext4", "-qF", "IMAGE", "63M")(t, path)
@@ -290,7 +289,7 @@ func (f failing) ReadAt(b []byte, o int64) (int, error) {
 	return len(b), nil
 }
 
-// What has no name here is bytes, and makes a disk not blank all the same. blkid is the judge.
+// TestEverythingElseIsBytes: content without a known kind is not blank either, as blkid confirms.
 func TestEverythingElseIsBytes(t *testing.T) {
 	for _, c := range []struct {
 		judge string
@@ -356,7 +355,7 @@ func FuzzIdentify(f *testing.F) {
 	})
 }
 
-// sparse is data followed by zeros up to size.
+// sparse is a reader of data followed by zeros up to size.
 type sparse struct {
 	data []byte
 	size int64

@@ -35,7 +35,7 @@ func surveyed(t *testing.T, path string, starts ...int64) Residue {
 	return r
 }
 
-// What programs made and accidents damaged is found again, and where it is.
+// TestSurveyFindsBackups: file systems with damage are found, with their offsets.
 func TestSurveyFindsBackups(t *testing.T) {
 	cleared := func(n int) func(testing.TB, string) { return put(0, strings.Repeat("\x00", n)) }
 	for _, c := range []struct {
@@ -80,7 +80,7 @@ func TestSurveyFindsBackups(t *testing.T) {
 	}
 }
 
-// extImage is the head of a new ext4.
+// extImage returns the head of a new ext4.
 func extImage(t *testing.T) string {
 	t.Helper()
 	path := looptest.Image(t, 16<<20)
@@ -132,7 +132,8 @@ func TestSurveyJudgesBytes(t *testing.T) {
 	}
 }
 
-// countedReader is a device of zeros that counts reads. It takes latency for each, and those after hang never end.
+// countedReader is a device of zeros that counts reads. Each read takes latency, and reads after the first hang never
+// return.
 type countedReader struct {
 	reads   atomic.Int64
 	latency time.Duration
@@ -157,7 +158,7 @@ func (c *countedReader) ReadAt(b []byte, offset int64) (int, error) {
 	return len(b), nil
 }
 
-// However large a device is, some thousand reads are enough, and all of them are made.
+// TestSurveyIsBounded: some thousand reads suffice for a device of any size, and all of them are made.
 func TestSurveyIsBounded(t *testing.T) {
 	for _, size := range []int64{4 << 10, 1 << 20, 8 << 20, 10<<20 + 4096, 1 << 30, 10 << 30, 3 << 40, 64 << 40} {
 		r := &countedReader{size: size}
@@ -168,7 +169,8 @@ func TestSurveyIsBounded(t *testing.T) {
 	}
 }
 
-// What a device holds does not depend on how fast it is: what is not read is never taken for zeros.
+// TestSurveyDoesNotDependOnSpeed: the result does not depend on the speed of a device: data that was not read never
+// counts as zeros.
 func TestSurveyDoesNotDependOnSpeed(t *testing.T) {
 	const size = 100 << 30
 	for _, latency := range []time.Duration{0, 10 * time.Millisecond, 70 * time.Millisecond, time.Second} {
@@ -186,7 +188,7 @@ func TestSurveyDoesNotDependOnSpeed(t *testing.T) {
 	}
 }
 
-// A survey that does not end in time says how far it came.
+// TestSurveyOfAHangingDevice: a survey that does not finish in time reports how far it got.
 func TestSurveyOfAHangingDevice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -203,7 +205,7 @@ func TestSurveyOfAHangingDevice(t *testing.T) {
 	})
 }
 
-// What has the device's bytes in a file does not read far more of it than was asked for.
+// TestSurveyIsNotReadAhead: with a file as the device, the kernel does not read much more than was requested.
 func TestSurveyIsNotReadAhead(t *testing.T) {
 	const size, most = 1 << 30, 128 << 20
 	f, err := os.Open(looptest.Image(t, size))
@@ -223,7 +225,7 @@ func TestSurveyIsNotReadAhead(t *testing.T) {
 	}
 }
 
-// A byte in the last place that is not read at all is not seen; one in a hundred MiB of data is, and always is.
+// TestSurveySamples: a byte where nothing is read is overlooked; one byte in each hundred MiB of data is always found.
 func TestSurveySamples(t *testing.T) {
 	const size = 3 << 30
 	path := looptest.Image(t, size)

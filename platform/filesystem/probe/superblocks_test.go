@@ -9,7 +9,7 @@ import (
 	"cambium/internal/looptest"
 )
 
-// Whatever ext and xfs leave on a device is found: first superblocks, backups, and damaged ones, wherever they begin.
+// TestSuperblocks: first, backup and damaged superblocks of ext and xfs are found wherever they begin.
 func TestSuperblocks(t *testing.T) {
 	nothing := func(testing.TB, string) {}
 	zeros := func(from, n int64) func(testing.TB, string) { return put(from, strings.Repeat("\x00", int(n))) }

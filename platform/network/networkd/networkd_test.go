@@ -20,8 +20,8 @@ func TestSystemdVersion(t *testing.T) {
 	}
 }
 
-// TestSettleIgnoresTheOldFilesState: a link that completes its first configuration just before
-// networkd reads its files again has not settled.
+// TestSettleIgnoresTheOldFilesState: a link that completes its first configuration just before networkd reads its files
+// again has not settled.
 func TestSettleIgnoresTheOldFilesState(t *testing.T) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
