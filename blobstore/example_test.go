@@ -16,8 +16,7 @@ import (
 	"cambium/internal/vcap"
 )
 
-// A blob is stored under an id that the store chooses, and read with the digest that belongs to it. Content that does not
-// match ends in an error of the reader.
+// A store chooses the id of a blob. Reading it with its digest fails at the end if the content does not match.
 func Example() {
 	ctx := context.Background()
 	dir, err := os.MkdirTemp("", "blobstore")

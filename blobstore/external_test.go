@@ -15,8 +15,8 @@ import (
 	"cambium/internal/secret"
 )
 
-// TestExternalPrograms: faults are repeated up to three times, a missing blob is not, and no secret
-// reaches arguments or errors, not even if the program quotes it.
+// TestExternalPrograms: failed calls are retried up to three times, a missing blob is not, and no secret reaches
+// arguments or errors, even if the program prints it.
 func TestExternalPrograms(t *testing.T) {
 	path, backing, d := externalProgram(t, "s3"), t.TempDir(), dirs(t)
 	store, err := New(Options{Provider: "s3", SearchPath: path, Dirs: d, Log: entry(t), Backoff: quick,
@@ -67,7 +67,7 @@ func TestExternalPrograms(t *testing.T) {
 	}
 }
 
-// TestProxyOfTheEnvironment runs in a process of its own: net/http reads the variables once.
+// TestProxyOfTheEnvironment runs in a separate process, since net/http reads the variables once.
 func TestProxyOfTheEnvironment(t *testing.T) {
 	if address := os.Getenv("BLOB_URL"); address != "" {
 		store, err := New(Options{Provider: "dummy", Dirs: dirs(t), Log: entry(t), Backoff: quick})

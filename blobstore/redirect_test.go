@@ -11,7 +11,7 @@ import (
 	"cambium/internal/secret"
 )
 
-// TestRedirectsCarryNothingAway: a signed URL's headers hold encryption keys, and the URL itself is a secret.
+// TestRedirectsCarryNothingAway: the headers of a signed URL contain encryption keys, and the URL itself is a secret.
 func TestRedirectsCarryNothingAway(t *testing.T) {
 	var other http.Header
 	elsewhere := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -9,8 +9,8 @@ import (
 	"cambium/internal/secret"
 )
 
-// A store is replaced only by one that was found good, and not before that is asked for; without
-// one, each use shows why.
+// TestReplaceable: a store is replaced only by a valid one, and only on request. Without a store, each call returns the
+// reason.
 func TestReplaceable(t *testing.T) {
 	d := dirs(t)
 	local := func(path string) Options {

@@ -152,10 +152,9 @@ func dave(t *testing.T) (*server, *httptest.Server) {
 	return s, web
 }
 
-// externalProgram is a store as stemcells ship them: a program that reads its configuration and
-// copies files. It fails where the contract is broken: the configuration is readable by others, or
-// its arguments hold a secret. It ends with 3 for a missing blob, and fails with 1 as often as
-// the file "faults" has lines, quoting its secret.
+// externalProgram installs a blobstore program like those of stemcells, which reads its configuration and copies files.
+// It fails if others can read the configuration, or if its arguments contain a secret. It exits with 3 for a missing
+// blob, and with 1 as often as the file "faults" has lines, quoting its secret.
 func externalProgram(t *testing.T, provider string) (searchPath string) {
 	t.Helper()
 	dir := t.TempDir()

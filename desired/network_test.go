@@ -21,7 +21,7 @@ const (
 	mac1 = "52:54:00:00:00:02"
 )
 
-// machine is an observed machine with so many NICs, and a bridge, which is not a NIC.
+// machine returns the state of a machine with this many NICs, and a bridge, which is not a NIC.
 func machine(nics int) network.State {
 	s := network.State{Networkd: networkd.Status{Available: true, Version: 252}}
 	for i := range nics {
@@ -43,7 +43,7 @@ func with(n settings.Network, change func(*settings.Network)) settings.Network {
 
 func gatewayDefault(n *settings.Network) { n.Default = []string{"dns", "gateway"} }
 
-// describe prints a plan so that a table can name it.
+// describe formats a plan for the tables of cases.
 func describe(d network.Desired) string {
 	var b strings.Builder
 	if d.Preconfigured {
@@ -392,9 +392,8 @@ func TestMACs(t *testing.T) {
 	}
 }
 
-// TestOrderOfAMapDoesNotMatter plans random networks that were put into their maps in different
-// orders, and carries each plan out on the same simulated machine.
-// Contract N.3.
+// TestOrderOfAMapDoesNotMatter plans random networks, put into their maps in different orders, and applies each plan to
+// the same simulated machine. Contract N.3.
 func TestOrderOfAMapDoesNotMatter(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 300 {
@@ -451,7 +450,7 @@ func randomNetworks(random *rand.Rand) map[string]settings.Network {
 	return nets
 }
 
-// FuzzNetwork feeds arbitrary texts: whatever a CPI sends must give a plan or a sentence.
+// FuzzNetwork: whatever a CPI sends must result in a plan or an error.
 func FuzzNetwork(f *testing.F) {
 	f.Add("manual", "10.0.0.5", "255.255.255.0", "10.0.0.1", mac0, "eth0:1", "10.9.0.0", "255.255.0.0")
 	f.Add("", "fd00::5%eth0", "ffff::", "fe80::1%x", "5254.0000.0001", "", "0.0.0.0", "0.0.0.0")
@@ -479,7 +478,7 @@ func FuzzNetwork(f *testing.F) {
 	})
 }
 
-// TestAdvice: what is wrong with a network says which key to correct, and who writes it.
+// TestAdvice: an error about a network names the key to correct and who writes it.
 func TestAdvice(t *testing.T) {
 	const ip, mask = "correct networks.a.ip in the settings (from instance_groups[].networks[].static_ips of the manifest",
 		"correct networks.a.netmask in the settings (from networks[].subnets[].range of the cloud config)"

@@ -25,7 +25,7 @@ func quiet() *logrus.Entry {
 	return logrus.NewEntry(l)
 }
 
-// scripted answers settings after a number of failures, each taking some time.
+// scripted is a source that returns settings after a number of errors, each after some time.
 type scripted struct {
 	name   string
 	takes  time.Duration
@@ -277,8 +277,7 @@ func TestStatusSaysWhatIsWaitedFor(t *testing.T) {
 	})
 }
 
-// TestAskedReportsResultsMeanwhile: Asked is called not only at the end, and with the time at which the sources
-// were first asked.
+// TestAskedReportsResultsMeanwhile: Asked is also called before the end, with the time at which Settings began.
 func TestAskedReportsResultsMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var statuses []string
@@ -321,8 +320,8 @@ func TestFailureNamesEverySource(t *testing.T) {
 	}
 }
 
-// TestSpentSources: that no source has settings is to be expected when one was cleared after its
-// settings had been cached, and when no other may still answer.
+// TestSpentSources: that no source has settings is expected if one was cleared after its settings were cached, and no
+// other may still answer.
 func TestSpentSources(t *testing.T) {
 	ejected, absent, away := source.Spent(errors.New("no such medium")), source.Final(errors.New("not installed")), errors.New("connection refused")
 	for name, c := range map[string]struct {
@@ -399,7 +398,7 @@ func TestLongWaitsAreLoggedOnce(t *testing.T) {
 	}
 }
 
-// TestWhoOnlyLooksGetsTheFirstAnswer: a boot waits for a file that is not JSON to become so, a command says it at once.
+// TestWhoOnlyLooksGetsTheFirstAnswer: a boot waits for a file to become valid JSON, a command reports it at once.
 func TestWhoOnlyLooksGetsTheFirstAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begun := time.Now()

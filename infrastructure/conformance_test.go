@@ -26,7 +26,7 @@ import (
 	"cambium/settings/agentjson"
 )
 
-// rig is a place where a CPI leaves settings for one type of source.
+// rig is where a CPI puts the settings for one type of source.
 type rig struct {
 	config agentjson.Source
 	root   string
@@ -40,7 +40,7 @@ type rig struct {
 	cleared func() bool
 }
 
-// rigs has one for every type, which TestEveryTypeConforms checks.
+// rigs has a rig for each type, which TestEveryTypeConforms checks.
 var rigs = map[string]func(t *testing.T) rig{
 	agentjson.File: func(t *testing.T) rig {
 		path := filepath.Join(t.TempDir(), "settings.json")
@@ -102,7 +102,7 @@ func metadataService(t *testing.T, path string) (url string, put func(string)) {
 	return s.URL, func(d string) { mu.Lock(); document, there = d, true; mu.Unlock() }
 }
 
-// mediumIn is a root with one device, which holds a FAT image once a document was put.
+// mediumIn returns a root directory with one device, which contains a FAT image once a document was put there.
 func mediumIn(t *testing.T, device, label, file string) (root string, put func(string)) {
 	root = t.TempDir()
 	if err := os.MkdirAll(filepath.Join(root, "dev"), 0o755); err != nil {
@@ -288,9 +288,8 @@ func conforms(t *testing.T, make func(*testing.T) rig) {
 	})
 }
 
-// TestRegistryThroughEveryMetadataService follows a pointer the way machines of the registry
-// era did: by server name or instance id, with credentials, after "not found" for a while.
-// Contract S.11.
+// TestRegistryThroughEveryMetadataService follows a pointer as on machines of the registry era: by server name or
+// instance id, with credentials, and after "not found" at first. Contract S.11.
 func TestRegistryThroughEveryMetadataService(t *testing.T) {
 	for _, c := range []struct {
 		kind          string
@@ -392,7 +391,7 @@ func TestNewReportsEveryProblem(t *testing.T) {
 	}
 }
 
-// TestServiceInTroubleIsAskedAgain: a metadata service fails in a different way at each attempt.
+// TestServiceInTroubleIsAskedAgain: a metadata service fails differently at each attempt.
 func TestServiceInTroubleIsAskedAgain(t *testing.T) {
 	asked := 0
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -140,7 +140,7 @@ func TestKeysIgnoreCaseAndTheLastOneCounts(t *testing.T) {
 	}
 }
 
-// The networks of user data are decoded and judged as those of a whole document.
+// TestNetworksOnTheirOwn: the networks in user data are decoded and validated like those of a whole document.
 func TestNetworksOnTheirOwn(t *testing.T) {
 	for _, networks := range []string{
 		`{"a":{"type":"manual","ip":"10.0.0.5","netmask":"255.255.255.0","mac":"AA:00:00:00:00:01"},"b":{"type":"dynamic"}}`, `{}`, `null`,
@@ -178,7 +178,7 @@ func TestStaticNetworksMustHaveAddresses(t *testing.T) {
 	}
 }
 
-// upstream mirrors the strict types that cloudfoundry/bosh-agent decodes its cached copy into.
+// upstream has the strict types into which cloudfoundry/bosh-agent decodes its cached copy.
 type upstream struct {
 	AgentID   string `json:"agent_id"`
 	Blobstore struct {
@@ -224,9 +224,8 @@ type upstream struct {
 	} `json:"env"`
 }
 
-// TestTheCachedCopyIsReadableByBoth encodes every example: upstream's types take it, its disks
-// hold only strings, our own decoder gets the same settings back, and encoding is stable.
-// Contract S.4.
+// TestTheCachedCopyIsReadableByBoth encodes each example: upstream's types accept it, its disks contain only strings,
+// our decoder returns the same settings, and the encoding is stable. Contract S.4.
 func TestTheCachedCopyIsReadableByBoth(t *testing.T) {
 	files, err := filepath.Glob("testdata/settings/*.json")
 	if err != nil || len(files) == 0 {
@@ -278,14 +277,14 @@ func onlyStrings(t *testing.T, name string, disk any) {
 	}
 }
 
-// withoutForm drops what rightly differs: where a document came from.
+// withoutForm removes what may differ: where a document came from.
 func withoutForm(s Settings) Settings {
 	s = s.Clone()
 	s.name = ""
 	return s
 }
 
-// kept checks that no member of the original is missing in the copy, whatever its form.
+// kept checks that the copy contains all members of the original, in any form.
 func kept(t *testing.T, original, copied []byte) {
 	t.Helper()
 	var a, b map[string]any

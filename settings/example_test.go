@@ -7,8 +7,8 @@ import (
 	"cambium/settings"
 )
 
-// A settings document is decoded, an update of the Director is merged into it, and each value of the
-// result knows where it comes from. Secrets are not printed.
+// A settings document is decoded and merged with an update from the Director. Each value of the result has an origin.
+// Secrets are not printed.
 func Example() {
 	s, problems := settings.Decode("settings.json", secret.NewJSON([]byte(`{
 		"agent_id": "a-1", "mbus": "nats://user:password@10.0.0.6:4222",
@@ -34,7 +34,7 @@ func Example() {
 	// mbus.urls[0] = nats://10.0.0.7:4222   from update_settings.mbus.urls
 }
 
-// What is wrong with a document is reported with its place, and never with a value, which may be a secret.
+// Mistakes in a document are reported with their position, but never with a value, which may be a secret.
 func ExampleValidate() {
 	fmt.Println(settings.Validate("settings.json", secret.NewJSON([]byte(`{
   "agent_id": "a-1",

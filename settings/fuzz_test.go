@@ -28,8 +28,8 @@ func seed(f *testing.F, dir string, more ...string) {
 	}
 }
 
-// FuzzDecode: nothing that a source sends panics, and whatever is accepted survives the way
-// through the cache unchanged, in a form that upstream's types take.
+// FuzzDecode: no input from a source causes a panic, and accepted input survives the cache unchanged, in a form that
+// upstream's types accept.
 func FuzzDecode(f *testing.F) {
 	// Short documents, because a change in the middle of a long one rarely leaves it a document.
 	seed(f, "testdata/settings", `{`, `null`,
@@ -93,7 +93,7 @@ func FuzzDecodeUpdate(f *testing.F) {
 	})
 }
 
-// FuzzDisks: what the Director passes on as a disk hint, and what is found in the hints file.
+// FuzzDisks decodes disk hints from the Director, and the content of the hints file.
 func FuzzDisks(f *testing.F) {
 	for _, s := range []string{`"/dev/sdc"`, `{"lun":1,"host_device_id":"{f8b3}"}`, `{"path":null}`, `{"iscsi_settings":{"target":1}}`, `3`, `{"d":{"ID":"d","Lun":"1","ISCSISettings":{"Password":"p"},"MountOptions":["a"]}}`} {
 		f.Add([]byte(s))

@@ -130,8 +130,8 @@ func TestExamplesAreAcceptedBySchemaAndDecoder(t *testing.T) {
 	}
 }
 
-// TestSchemaAndDecoderAgree puts values of every JSON type at every place the schema knows, and
-// expects schema and decoder to accept or refuse them alike.
+// TestSchemaAndDecoderAgree puts values of every JSON type in every place of the schema. Schema and decoder must agree
+// whether to accept them.
 func TestSchemaAndDecoderAgree(t *testing.T) {
 	values := []any{nil, true, json.Number("0"), json.Number("-1"), json.Number("1.5"), json.Number("2048.0"), "", "x", "2048", "a/b", []any{}, []any{"x"}, []any{json.Number("1")}, map[string]any{}}
 	for kind, k := range kinds {
@@ -226,8 +226,8 @@ func put(node any, place []string, value any) any {
 	return object
 }
 
-// TestSchemasKnowEveryOption compares the schemas with the Go types (agent.json) and with what
-// they are written as (settings, updates). The page is made from the schemas.
+// TestSchemasKnowEveryOption compares the schemas with the Go types (agent.json) and with their encoding (settings,
+// updates). The page is generated from the schemas.
 func TestSchemasKnowEveryOption(t *testing.T) {
 	var want = map[string][]string{}
 	for _, typ := range []reflect.Type{reflect.TypeFor[agentjson.Config](), reflect.TypeFor[agentjson.Platform](), reflect.TypeFor[agentjson.Linux](),

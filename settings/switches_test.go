@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Every switch is off by the stemcell and by the deployment, on by both, and the deployment decides.
+// TestSwitches: the stemcell and the deployment can set each switch; the deployment takes precedence.
 func TestSwitches(t *testing.T) {
 	effective := func(agent string) Effective {
 		t.Helper()

@@ -28,7 +28,7 @@ type node struct {
 	Defs        map[string]node `json:"$defs"`
 }
 
-// TestTablesOfThePage makes the tables of options from the schemas. An object with a title has a table of its own.
+// TestTablesOfThePage generates the tables of options from the schemas. An object with a title has a separate table.
 func TestTablesOfThePage(t *testing.T) {
 	for _, kind := range []string{"agent.json", "settings", "update-settings"} {
 		data, err := os.ReadFile(schemas + kinds[kind].schema)
@@ -64,7 +64,7 @@ func (n node) table(defs map[string]node) string {
 	return "| key | type | meaning |\n|---|---|---|\n" + strings.Join(rows, "")
 }
 
-// rows are those of the properties, and of theirs. An object without a description only groups others.
+// rows returns the rows of all properties, recursively. An object without a description only groups others.
 func (n node) rows(prefix string, defs map[string]node) (rows []string) {
 	for key, p := range n.Properties {
 		if p.Description != "" {
@@ -126,7 +126,7 @@ func (n node) typeName(defs map[string]node) string {
 	return strings.Join(names, ", ")
 }
 
-// plural adds the s that a link does not need.
+// plural adds an s, except to a link.
 func plural(s string) string {
 	if strings.HasSuffix(s, ")") {
 		return s

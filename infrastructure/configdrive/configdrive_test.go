@@ -45,7 +45,7 @@ func makeFAT(t testing.TB, label string, content map[string]string) string {
 	return out
 }
 
-// machine is a root with /dev, /sys and /run; devices are image files.
+// machine is a root directory with dev, sys and run. Devices are image files.
 type machine struct {
 	t    testing.TB
 	root string
@@ -72,7 +72,7 @@ func (m machine) write(path, content string) {
 	}
 }
 
-// attach makes an image appear as a device, and as a label link if link is not "".
+// attach makes an image appear as a device and, unless link is "", as a label link.
 func (m machine) attach(name, image, link string) {
 	m.t.Helper()
 	m.write("sys/class/block/"+name+"/size", "4096\n")
@@ -252,7 +252,7 @@ func TestCD(t *testing.T) {
 	}
 }
 
-// appearing makes an enumeration whose events the test sends.
+// appearing returns the channel through which the test sends the events of an enumeration.
 func appearing(m machine, s *Source) chan struct{} {
 	events := make(chan struct{}, 8)
 	s.finder.enum.settled.Store(false)

@@ -47,7 +47,7 @@ func run(t *testing.T, name string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// loop attaches an image, writable so that a write would show.
+// loop attaches an image to a loop device. It is writable, so that a write would be noticed.
 func loop(t *testing.T, image string) string {
 	t.Helper()
 	device := run(t, "losetup", "--find", "--show", image)
@@ -81,7 +81,7 @@ func TestRootReadsABlockDevice(t *testing.T) {
 	}
 }
 
-// unused fails if something is mounted from the device, wherever: a mount opens it exclusively.
+// unused fails the test if the device is mounted anywhere, since a mount opens it exclusively.
 func unused(t *testing.T, device string) {
 	t.Helper()
 	f, err := os.OpenFile(device, os.O_RDONLY|unix.O_EXCL, 0)
@@ -92,7 +92,7 @@ func unused(t *testing.T, device string) {
 	f.Close()
 }
 
-// TestRootNoOtherFileSystemIsRead: the kernel could mount this one.
+// TestRootNoOtherFileSystemIsRead: the kernel could mount this file system, but it must not be used.
 func TestRootNoOtherFileSystemIsRead(t *testing.T) {
 	needRoot(t, "losetup", "mkfs.ext4")
 	image := filepath.Join(t.TempDir(), "ext4.img")

@@ -16,10 +16,10 @@ import (
 	"cambium/lab/testvm"
 )
 
-// TestMain is the first process of the virtual machine as well.
+// TestMain is also the first process of the virtual machine.
 func TestMain(m *testing.M) { testvm.Main(m, guestChecks, nil) }
 
-// trayOpen asks the drive without touching it.
+// trayOpen reports whether the tray is open, without changing that.
 func trayOpen() (bool, error) {
 	drive, err := os.OpenFile(defaultCD, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -30,7 +30,7 @@ func trayOpen() (bool, error) {
 	return status == driveTrayOpen, err
 }
 
-// settingsWithin asks a source as often as the agent would.
+// settingsWithin calls a source as often as the agent would.
 func settingsWithin(ctx context.Context, s interface {
 	Settings(context.Context) (source.Answer, error)
 }) (source.Answer, error) {

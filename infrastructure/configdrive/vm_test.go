@@ -12,8 +12,8 @@ import (
 	"cambium/lab/testvm"
 )
 
-// TestVMDrives runs guestChecks as the first process of a virtual machine with a CD drive and
-// a config drive: a real sr driver, a real tray, real block devices, no udev.
+// TestVMDrives runs guestChecks as the first process of a virtual machine with a CD drive and a config drive: with a
+// real sr driver, tray and block devices, and without udev.
 func TestVMDrives(t *testing.T) {
 	testvm.Needs(t, "genisoimage", "mkfs.vfat")
 	dir := t.TempDir()

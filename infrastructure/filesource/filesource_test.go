@@ -51,7 +51,8 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// A document that cannot be parsed is told with its place, and with the command that shows all of its faults.
+// TestSyntaxErrorHasAPlace: the error of an invalid document contains the position, and the command that lists all
+// mistakes.
 func TestSyntaxErrorHasAPlace(t *testing.T) {
 	path := write(t, t.TempDir(), "settings.json", "{\"agent_id\":\n  oops}")
 	_, err := New(Options{SettingsPath: path}).Settings(t.Context())

@@ -14,7 +14,7 @@ import (
 	"cambium/infrastructure/internal/source"
 )
 
-// hypervisor is a directory with one file per guestinfo key, and tools that work on it.
+// hypervisor is a directory with a file for each guestinfo key, and the tools that read and write them.
 type hypervisor struct{ dir string }
 
 func newHypervisor(t *testing.T) hypervisor {

@@ -29,7 +29,7 @@ func logger() (*logrus.Entry, *bytes.Buffer) {
 	return logrus.NewEntry(l), &out
 }
 
-// imds is a metadata service that knows tokens.
+// imds is a metadata service with tokens.
 type imds struct {
 	mu       sync.Mutex
 	token    string // "" means IMDSv1: token requests are refused

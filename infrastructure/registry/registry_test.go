@@ -96,7 +96,7 @@ func TestEnvelope(t *testing.T) {
 	}
 }
 
-// server is a registry that knows one instance, and gives preset answers.
+// server serves a registry with one instance and preset responses.
 func server(t *testing.T) (string, *[]string) {
 	var asked []string
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -189,8 +189,7 @@ func TestNetworksAreHandedOn(t *testing.T) {
 	}
 }
 
-// nameServer answers DNS questions over UDP and TCP by a table; what it does not know does not
-// exist, and "silent." gets no answer.
+// nameServer answers DNS queries over UDP and TCP from a table. Other names do not exist, and "silent." gets no reply.
 func nameServer(t *testing.T) string {
 	t.Helper()
 	var udp net.PacketConn

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// FuzzParse: no file panics, and one without errors is safe to start from.
+// FuzzParse: no file causes a panic, and one without errors is safe to start with.
 func FuzzParse(f *testing.F) {
 	files, err := filepath.Glob("../testdata/agent.json/*.json")
 	if err != nil || len(files) == 0 {

@@ -11,8 +11,8 @@ import (
 	"cambium/settings"
 )
 
-// document64K is a settings document of 64 KiB, made of what large ones are made of: networks,
-// keys, certificates and tags.
+// document64K returns a settings document of 64 KiB, with the usual content of large ones: networks, keys, certificates
+// and tags.
 func document64K(ntp string) []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, `{"agent_id":"a-1","vm":{"name":"vm"},"mbus":"nats://10.0.0.6:4222","ntp":[%q],"networks":{`, ntp)
@@ -49,7 +49,7 @@ func document64K(ntp string) []byte {
 	return []byte(b.String())
 }
 
-// BenchmarkLoad asks, decodes, validates, merges, encodes and persists a changed document.
+// BenchmarkLoad fetches, decodes, validates, merges, encodes and persists a changed document.
 func BenchmarkLoad(b *testing.B) {
 	documents := []secret.JSON{secret.NewJSON(document64K("10.0.0.3")), secret.NewJSON(document64K("10.0.0.4"))}
 	n := 0
@@ -69,7 +69,7 @@ func BenchmarkLoad(b *testing.B) {
 	}
 }
 
-// BenchmarkDecodeMergeEncode is the part of it that needs no disk.
+// BenchmarkDecodeMergeEncode measures the part that needs no disk.
 func BenchmarkDecodeMergeEncode(b *testing.B) {
 	raw := secret.NewJSON(document64K("10.0.0.3"))
 	b.SetBytes(int64(len(raw.Reveal())))

@@ -18,7 +18,7 @@ import (
 	"cambium/settings/agentjson"
 )
 
-// canary is in every field that can hold a secret.
+// canary is the value of each field that can contain a secret.
 const canary = "hush-4711"
 
 const secretSettings = `{
@@ -41,7 +41,7 @@ const secretUpdate = `{"mbus": {"urls": ["nats://u:` + canary + `@h:4222"], "cer
 const secretAgentJSON = `{"Infrastructure": {"Settings": {"Sources": [
   {"Type": "HTTP", "URI": "http://u:` + canary + `@h", "Headers": {"Authorization": "` + canary + `"}, "Password": "` + canary + `"}]}}}`
 
-// output gathers everything that is printed, in every way there is to print it.
+// output collects everything that is printed, in all possible ways.
 type output struct{ bytes.Buffer }
 
 func (o *output) print(values ...any) {
@@ -131,8 +131,8 @@ func TestNoSecretIsEverPrinted(t *testing.T) {
 	}
 }
 
-// TestNoErrorShowsAValue breaks the documents in every way: cut off at each byte, and with each
-// value replaced by ones of other types that hold the secret.
+// TestNoErrorShowsAValue damages the documents in many ways: truncated at each byte, and with each value replaced by
+// values of other types that contain the secret.
 func TestNoErrorShowsAValue(t *testing.T) {
 	var o output
 	m := newMachine(t)

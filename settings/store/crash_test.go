@@ -16,8 +16,8 @@ import (
 
 type crash struct{}
 
-// run does the work and stops it, as a power cut would, before its nth change to the disk. It
-// reports whether that many were made.
+// run calls work and stops it before its nth change to the disk, as a power cut would. It reports whether there were
+// that many changes.
 func run(n int, work func(step func(string))) (crashed bool, made []string) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -36,9 +36,8 @@ func run(n int, work func(step func(string))) (crashed bool, made []string) {
 	return false, made
 }
 
-// TestACrashBetweenAnyTwoChangesConverges takes several scenarios, stops each before every one of
-// its changes, restarts without a source, and expects one of the states before or after; then
-// restarts with the source and expects the end state.
+// TestACrashBetweenAnyTwoChangesConverges stops several scenarios before each of their changes, restarts without a
+// source, and expects one of the states before or after. Then it restarts with the source and expects the final state.
 func TestACrashBetweenAnyTwoChangesConverges(t *testing.T) {
 	const longer = `{"trusted_certs":"new","mbus":{"urls":["nats://new:4222"]}}`
 	scenarios := map[string]struct {
@@ -206,7 +205,7 @@ func contains(all []string, s string) bool {
 	return false
 }
 
-// stale names settings files in the place that is not in use, and temporary files anywhere.
+// stale lists settings files in the directory that is not in use, and temporary files anywhere.
 func (m *machine) stale(t *testing.T, c *Current) string {
 	t.Helper()
 	for _, place := range m.dirs.Places() {

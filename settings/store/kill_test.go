@@ -17,9 +17,8 @@ import (
 	"cambium/settings"
 )
 
-// TestSIGKILLAtAnyMoment kills a process that changes the state as fast as it can, and expects
-// the next one to find a whole state each time: the same round in settings and update, or the
-// update one round behind.
+// TestSIGKILLAtAnyMoment kills a process that changes the state as fast as it can. The next process must always find a
+// complete state: the same round in settings and update, or an update that is one round older.
 func TestSIGKILLAtAnyMoment(t *testing.T) {
 	if base := os.Getenv("STORE_KILL_BASE"); base != "" {
 		changeUntilKilled(t, base)

@@ -20,7 +20,7 @@ import (
 	"cambium/settings"
 )
 
-// machine is a base directory and a source whose answer the test chooses.
+// machine is a base directory and a source whose answers the test chooses.
 type machine struct {
 	dirs    vcap.Dirs
 	answer  string
@@ -221,7 +221,7 @@ func TestUnusableAnswerLeavesTheCacheInForce(t *testing.T) {
 	}
 }
 
-// planned returns the file that a read-only store reports it would write.
+// planned returns the file that a read-only store would write.
 func (m *machine) planned(t *testing.T) string {
 	t.Helper()
 	o := m.options()
@@ -324,7 +324,7 @@ func TestDamagedFilesGiveWayToTheirPreviousGeneration(t *testing.T) {
 	}
 }
 
-// mountedCID is the disk on record, or "damaged".
+// mountedCID returns the CID of the disk on record, or "damaged".
 func mountedCID(c *Current) string {
 	cid, err := c.ManagedCID()
 	if err != nil {
@@ -333,7 +333,8 @@ func mountedCID(c *Current) string {
 	return cid
 }
 
-// The record of the store's disk never means another disk, nor none, because it is damaged; a new record ends that.
+// TestDamagedRecordOfTheStore: a damaged record of the store's disk counts neither as another disk nor as none, until a
+// new record is written.
 func TestDamagedRecordOfTheStore(t *testing.T) {
 	for name, content := range map[string]string{"empty": "", "zeros": "\x00\x00\x00", "blank": " \n", "not text": "\xff\xfe", "two lines": "vol-1\nvol-2"} {
 		t.Run(name, func(t *testing.T) {

@@ -16,8 +16,8 @@ import (
 	"cambium/settings"
 )
 
-// TestNSSettingsOnARealTmpfs: what was on the disk is gone from it, a restarted agent finds
-// everything on the tmpfs, and when the tmpfs goes, as at a reboot, so do the secrets.
+// TestNSSettingsOnARealTmpfs: files are removed from the disk, a restarted agent finds everything on the tmpfs, and the
+// secrets are lost with the tmpfs, as at a reboot.
 func TestNSSettingsOnARealTmpfs(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		m := newMachine(t)

@@ -128,9 +128,9 @@ func TestUpdatesAndHintsAreFoundWithoutCachedSettings(t *testing.T) {
 	}
 }
 
-// TestOldPlainSettingsDoNotCostTheNewerUpdates: upstream leaves an older settings.json on the
-// disk when the tmpfs is turned on. With the one on the tmpfs removed, the old one is all there
-// is, but updates and disks on the tmpfs are newer than it.
+// TestOldPlainSettingsDoNotCostTheNewerUpdates: upstream leaves an older settings.json on the disk when the tmpfs is
+// enabled. Once the one on the tmpfs is removed, only the old one is left, but updates and disks on the tmpfs are
+// newer.
 func TestOldPlainSettingsDoNotCostTheNewerUpdates(t *testing.T) {
 	m := newMachine(t)
 	m.put(t, m.settingsFile(), doc("a-1"))
@@ -144,7 +144,7 @@ func TestOldPlainSettingsDoNotCostTheNewerUpdates(t *testing.T) {
 	}
 }
 
-// leave puts something into every file that belongs to an agent id, and into companions with these suffixes.
+// leave creates all files that belong to an agent id, and companions with these suffixes.
 func (m *machine) leave(t *testing.T, suffixes ...string) {
 	t.Helper()
 	d := m.dirs
@@ -163,7 +163,7 @@ func (m *machine) leave(t *testing.T, suffixes ...string) {
 	}
 }
 
-// ofMachine are files that stay when the agent id changes.
+// ofMachine returns the files that stay when the agent id changes.
 func (m *machine) ofMachine() []string {
 	d := m.dirs
 	return []string{d.AgentJSON(), d.Log(), d.TimeServers(), d.BootOnce(), d.CanRestartMark(), d.MonitUser(),
@@ -171,7 +171,7 @@ func (m *machine) ofMachine() []string {
 		filepath.Join(d.Store(), "x"), filepath.Join(d.SSHHomes(), "me")}
 }
 
-// split returns the files that mention agent id a-1, and how many of them are set aside.
+// split returns the files that contain the agent id a-1, and the number of those set aside.
 func (m *machine) split(t *testing.T) (inPlace []string, aside int) {
 	t.Helper()
 	for _, name := range m.tree(t) {

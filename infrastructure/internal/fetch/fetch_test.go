@@ -21,7 +21,7 @@ import (
 	"cambium/internal/secret"
 )
 
-// wire serves raw bytes: talk gets the connection after the request's header was read.
+// wire serves raw bytes. talk gets the connection after the request's header was read.
 func wire(t *testing.T, talk func(net.Conn)) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -46,7 +46,7 @@ func wire(t *testing.T, talk func(net.Conn)) string {
 	return "http://" + l.Addr().String()
 }
 
-// silence waits until the peer has gone.
+// silence waits until the peer closes the connection.
 func silence(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) }
 
 func TestPeersThatMisbehave(t *testing.T) {
@@ -280,7 +280,8 @@ func TestLookupReplacesTheResolver(t *testing.T) {
 	}
 }
 
-// TestConnectionsAreAnnounced looks at what a firewall can follow: each address, before a connection to it is made.
+// TestConnectionsAreAnnounced: Connecting is called with each address before a connection to it, so that a firewall can
+// follow.
 func TestConnectionsAreAnnounced(t *testing.T) {
 	var events []string
 	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { events = append(events, "request") }))
