@@ -35,7 +35,7 @@ const (
 	Reject Op = "reject"
 )
 
-// Change is a change to a disk. `agent plan` prints it, a boot or action makes it, and reports it afterwards.
+// Change is a change to a disk. `agent plan` prints it; a boot or an action makes it and reports it.
 type Change struct {
 	Op     Op     `json:"op"`
 	Device string `json:"device"`

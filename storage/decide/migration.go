@@ -77,8 +77,8 @@ func repeatedMigration(o Migration) (MigrationAction, error) {
 }
 
 // BeginCopy returns the statement of a migration target during the copy. empty is set if the disk has no content. If an
-// earlier attempt at the same copy has left files, and the disk has not been the store since, its statement decides
-// that instead.
+// earlier attempt at the same copy has left files, and the disk has not been the store since, Empty stays as in its
+// statement.
 func BeginCopy(from, to Disk, empty bool) (identity.Store, error) {
 	s := identity.Store{CID: to.CID, FileSystem: to.FileSystem, Incomplete: true, Empty: empty,
 		Origin: identity.Origin{CID: from.CID, FileSystem: from.FileSystem}}

@@ -44,8 +44,8 @@ type Observed struct {
 	Found record.Disk
 	// MountedFor is the CID of the disk mounted on the store or the migration target, if it is on this device.
 	MountedFor string
-	// Elsewhere lists the CIDs of other disks in settings and hints whose hints lead to other devices. Leftover lists
-	// those whose hints lead to this device.
+	// Elsewhere lists the CIDs of other disks in settings and hints whose hints do not lead to this device. Leftover
+	// lists those whose hints do.
 	Elsewhere, Leftover []string
 	// Statement is the disk's statement about itself, as far as it was read.
 	Statement Statement
@@ -131,8 +131,9 @@ func place(o Observed) (placement, error) {
 	return at, nil
 }
 
-// MountDisk plans how to mount a persistent disk, for mount_disk and at boot. A blank disk is prepared, an unfinished
-// one of ours completed, and one that became larger grown; then it is mounted and recorded. Any other disk is refused.
+// MountDisk plans how to mount a persistent disk, for mount_disk and at boot. A disk with a file system of ours is
+// grown if it became larger, mounted and recorded. A blank disk is prepared first, and an unfinished one of ours
+// completed. Any other disk is refused.
 func MountDisk(o Observed) (Plan, error) {
 	switch {
 	case o.Absent != nil:

@@ -72,8 +72,9 @@ func (o Persistent) foreign(v judgment) *Refusal {
 	return &Refusal{o.Disk.Path, v.Proof, remedy}
 }
 
-// MountPersistent plans to mount a persistent disk on target. A blank disk is partitioned and formatted, an unfinished
-// one of ours completed, and one that became larger grown. Any other disk is refused.
+// MountPersistent plans to mount a persistent disk on target. A disk with a file system of ours is mounted, and grown
+// if it became larger. A blank disk is partitioned and formatted first, and an unfinished one of ours completed. Any
+// other disk is refused.
 func MountPersistent(o Persistent, target string) (p Plan, err error) {
 	if o.Damaged == nil {
 		if err := checkIdentity(o.CID, o.Disk.Path, o.Record, o.identity()); err != nil {

@@ -49,7 +49,7 @@ type Choice struct {
 	New bool
 	// Identified is set if the disk's hint contains an identifier rather than a path.
 	Identified bool
-	// Elsewhere lists the CIDs of other disks in settings and hints whose hints lead to other devices.
+	// Elsewhere lists the CIDs of other disks in settings and hints whose hints do not lead to this device.
 	Elsewhere []string
 	// Others lists the other candidates that have a file system.
 	Others []Disk

@@ -76,10 +76,9 @@ func filter(all []Mounted, keep func(Mounted) bool) (kept []Mounted) {
 	return kept
 }
 
-// UnmountDisk returns the mounts to unmount, in order, so that no mount of the disk remains. The latest comes first,
-// since it may be inside or on top of earlier ones; and anything stacked on a mount comes before it, since umount
-// removes the topmost. A stacked mount of another disk is an error. Afterwards, no mount namespace may use the devices
-// in held.
+// UnmountDisk returns the mounts to unmount, in order, so that none of the disk remains. The latest comes first, since
+// it may be inside earlier ones. A mount stacked on another comes before it, as umount requires; if it is of another
+// disk, it is an error. held lists the devices that must not be in use afterwards, in any mount namespace.
 func UnmountDisk(m Mounts, cid string) (order, held []Mounted, err error) {
 	own, held, err := m.of(cid)
 	if err != nil {

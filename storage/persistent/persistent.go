@@ -1,6 +1,7 @@
 // Package persistent manages the disks that the Director knows by CID: it records their hints, and prepares, mounts,
 // grows, unmounts and lists them. It observes, lets package decide make the decisions, and makes the changes. It
-// formats only disks proven to be blank or unfinished disks of its own, and refuses all others with a reason.
+// formats a disk only if that is proven to be blank, or to be an unfinished one of ours, and refuses disks with other
+// content.
 package persistent
 
 import (
