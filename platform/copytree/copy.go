@@ -97,8 +97,8 @@ func (c *copier) enter(d *dir) error {
 	return RestrictToRoot(d.to)
 }
 
-// RestrictToRoot gives an existing directory to root and denies access to all others. From then on no other user can
-// change its content, and new entries inherit nothing from it: no group, flags or ACL.
+// RestrictToRoot makes root the owner of an existing directory and denies access to all others. From then on no other
+// user can change its content, and new entries inherit nothing from it: no group, flags or ACL.
 func RestrictToRoot(fd int) error {
 	if err := clearFlags(fd); err != nil {
 		return err

@@ -227,7 +227,7 @@ func (r *Resolver) search(h Hint) (s search, err error) {
 	return s, nil
 }
 
-// Look resolves a hint once, without waiting, for a disk that exists or may be absent.
+// Look resolves a hint once, without waiting for the disk.
 func (r *Resolver) Look(h Hint) (Device, error) {
 	s, err := r.search(h)
 	if err != nil {

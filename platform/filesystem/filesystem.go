@@ -50,7 +50,7 @@ func ProbeAt(path string, start, size int64) (probe.Content, error) {
 }
 
 // HalfGrown reports whether growing the file system at offset start of a device was interrupted. The next mount
-// completes it. For xfs, it reads one sector of each allocation group.
+// completes it. Only xfs can be in that state; one sector of each allocation group is read.
 func HalfGrown(path string, start int64, kind probe.Kind) (bool, error) {
 	if kind != probe.XFS {
 		return false, nil

@@ -91,7 +91,7 @@ func finishedXFS(_ context.Context, _ string, c probe.Content) (bool, error) {
 	return !c.Incomplete, nil
 }
 
-// IsConsistent checks an unmounted file system without changing it.
+// IsConsistent reports whether an unmounted file system is consistent, without changing it.
 func IsConsistent(ctx context.Context, device string, kind probe.Kind) (bool, error) {
 	f, ok := managedfs.Find(string(kind))
 	if !ok {

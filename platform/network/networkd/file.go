@@ -114,8 +114,9 @@ func (d Daemon) runtimeValue(dir string, index int, key string) string {
 	return ""
 }
 
-// Mask returns the content of a file that hides another one of the same name in a lower directory: networkd ignores a
-// file that matches nothing. An empty file would have the same effect, but could not be recognized as the agent's.
+// Mask returns the content of a file that hides another one of the same name, in a directory with lower precedence:
+// networkd ignores a file that matches nothing. An empty file would have the same effect, but could not be recognized
+// as the agent's.
 func Mask(foreign string) string {
 	return Marker + "\n# Hides " + foreign + ", which would take precedence for a link of this machine.\n"
 }

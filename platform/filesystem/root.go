@@ -12,19 +12,19 @@ import (
 
 // WithRoot calls read with the root directory of an unmounted file system. It does not write to the device and does not
 // replay the journal.
-func WithRoot(device string, kind probe.Kind, look func(top *os.Root) error) error {
+func WithRoot(device string, kind probe.Kind, read func(top *os.Root) error) error {
 	f, _ := managedfs.Find(string(kind))
-	return lookAt(device, kind, f.Look, look)
+	return withDetached(device, kind, f.Look, read)
 }
 
 // WithReplayedRoot calls read with the root directory of an unmounted file system after the journal was replayed, which
 // writes to the device.
-func WithReplayedRoot(device string, kind probe.Kind, look func(top *os.Root) error) error {
+func WithReplayedRoot(device string, kind probe.Kind, read func(top *os.Root) error) error {
 	f, _ := managedfs.Find(string(kind))
-	return lookAt(device, kind, f.Replay, look)
+	return withDetached(device, kind, f.Replay, read)
 }
 
-func lookAt(device string, kind probe.Kind, options []string, look func(top *os.Root) error) error {
+func withDetached(device string, kind probe.Kind, options []string, read func(top *os.Root) error) error {
 	if !kind.Managed() {
 		return fmt.Errorf("inspect %s: %q is not supported", device, kind)
 	}
@@ -36,7 +36,7 @@ func lookAt(device string, kind probe.Kind, options []string, look func(top *os.
 	// The descriptor of a mount is not an open directory, but its link in /proc leads to one.
 	top, err := os.OpenRoot("/proc/self/fd/" + strconv.Itoa(int(mounted.Fd())))
 	if err == nil {
-		err = errors.Join(look(top), top.Close())
+		err = errors.Join(read(top), top.Close())
 	}
 	if err != nil {
 		return fmt.Errorf("inspect %s on %s: %w", kind, device, err)
