@@ -32,7 +32,7 @@ type policy struct {
 	began    time.Time
 	asked    func(Results) // called if a result changes
 	hold     time.Duration // time for which answers of later sources wait for an earlier source
-	passOver bool          // use a later answer after hold, instead of waiting on
+	passOver bool          // after hold, use a later answer instead of waiting
 	budget   time.Duration // for all sources; 0 means no limit
 	netTried func() bool
 	status   func(context.Context, string)

@@ -70,7 +70,7 @@ type Options struct {
 	// Asked is called with the results of all sources: when Settings begins, whenever a result changes, and at the end.
 	Asked func(ctx context.Context, began time.Time, v Results, over bool)
 	// HasCache reports whether there is a usable cached copy; nil means that there is none. With a copy, Settings
-	// returns after CacheBudget at the latest; without one, it waits on.
+	// returns after CacheBudget at the latest; without one, it keeps waiting.
 	HasCache    func() bool
 	CacheBudget time.Duration
 	// Once makes Settings return if all sources have definitely failed, even without a cached copy. Command-line
@@ -277,7 +277,7 @@ const (
 	NeedsNetwork = "needs network" // was not tried
 )
 
-// Result describes what came of one source.
+// Result is the outcome of one source.
 type Result struct {
 	Source   string        `json:"source"`
 	Outcome  string        `json:"outcome"`

@@ -11,8 +11,8 @@ import (
 	"cambium/settings"
 )
 
-// ErrNoSettings is returned if the sources failed and there is no cached copy. It wraps the cause. The caller tries
-// again.
+// ErrNoSettings is returned, together with the cause, if the sources failed and there is no cached copy. The caller
+// tries again.
 var ErrNoSettings = errors.New("no settings")
 
 // MarkSpent marks a failure of the sources as expected: the source was cleared after its settings were cached, so that only

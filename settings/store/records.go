@@ -65,7 +65,7 @@ func (p *Pending) Commit(ctx context.Context) error {
 	return nil
 }
 
-// Update previews and commits an update.
+// Update commits an update and returns the changes. It starts over if another update is committed meanwhile.
 func (c *Current) Update(ctx context.Context, u settings.Update) (settings.Changes, error) {
 	for {
 		p := c.Preview(u)
