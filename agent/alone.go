@@ -7,7 +7,7 @@ import (
 	"cambium/jobs"
 )
 
-// submit queues a request in a lane. A request for the instance lane interrupts the function that Alone runs there.
+// submit queues a request in a lane. A request for the instance lane interrupts the function that RunAlone runs there.
 func (d *Dispatcher) submit(l action.Lane, w *work) {
 	d.lanes[l].submit(w)
 	if l != action.Instance {
@@ -21,10 +21,10 @@ func (d *Dispatcher) submit(l action.Lane, w *work) {
 	}
 }
 
-// Alone runs f in the instance lane and returns when f has ended. A request for that lane cancels the context of f, and
-// waits until f returns. f is not called at all if a request comes before it begins, or if the lane is full. Only one
-// call of Alone may run at a time.
-func (d *Dispatcher) Alone(ctx context.Context, f func(context.Context)) {
+// RunAlone runs f in the instance lane and returns when f has ended. A request for that lane cancels the context of f,
+// and waits until f returns. f is not called at all if a request comes before it begins, or if the lane is full. Only
+// one call of RunAlone may run at a time.
+func (d *Dispatcher) RunAlone(ctx context.Context, f func(context.Context)) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	d.setInterrupt(cancel)

@@ -11,7 +11,7 @@ import (
 	"cambium/mbus"
 )
 
-// Alone makes way for requests of its lane, which wait for its end, and for no other request.
+// RunAlone makes way for requests of its lane, which wait for its end, and for no other request.
 func TestAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := NewDispatcher(t.Context(), quiet())
@@ -19,10 +19,10 @@ func TestAlone(t *testing.T) {
 		mark := func(text string) func(context.Context) (any, error) {
 			return func(context.Context) (any, error) { order = append(order, text); return nil, nil }
 		}
-		d.Ready(action.Table{"start": {Bind: action.None(mark("start")), Lane: action.Instance},
+		d.OpenGate(action.Table{"start": {Bind: action.None(mark("start")), Lane: action.Instance},
 			"get_state": {Bind: action.None(mark("get_state")), Lane: action.Fast}}, memory(t))
 		begun, ended := make(chan struct{}), make(chan error, 1)
-		go d.Alone(t.Context(), func(ctx context.Context) {
+		go d.RunAlone(t.Context(), func(ctx context.Context) {
 			close(begun)
 			<-ctx.Done()
 			order = append(order, "alone ended")
@@ -43,7 +43,7 @@ func TestAlone(t *testing.T) {
 			t.Errorf("got %q, want %q", order, want)
 		}
 		// A request that has ended before interrupts nothing.
-		d.Alone(t.Context(), func(ctx context.Context) {
+		d.RunAlone(t.Context(), func(ctx context.Context) {
 			if ctx.Err() != nil {
 				t.Errorf("got %v", context.Cause(ctx))
 			}

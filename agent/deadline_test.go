@@ -60,7 +60,7 @@ const sshCleaned = `ssh {"value":{"command":"cleanup","status":"success"}}`
 func TestSSHWhileTheBlobstoreHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := NewDispatcher(t.Context(), quiet())
-		d.Ready(sshTable(t), memory(t))
+		d.OpenGate(sshTable(t), memory(t))
 		var a answered
 		for version := range 100 {
 			send(d, &a, "sync_dns", `"id"`, `"da39a3ee5e6b4b0d3255bfef95601890afd80709"`, fmt.Sprint(version))
@@ -89,7 +89,7 @@ func TestSSHWhileLogsAreMoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		d := NewDispatcher(ctx, quiet())
-		d.Ready(sshTable(t), memory(t))
+		d.OpenGate(sshTable(t), memory(t))
 		var a, moved answered
 		for range 2 * transferWidth {
 			send(d, &moved, "bundle_logs", `{"owning_user":"","log_type":"job","filters":[]}`)
@@ -113,7 +113,7 @@ func TestNothingInTheLaneOfSSHLasts(t *testing.T) {
 		if row.Lane != table["ssh"].Lane {
 			continue
 		}
-		if row.Mode != action.Sync || row.EndsWithCaller || row.Wait() > action.DefaultReplyTimeout {
+		if row.Mode != action.Sync || row.EndsWithCaller || row.EffectiveReplyTimeout() > action.DefaultReplyTimeout {
 			t.Errorf("%s may take longer than a caller of ssh waits", method)
 		}
 	}
@@ -123,14 +123,15 @@ func TestNothingInTheLaneOfSSHLasts(t *testing.T) {
 func TestCallsOfTheInstanceLaneGoOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := NewDispatcher(t.Context(), quiet())
-		d.Ready(action.Table{"start": {Lane: action.Instance, Bind: action.None(func(ctx context.Context) (string, error) {
+		start := func(ctx context.Context) (string, error) {
 			select {
 			case <-time.After(time.Hour):
 				return "started", nil
 			case <-ctx.Done():
 				return "", context.Cause(ctx)
 			}
-		})}}, memory(t))
+		}
+		d.OpenGate(action.Table{"start": {Lane: action.Instance, Bind: action.None(start)}}, memory(t))
 		var a answered
 		send(d, &a, "start")
 		time.Sleep(time.Hour)
@@ -150,7 +151,7 @@ func TestCallersThatWaitHaveTheWholeTime(t *testing.T) {
 				return "", context.Cause(ctx)
 			}
 		}
-		d.Ready(action.Table{"slow": {Lane: action.Overlap, Bind: action.None(slow)}}, memory(t))
+		d.OpenGate(action.Table{"slow": {Lane: action.Overlap, Bind: action.None(slow)}}, memory(t))
 		var a answered
 		for range 2 * overlapWidth {
 			d.Handle(t.Context(), mbus.Request{Method: "slow", KeepsWaiting: true}, a.reply("slow"))
@@ -174,7 +175,7 @@ func TestStateWhileVitalsHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, hang := &machine{}, make(chan struct{})
 		d := NewDispatcher(t.Context(), quiet())
-		d.Ready(action.Actions(action.Deps{State: action.StateSource{AgentID: agentID, Jobs: m,
+		d.OpenGate(action.Actions(action.Deps{State: action.StateSource{AgentID: agentID, Jobs: m,
 			VMName: func() string { return "vm-1" },
 			Vitals: func(context.Context) (any, error) { <-hang; return nil, errors.New("late") }}}), memory(t))
 		var full, plain answered

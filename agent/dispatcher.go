@@ -59,11 +59,11 @@ type Dispatcher struct {
 	pings   int
 	table   action.Table
 	tasks   *task.Tasks
-	// interrupt cancels the function that Alone runs or is about to run; nil if there is none.
+	// interrupt cancels the function that RunAlone runs or is about to run; nil if there is none.
 	interrupt context.CancelCauseFunc
 }
 
-// NewDispatcher returns a dispatcher that holds requests until Ready is called. Actions run until ctx ends.
+// NewDispatcher returns a dispatcher that holds requests until OpenGate is called. Actions run until ctx ends.
 func NewDispatcher(ctx context.Context, log *logrus.Entry) *Dispatcher {
 	d := &Dispatcher{ctx: ctx, log: log, step: "starting", methods: action.Actions(action.Deps{}),
 		opened: make(chan struct{}), judged: make(chan struct{})}
@@ -148,11 +148,12 @@ func (d *Dispatcher) callContext(q *request) (context.Context, func()) {
 	if q.row.Lane == action.Instance {
 		return d.ctx, func() {}
 	}
-	deadline := q.begun.Add(q.row.Wait())
+	deadline := q.begun.Add(q.row.EffectiveReplyTimeout())
 	if q.KeepsWaiting {
-		deadline = time.Now().Add(q.row.Wait())
+		deadline = time.Now().Add(q.row.EffectiveReplyTimeout())
 	}
-	ctx, cancel := context.WithDeadlineCause(d.ctx, deadline, fmt.Errorf("it has not ended within %s", q.row.Wait()))
+	late := fmt.Errorf("it has not ended within %s", q.row.EffectiveReplyTimeout())
+	ctx, cancel := context.WithDeadlineCause(d.ctx, deadline, late)
 	if !q.KeepsWaiting || !q.row.EndsWithCaller {
 		return ctx, cancel
 	}
@@ -183,7 +184,7 @@ func (q *request) expired() bool {
 	if q.KeepsWaiting {
 		return q.arrived.Err() != nil
 	}
-	return time.Since(q.begun) >= q.row.Wait()
+	return time.Since(q.begun) >= q.row.EffectiveReplyTimeout()
 }
 
 var errBusy = fmt.Errorf("busy: more than %d requests are queued", queueLength)
@@ -197,7 +198,7 @@ func (d *Dispatcher) startTask(q *request) {
 			// In another goroutine: this one is the transport's, and an fsync blocks.
 			d.group.Go(func() {
 				q.task.Persist()
-				d.answer(q, mbus.Value(action.Running(q.task.ID)))
+				d.answer(q, mbus.Value(action.RunningTask(q.task.ID)))
 			})
 		},
 		run: func() {
@@ -259,7 +260,7 @@ func (d *Dispatcher) execute(q *request, ctx context.Context) (value any, err er
 	}
 	call := action.Call{Method: q.Method, Protocol: q.Protocol}
 	if q.task != nil {
-		call.TaskID, call.Note = q.task.ID, q.task.Note
+		call.TaskID, call.SaveCheckpoint = q.task.ID, q.task.SaveCheckpoint
 	}
 	return q.run(action.WithCall(ctx, call))
 }
@@ -303,7 +304,7 @@ func (d *Dispatcher) answer(q *request, reply mbus.Reply) {
 		return
 	}
 	fields := logrus.Fields{"action": q.Method, "request": requestID(q.ReplyTo), "took": time.Since(q.begun).String(), "outcome": "ok"}
-	if text, failed := reply.Failed(); failed {
+	if text, failed := reply.ExceptionText(); failed {
 		fields["outcome"] = "exception"
 		fields["error"] = text
 	} else if reply.Silent() {

@@ -37,17 +37,17 @@ type held struct {
 	timer   *time.Timer
 }
 
-// Waiting sets the boot's current step. Pings that arrive before the agent is ready are answered with it.
-func (d *Dispatcher) Waiting(step string) {
+// SetStep sets the boot's current step. Pings that arrive before the agent is ready are answered with it.
+func (d *Dispatcher) SetStep(step string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	// create-env stops retrying at any text that contains this.
 	d.step = strings.ReplaceAll(step, "x509: ", "x509 ")
 }
 
-// Ready serves requests from the table from now on, beginning with those that were held. It resumes or fails the tasks
-// that a restart interrupted.
-func (d *Dispatcher) Ready(table action.Table, tasks *task.Tasks) {
+// OpenGate serves requests from the table from now on, beginning with those that were held. It resumes or fails the
+// tasks that a restart interrupted.
+func (d *Dispatcher) OpenGate(table action.Table, tasks *task.Tasks) {
 	d.mu.Lock()
 	if d.phase == ready {
 		d.mu.Unlock()
@@ -82,10 +82,10 @@ func (d *Dispatcher) Ready(table action.Table, tasks *task.Tasks) {
 	}
 }
 
-// Failed drops the held requests because the boot has failed. On the first boot of a machine, pings are then answered
+// FailBoot drops the held requests because the boot has failed. On the first boot of a machine, pings are then answered
 // with the verdict, so that a deployment fails within seconds and shows the cause. On a later boot, the agent only
-// falls silent. Ready may still follow if a retry succeeds.
-func (d *Dispatcher) Failed(verdict string, firstBoot bool) {
+// falls silent. OpenGate may still follow if a retry succeeds.
+func (d *Dispatcher) FailBoot(verdict string, firstBoot bool) {
 	d.mu.Lock()
 	if d.phase == ready {
 		d.mu.Unlock()
@@ -107,9 +107,9 @@ func (d *Dispatcher) Failed(verdict string, firstBoot bool) {
 	}
 }
 
-// Retrying withdraws the verdict of a first boot while it is retried. After a later boot has failed, the agent stays
-// silent until it is ready: one exception ends a cloud check, and the resurrector only reacts to silence.
-func (d *Dispatcher) Retrying() {
+// WithdrawVerdict withdraws the verdict of a first boot while it is retried. After a later boot has failed, the agent
+// stays silent until it is ready: one exception ends a cloud check, and the resurrector only reacts to silence.
+func (d *Dispatcher) WithdrawVerdict() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.phase == failedFirstBoot {
@@ -124,8 +124,8 @@ func (d *Dispatcher) isReady() bool {
 	return d.phase == ready
 }
 
-// Opened returns a channel that is closed when the agent is ready.
-func (d *Dispatcher) Opened() <-chan struct{} { return d.opened }
+// GateOpened returns a channel that is closed when the agent is ready.
+func (d *Dispatcher) GateOpened() <-chan struct{} { return d.opened }
 
 // hold keeps or rejects a request that arrives before the agent is ready. It returns false if the agent is ready.
 func (d *Dispatcher) hold(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) bool {
@@ -136,7 +136,7 @@ func (d *Dispatcher) hold(ctx context.Context, r mbus.Request, reply func(mbus.R
 	current, room := d.phase, len(d.held) < maxHeld
 	if current == starting && room {
 		h := &held{ctx: ctx, request: r, reply: reply}
-		h.timer = time.AfterFunc(d.methods[r.Method].Wait(), func() { d.drop(h) })
+		h.timer = time.AfterFunc(d.methods[r.Method].EffectiveReplyTimeout(), func() { d.drop(h) })
 		d.held = append(d.held, h)
 	}
 	d.mu.Unlock()

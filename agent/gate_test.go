@@ -79,7 +79,7 @@ func rawArguments(values ...string) (list []json.RawMessage) {
 // Garbage of pings and polls is collected at the cost of the latency of all answers.
 func TestPingAllocatesNothing(t *testing.T) {
 	d := NewDispatcher(t.Context(), quiet())
-	d.Ready(pingTable(), memory(t))
+	d.OpenGate(pingTable(), memory(t))
 	request, reply := mbus.Request{Method: "ping", ReplyTo: "r"}, func(mbus.Reply) {}
 	if n := testing.AllocsPerRun(1000, func() { d.Handle(t.Context(), request, reply) }); n != 0 {
 		t.Errorf("%v allocations for a ping, want none", n)
@@ -96,7 +96,7 @@ func TestPingBeforeReady(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := NewDispatcher(t.Context(), quiet())
 		var a answered
-		d.Waiting("ephemeral disk: waits for /dev/sdb: x509: bad")
+		d.SetStep("ephemeral disk: waits for /dev/sdb: x509: bad")
 		ask(d, &a, "ping")
 		time.Sleep(899 * time.Millisecond)
 		expect(t, &a)
@@ -105,14 +105,14 @@ func TestPingBeforeReady(t *testing.T) {
 
 		ask(d, &a, "ping")
 		time.Sleep(500 * time.Millisecond)
-		d.Ready(pingTable(), memory(t))
+		d.OpenGate(pingTable(), memory(t))
 		expect(t, &a, `ping {"value":"pong"}`)
 		ask(d, &a, "ping")
 		expect(t, &a, `ping {"value":"pong"}`)
 		if !d.isReady() {
 			t.Error("not ready")
 		}
-		d.Failed("too late", true)
+		d.FailBoot("too late", true)
 		ask(d, &a, "ping")
 		expect(t, &a, `ping {"value":"pong"}`)
 	})
@@ -125,7 +125,7 @@ func TestVerdictOfTheFirstBoot(t *testing.T) {
 		ask(d, &a, "ping")
 		ask(d, &a, "get_state")
 		synctest.Wait()
-		d.Failed("ephemeral disk: refused: it holds data", true)
+		d.FailBoot("ephemeral disk: refused: it holds data", true)
 		synctest.Wait()
 		got := strings.Join(a.take(), "\n")
 		for _, want := range []string{`ping {"exception":{"message":"ephemeral disk: refused: it holds data"}}`, "get_state silence"} {
@@ -137,12 +137,12 @@ func TestVerdictOfTheFirstBoot(t *testing.T) {
 		ask(d, &a, "list_disk")
 		expect(t, &a, `ping {"exception":{"message":"ephemeral disk: refused: it holds data"}}`, "list_disk silence")
 		// The next attempt may succeed.
-		d.Retrying()
-		d.Waiting("ephemeral disk")
+		d.WithdrawVerdict()
+		d.SetStep("ephemeral disk")
 		ask(d, &a, "ping")
 		time.Sleep(time.Second)
 		expect(t, &a, `ping {"exception":{"message":"restarting agent: ephemeral disk"}}`)
-		d.Ready(pingTable(), memory(t))
+		d.OpenGate(pingTable(), memory(t))
 		ask(d, &a, "ping")
 		expect(t, &a, `ping {"value":"pong"}`)
 	})
@@ -154,26 +154,26 @@ func TestLaterBootsFailSilently(t *testing.T) {
 		var a answered
 		ask(d, &a, "ping")
 		synctest.Wait()
-		d.Failed("disk lost", false)
+		d.FailBoot("disk lost", false)
 		expect(t, &a, "ping silence")
 		ask(d, &a, "ping")
 		ask(d, &a, "get_state")
 		expect(t, &a, "ping silence", "get_state silence")
 		// The boot is retried, which is not announced until it succeeds.
 		for range 2 {
-			d.Retrying()
-			d.Waiting("ephemeral disk")
+			d.WithdrawVerdict()
+			d.SetStep("ephemeral disk")
 			ask(d, &a, "ping")
 			ask(d, &a, "get_state")
 			time.Sleep(time.Second)
 			expect(t, &a, "ping silence", "get_state silence")
-			d.Failed("disk lost", false)
+			d.FailBoot("disk lost", false)
 		}
 		if d.isReady() {
 			t.Error("ready")
 		}
-		d.Retrying()
-		d.Ready(pingTable(), memory(t))
+		d.WithdrawVerdict()
+		d.OpenGate(pingTable(), memory(t))
 		ask(d, &a, "ping")
 		expect(t, &a, `ping {"value":"pong"}`)
 	})
@@ -201,7 +201,7 @@ func TestRequestsBeforeReady(t *testing.T) {
 		time.Sleep(time.Second)
 		expect(t, &a, "get_state silence")
 		disconnect()
-		d.Ready(table, memory(t))
+		d.OpenGate(table, memory(t))
 		expect(t, &a, "gone silence", `stop {"value":"stoped"}`, `start {"value":"started"}`)
 		expect(t, &unknown, `hop {"exception":{"message":"unknown message hop"}}`)
 	})
@@ -219,7 +219,7 @@ func TestHeldRequestsAreBounded(t *testing.T) {
 		if got := len(a.take()); got != 10 {
 			t.Errorf("%d were turned away, want 10", got)
 		}
-		d.Failed("", false)
+		d.FailBoot("", false)
 	})
 }
 
@@ -230,7 +230,7 @@ func TestInterruptedTasks(t *testing.T) {
 		t.Fatal(err)
 	}
 	lost, resumed := tasks.Begin("apply", false), tasks.Begin("update_settings", false)
-	if err := resumed.Note([]byte(`{"n":1}`)); err != nil {
+	if err := resumed.SaveCheckpoint([]byte(`{"n":1}`)); err != nil {
 		t.Fatal(err)
 	}
 	lost.Persist()
@@ -244,7 +244,7 @@ func TestInterruptedTasks(t *testing.T) {
 	row.Resume = func(_ context.Context, note json.RawMessage) (any, error) { return "ok" + string(note), nil }
 	table["update_settings"] = row
 	d := NewDispatcher(t.Context(), quiet())
-	d.Ready(table, tasks)
+	d.OpenGate(table, tasks)
 	d.Wait()
 	for id, want := range map[string]string{
 		resumed.ID: `{"value":"ok{\"n\":1}"}`,
@@ -318,7 +318,7 @@ func TestPingsWithoutEarlyAnswers(t *testing.T) {
 		ping := func() { d.Handle(t.Context(), mbus.Request{Method: "ping"}, a.reply("ping")) }
 		ping()
 		expect(t, &a, "ping silence")
-		d.Failed("no disk", true)
+		d.FailBoot("no disk", true)
 		ping()
 		expect(t, &a, "ping silence")
 		early = true
@@ -329,7 +329,7 @@ func TestPingsWithoutEarlyAnswers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d.Ready(action.Actions(action.Deps{Tasks: tasks}), tasks)
+		d.OpenGate(action.Actions(action.Deps{Tasks: tasks}), tasks)
 		ping()
 		expect(t, &a, `ping {"value":"pong"}`)
 	})

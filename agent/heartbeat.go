@@ -125,8 +125,8 @@ func (h Heartbeats) collect(ctx context.Context) heartbeat {
 	b := heartbeat{Vitals: struct{}{}}
 	ctx, cancel := context.WithTimeout(ctx, vitalsTimeout)
 	defer cancel()
-	vitals := action.Background(func() (any, error) { return h.Vitals(ctx) })
-	state, processes, ok := action.Observe(ctx, h.Jobs)
+	vitals := action.RunInBackground(func() (any, error) { return h.Vitals(ctx) })
+	state, processes, ok := action.ObserveJobs(ctx, h.Jobs)
 	b.JobState = state
 	if ok {
 		n := len(processes)

@@ -30,7 +30,7 @@ func TestErrorsOfSensitiveRequestsAreNotLogged(t *testing.T) {
 	tasks := must[*task.Tasks](t)(task.Open(t.Context(), task.Options{Path: path, Log: quiet()}))
 	fail := func(context.Context) (string, error) { return "", errors.New("cannot use hunter2") }
 	d := NewDispatcher(t.Context(), logrus.NewEntry(log))
-	d.Ready(action.Table{
+	d.OpenGate(action.Table{
 		"secretive": {Mode: action.Async, Lane: action.Instance, Sensitive: true, Bind: action.None(fail),
 			Resume: func(ctx context.Context, _ json.RawMessage) (any, error) { return fail(ctx) }},
 		"private":  {Lane: action.Overlap, Sensitive: true, Bind: action.None(fail)},

@@ -26,7 +26,7 @@ func counting(lane action.Lane, mode action.Mode, runs *atomic.Int64) action.Row
 
 func TestGateOnTheWire(t *testing.T) {
 	w := newWorld(t, nil)
-	w.dispatcher.Waiting("network: waits for eth0")
+	w.dispatcher.SetStep("network: waits for eth0")
 	want := `{"exception":{"message":"restarting agent: network: waits for eth0"}}`
 	start := time.Now()
 	if got := w.director.Call(agentID, "ping"); got != want {
@@ -264,7 +264,7 @@ func TestUpdateSettingsResumes(t *testing.T) {
 	note := func(update string) json.RawMessage {
 		t.Helper()
 		var checkpoint json.RawMessage
-		ctx := action.WithCall(t.Context(), action.Call{Note: func(n json.RawMessage) error {
+		ctx := action.WithCall(t.Context(), action.Call{SaveCheckpoint: func(n json.RawMessage) error {
 			checkpoint = n
 			return errors.New("the agent dies here")
 		}})

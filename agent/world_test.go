@@ -315,7 +315,7 @@ func (w *world) deps() action.Deps {
 			Certificates: w.machine, Disks: w.machine},
 		SensitiveBlobs: w.machine,
 		Removable:      []string{w.dirs.Tmp()},
-		SSH:            &action.SSH{Users: users{w.machine}, HostKey: func(ctx context.Context) (string, error) { return action.HostKeyBelow(ctx, w.dirs.Base()) }, Networks: func() map[string]settings.Network { return w.current.Effective().Settings.Networks }},
+		SSH:            &action.SSH{Users: users{w.machine}, HostKey: func(ctx context.Context) (string, error) { return action.AwaitHostKey(ctx, w.dirs.Base()) }, Networks: func() map[string]settings.Network { return w.current.Effective().Settings.Networks }},
 		DNS:            &action.DNS{Blobs: w.machine, Hosts: w.machine, Records: w.dirs.DNSRecords(), GID: os.Getgid()},
 		Neighbors:      w.machine,
 		Power:          w.machine,
@@ -323,7 +323,7 @@ func (w *world) deps() action.Deps {
 }
 
 func (w *world) ready() *world {
-	w.dispatcher.Ready(w.table, w.tasks)
+	w.dispatcher.OpenGate(w.table, w.tasks)
 	return w
 }
 

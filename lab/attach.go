@@ -182,9 +182,9 @@ func ImageSize(path string) int64 {
 	return info.Size()
 }
 
-// Release removes the machine. Its disks, except for the ephemeral one, are kept and can be attached to another
-// machine.
-func (i *Instance) Release(ctx context.Context) error {
+// RemoveKeepingDisks removes the machine. Its disks, except for the ephemeral one, are kept and can be attached to
+// another machine.
+func (i *Instance) RemoveKeepingDisks(ctx context.Context) error {
 	i.mu.Lock()
 	images := maps.Clone(i.disks)
 	i.mu.Unlock()

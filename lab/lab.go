@@ -158,7 +158,7 @@ func New(ctx context.Context, o Options) (*Lab, error) {
 }
 
 func defaultEngine(ctx context.Context, o Options) (machine.Engine, error) {
-	if err := (nspawn.Engine{}).Missing(); err != nil {
+	if err := (nspawn.Engine{}).CheckHost(); err != nil {
 		return nil, err
 	}
 	cache := tree.Cache{Dir: tree.DefaultDir()}

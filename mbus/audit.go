@@ -25,7 +25,7 @@ func NATSEvent(method, replyTo string, reply Reply, server, hostname string) Eve
 		host, port = server, ""
 	}
 	e := Event{Name: clip(method), extensions: []extension{{"duser", clip(replyTo)}, {"src", host}, {"spt", port}, {"shost", hostname}}}
-	text, failed := reply.Failed()
+	text, failed := reply.ExceptionText()
 	if reply.Silent() {
 		text, failed = "not answered", true
 	}

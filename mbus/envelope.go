@@ -129,8 +129,8 @@ func Silence() Reply { return Reply{silent: true} }
 // Silent reports whether the reply is not sent.
 func (r Reply) Silent() bool { return r.silent }
 
-// Failed reports whether the reply is an exception. The text is safe to log.
-func (r Reply) Failed() (string, bool) {
+// ExceptionText returns the text of an exception, as far as it is safe to log. ok is false for another reply.
+func (r Reply) ExceptionText() (text string, ok bool) {
 	if r.failed && r.private {
 		return "not logged, because it may hold a secret", true
 	}

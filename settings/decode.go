@@ -28,7 +28,7 @@ func Decode(name string, raw secret.JSON) (Settings, report.Report) {
 		s.Disks.Ephemeral = nil
 	}
 	s.check(d)
-	return s, d.Done()
+	return s, d.Findings()
 }
 
 // Encode returns the content of the cached settings.json: the document with its unknown members, in a form that
@@ -123,7 +123,7 @@ func Validate(name string, raw secret.JSON) report.Report {
 func DecodeNetworks(name string, raw []byte) (networks map[string]Network, rep report.Report) {
 	d, _ := jsondoc.Decode(name, raw, &networks, jsondoc.Tolerate, networkRules("*.")...)
 	checkNetworks(d, "", networks)
-	return networks, d.Done()
+	return networks, d.Findings()
 }
 
 func checkNetworks(d *jsondoc.Document, at string, networks map[string]Network) {

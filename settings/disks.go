@@ -73,7 +73,7 @@ func DecodeHint(raw secret.JSON) (h DiskHint, err error) {
 		append(hintRules(""), jsondoc.Rule{Rewrite: func(raw string, say func(report.Severity, string)) string {
 			return hint(raw, func(_ report.Severity, message string) { say(report.Error, message) })
 		}})...)
-	return h, d.Done().Err()
+	return h, d.Findings().Err()
 }
 
 // DecodeHints parses persistent_disk_hints.json.
@@ -85,7 +85,7 @@ func DecodeHints(raw secret.JSON) (map[string]PersistentDisk, report.Report) {
 		all[cid] = PersistentDisk{CID: cid, Hint: r.Hint(), FileSystem: r.FileSystemType, MountOptions: r.MountOptions,
 			Partitioner: r.Partitioner}
 	}
-	return all, d.Done()
+	return all, d.Findings()
 }
 
 // EncodeHints returns the content of persistent_disk_hints.json, with passwords in clear.

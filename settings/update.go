@@ -39,7 +39,7 @@ func DecodeUpdate(name string, raw secret.JSON) (Update, report.Report) {
 			d.Errorf(at+".cid", "missing; it identifies the disk")
 		}
 	}
-	return u, d.Done()
+	return u, d.Findings()
 }
 
 // Has reports whether the update contains a member, even an empty one.

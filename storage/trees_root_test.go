@@ -37,7 +37,7 @@ func TestRootMigrateEveryKindOfFile(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "old")
 			b.ok(os.Mkdir(dir, 0o755))
 			b.ok(mount.MountDevice(ctx, old.Path+"p1", dir, kinds[0], nil))
-			if diff := treetest.Judge(t, dir, b.Dirs.Store()); diff != "" {
+			if diff := treetest.Diff(t, dir, b.Dirs.Store()); diff != "" {
 				t.Errorf("rsync sees differences:\n%s", diff)
 			}
 			if e, _, err := mount.At(b.Dirs.Store()); err != nil || e.Type != kinds[1] || e.Source != fresh.Path+"p1" {

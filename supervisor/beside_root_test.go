@@ -433,7 +433,7 @@ func TestRootMonitProgram(t *testing.T) {
 	monit(0, "unmonitor", "all")
 	await("not monitored", "a", "b", "other")
 	monit(0, "monitor", "all")
-	w.s.Validate()
+	w.s.StartCycle()
 	await("running", "a", "b", "other", "system_"+host)
 	monit(0, "-g", "vcap", "stop", "all")
 	await("not monitored", "a", "b")

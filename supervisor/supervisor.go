@@ -98,8 +98,8 @@ func New(o Options) (*Supervisor, error) {
 // Reload makes Run read the control files again. Running processes are not affected.
 func (s *Supervisor) Reload() { token(s.reload) }
 
-// Validate starts a cycle at once.
-func (s *Supervisor) Validate() { token(s.wake) }
+// StartCycle starts a cycle at once.
+func (s *Supervisor) StartCycle() { token(s.wake) }
 
 func token(c chan struct{}) {
 	select {

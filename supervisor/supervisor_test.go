@@ -396,7 +396,7 @@ func TestOneAlertInACycle(t *testing.T) {
 		return regexp.MustCompile(`<service name="a">.*?</collected_usec>`).FindString(w.get("/_status2?format=xml"))
 	}
 	before := looked()
-	w.s.Validate()
+	w.s.StartCycle()
 	eventually.True(t, "another cycle", func() bool { return looked() != before })
 	old, now := w.replace("a")
 	last := fmt.Sprintf("PID changed from %d to %d", old, now)
@@ -433,7 +433,7 @@ func TestRemovedPidFileWaitsForACycle(t *testing.T) {
 	if got := w.calls(); got != "start a" {
 		t.Errorf("calls before the cycle: got %q", got)
 	}
-	w.s.Validate()
+	w.s.StartCycle()
 	eventually.True(t, "a start in the cycle", func() bool { return w.calls() == "start a, start a" })
 }
 
@@ -862,21 +862,21 @@ func TestOneProgramAtATime(t *testing.T) {
 		text, _ := os.ReadFile(filepath.Join(w.dir, "overs"))
 		return string(text)
 	}
-	eventually.True(t, "the program", func() bool { w.s.Validate(); return overs() != "" })
+	eventually.True(t, "the program", func() bool { w.s.StartCycle(); return overs() != "" })
 	for range 3 {
 		looked := w.looked("a")
-		eventually.True(t, "a cycle", func() bool { w.s.Validate(); return w.looked("a") != looked })
+		eventually.True(t, "a cycle", func() bool { w.s.StartCycle(); return w.looked("a") != looked })
 	}
 	w.request("a", "unmonitor")
 	w.await("a", "not monitored")
 	w.request("a", "monitor")
 	looked := w.looked("a")
-	eventually.True(t, "a cycle", func() bool { w.s.Validate(); return w.looked("a") != looked })
+	eventually.True(t, "a cycle", func() bool { w.s.StartCycle(); return w.looked("a") != looked })
 	if got := overs(); got != "Resource limit matched\n" {
 		t.Errorf("while the program runs: got %q", got)
 	}
 	release()
-	eventually.True(t, "the program again", func() bool { w.s.Validate(); return strings.Count(overs(), "\n") == 2 })
+	eventually.True(t, "the program again", func() bool { w.s.StartCycle(); return strings.Count(overs(), "\n") == 2 })
 	release() // for it to end
 }
 

@@ -91,7 +91,7 @@ func FuzzArguments(f *testing.F) {
 
 func TestSSHWithoutKeyOrAddressCreatesNobody(t *testing.T) {
 	root := t.TempDir()
-	s := &SSH{Users: noUsers{t}, HostKey: func(ctx context.Context) (string, error) { return HostKeyBelow(ctx, root) },
+	s := &SSH{Users: noUsers{t}, HostKey: func(ctx context.Context) (string, error) { return AwaitHostKey(ctx, root) },
 		Networks: func() map[string]settings.Network { return nil }}
 	params := sshParams{User: "bosh_a", PublicKey: "ssh-rsa K"}
 	ended, cancel := context.WithCancel(t.Context())
@@ -128,7 +128,7 @@ func TestSSHWaitsForTheFirstHostKey(t *testing.T) {
 	asked, answers := make(chan struct{}), make(chan answer, 1)
 	go func() {
 		close(asked)
-		key, err := HostKeyBelow(t.Context(), root)
+		key, err := AwaitHostKey(t.Context(), root)
 		answers <- answer{key, err}
 	}()
 	<-asked
@@ -137,7 +137,7 @@ func TestSSHWaitsForTheFirstHostKey(t *testing.T) {
 		t.Errorf("got %q, %v", got.key, got.err)
 	}
 	writeHostKey(t, root, "rsa")
-	if key, err := HostKeyBelow(t.Context(), root); key != "ssh-rsa A" || err != nil {
+	if key, err := AwaitHostKey(t.Context(), root); key != "ssh-rsa A" || err != nil {
 		t.Errorf("with an RSA key: got %q, %v", key, err)
 	}
 }

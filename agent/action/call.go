@@ -10,8 +10,8 @@ type Call struct {
 	Method   string
 	Protocol int    // 0 from create-env, 3 from a Director
 	TaskID   string // empty for a synchronous call
-	// Note saves a checkpoint; nil for a synchronous call.
-	Note func(json.RawMessage) error
+	// SaveCheckpoint saves a checkpoint; nil for a synchronous call.
+	SaveCheckpoint func(json.RawMessage) error
 }
 
 type callKey struct{}
@@ -30,7 +30,7 @@ func callOf(ctx context.Context) Call {
 // checkpoint saves the progress of a resumable task. If the agent restarts, Resume gets the last checkpoint. For a
 // synchronous call it does nothing.
 func checkpoint(ctx context.Context, note json.RawMessage) error {
-	if record := callOf(ctx).Note; record != nil {
+	if record := callOf(ctx).SaveCheckpoint; record != nil {
 		return record(note)
 	}
 	return nil

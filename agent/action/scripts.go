@@ -13,7 +13,7 @@ import (
 // agent must not interrupt a deployment's pre-start.
 func detached[T any](ctx context.Context, f func(context.Context) (T, error)) (T, error) {
 	inner, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	done := Background(func() (T, error) {
+	done := RunInBackground(func() (T, error) {
 		defer cancel(nil) // not when detached returns: that would end the scripts
 		return f(inner)
 	})

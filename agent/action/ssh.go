@@ -30,7 +30,7 @@ type SSHUsers interface {
 // SSH holds the dependencies of the ssh action.
 type SSH struct {
 	Users SSHUsers
-	// HostKey returns the key for the caller's known hosts; see HostKeyBelow.
+	// HostKey returns the key for the caller's known hosts; see AwaitHostKey.
 	HostKey  func(ctx context.Context) (string, error)
 	Networks Networks
 
@@ -109,9 +109,9 @@ func (s *SSH) cleanup(ctx context.Context, p sshParams) (sshResult, error) {
 // hostKeyWait bounds the wait for the machine's first host key. Callers wait longer than that for an answer.
 const hostKeyWait = 30 * time.Second
 
-// HostKeyBelow returns the public host key of the sshd whose files are below root. It prefers the RSA key, since older
-// clients support no other. A machine creates its keys while it boots, so HostKeyBelow waits for the first one.
-func HostKeyBelow(ctx context.Context, root string) (key string, err error) {
+// AwaitHostKey returns the public host key of the sshd whose files are below root. It prefers the RSA key, since older
+// clients support no other. A machine creates its keys while it boots, so AwaitHostKey waits for the first one.
+func AwaitHostKey(ctx context.Context, root string) (key string, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, hostKeyWait, fmt.Errorf("none after %v", hostKeyWait))
 	defer cancel()
 	dir := filepath.Join(root, "etc/ssh")

@@ -51,11 +51,11 @@ func (s StateSource) state(ctx context.Context, format *string) (InstanceState, 
 	ctx, cancel := context.WithTimeout(ctx, stateTimeout)
 	defer cancel()
 	full := format != nil && *format == "full"
-	var vitals <-chan Outcome[any]
+	var vitals <-chan BackgroundResult[any]
 	if full {
-		vitals = Background(func() (any, error) { return s.Vitals(ctx) })
+		vitals = RunInBackground(func() (any, error) { return s.Vitals(ctx) })
 	}
-	job, processes, _ := Observe(ctx, s.Jobs)
+	job, processes, _ := ObserveJobs(ctx, s.Jobs)
 	spec, err := s.Jobs.Spec()
 	if err != nil {
 		return InstanceState{}, fmt.Errorf("applied spec: %w", err)
@@ -74,16 +74,16 @@ func (s StateSource) state(ctx context.Context, format *string) (InstanceState, 
 	return state, nil
 }
 
-// Observe asks the supervisor for the state of the jobs. If it does not answer within stateTimeout, the state is
+// ObserveJobs asks the supervisor for the state of the jobs. If it does not answer within stateTimeout, the state is
 // "unknown" and ok is false.
-func Observe(ctx context.Context, j Jobs) (state string, processes []jobs.Process, ok bool) {
+func ObserveJobs(ctx context.Context, j Jobs) (state string, processes []jobs.Process, ok bool) {
 	ctx, cancel := context.WithTimeout(ctx, stateTimeout)
 	defer cancel()
 	type observed struct {
 		state     string
 		processes []jobs.Process
 	}
-	answer := Background(func() (o observed, err error) {
+	answer := RunInBackground(func() (o observed, err error) {
 		o.state = j.JobState(ctx)
 		o.processes, err = j.Processes(ctx)
 		return o, err
@@ -99,24 +99,24 @@ func Observe(ctx context.Context, j Jobs) (state string, processes []jobs.Proces
 	}
 }
 
-// Outcome is the result of a function run by Background.
-type Outcome[T any] struct {
+// BackgroundResult is the result of a function run by RunInBackground.
+type BackgroundResult[T any] struct {
 	Value T
 	Err   error
 }
 
-// Background runs f in a goroutine, so that the caller can give up on a function that ignores its context. It returns a
-// panic as an error.
-func Background[T any](f func() (T, error)) <-chan Outcome[T] {
-	done := make(chan Outcome[T], 1)
+// RunInBackground runs f in a goroutine, so that the caller can give up on a function that ignores its context. It
+// returns a panic as an error.
+func RunInBackground[T any](f func() (T, error)) <-chan BackgroundResult[T] {
+	done := make(chan BackgroundResult[T], 1)
 	go func() {
 		defer func() {
 			if p := recover(); p != nil {
-				done <- Outcome[T]{Err: fmt.Errorf("internal error: %T", p)}
+				done <- BackgroundResult[T]{Err: fmt.Errorf("internal error: %T", p)}
 			}
 		}()
 		value, err := f()
-		done <- Outcome[T]{value, err}
+		done <- BackgroundResult[T]{value, err}
 	}()
 	return done
 }

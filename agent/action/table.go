@@ -101,8 +101,8 @@ const (
 	BundleReplyTimeout  = 10 * time.Minute
 )
 
-// Wait returns how long the caller of this row waits.
-func (r Row) Wait() time.Duration {
+// EffectiveReplyTimeout returns how long the caller of this row waits.
+func (r Row) EffectiveReplyTimeout() time.Duration {
 	if r.ReplyTimeout > 0 {
 		return r.ReplyTimeout
 	}

@@ -22,8 +22,8 @@ type TaskHandle struct {
 	State string `json:"state"`
 }
 
-// Running returns the handle of a running task.
-func Running(id string) TaskHandle { return TaskHandle{ID: id, State: "running"} }
+// RunningTask returns the handle of a running task.
+func RunningTask(id string) TaskHandle { return TaskHandle{ID: id, State: "running"} }
 
 func getTask(tasks Tasks) func(context.Context, string) (any, error) {
 	return func(_ context.Context, id string) (any, error) {
@@ -32,7 +32,7 @@ func getTask(tasks Tasks) func(context.Context, string) (any, error) {
 		case err != nil:
 			return nil, err
 		case o.Running:
-			return Running(id), nil
+			return RunningTask(id), nil
 		case o.Failed:
 			return nil, TaskFailed{o.Method, id, o.Error}
 		}

@@ -156,8 +156,8 @@ func (s *Tasks) Begin(method string, cancelable bool) *Task {
 	return t
 }
 
-// Note records a checkpoint from which the task can be resumed after a restart.
-func (t *Task) Note(note json.RawMessage) error {
+// SaveCheckpoint records a checkpoint from which the task can be resumed after a restart.
+func (t *Task) SaveCheckpoint(note json.RawMessage) error {
 	t.change(func(e *entry) { e.Note = note })
 	return t.owner.save()
 }

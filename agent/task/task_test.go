@@ -55,10 +55,10 @@ func TestOutcomesSurviveARestart(t *testing.T) {
 	}
 	done.Finish("applied", nil)
 	failed.Finish(nil, errors.New("boom"))
-	if err := running.Note(json.RawMessage(`{"step":1}`)); err != nil {
+	if err := running.SaveCheckpoint(json.RawMessage(`{"step":1}`)); err != nil {
 		t.Fatal(err)
 	}
-	if err := running.Note(json.RawMessage(`{"step":2}`)); err != nil {
+	if err := running.SaveCheckpoint(json.RawMessage(`{"step":2}`)); err != nil {
 		t.Fatal(err)
 	}
 

@@ -59,7 +59,7 @@ func TestAnotherAgentIDInheritsNothing(t *testing.T) {
 	must(disks.Ask(diskrecord.Accept, "vol-2", ""))
 	must(marker.Set("a-1"))
 	must(starts.Record(time.Now(), ""))
-	must(status.KeepBoot(dirs.Boots(), status.Document{BootID: "boot"}))
+	must(status.AddBoot(dirs.Boots(), status.Document{BootID: "boot"}))
 	must((&jobs.SpecFile{Dirs: dirs}).Write(jobs.Spec{Deployment: "a deployment"}, &bundle.Switch{}))
 	must(os.MkdirAll(dirs.MonitJobs(), 0o700))
 	must(os.WriteFile(filepath.Join(dirs.MonitJobs(), "0000_web.monitrc"), nil, 0o600))

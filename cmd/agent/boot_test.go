@@ -334,7 +334,7 @@ func TestTheWatchdogIsFedThroughTheDispatcher(t *testing.T) {
 		a, _ := agentWithStep(t, ctx, true, nil)
 		go func() {
 			time.Sleep(30 * time.Minute)
-			a.dispatcher.Failed("lost", false)
+			a.dispatcher.FailBoot("lost", false)
 		}()
 		fed := 0
 		feedWatchdog(ctx, 20*time.Second, a.dispatcher, func() error { fed++; return nil }, a.log)

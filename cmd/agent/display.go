@@ -61,7 +61,7 @@ func (d *display) progress(name string, p status.Progress) {
 
 // showState shows the state of a serving agent, and its bus, to the service manager.
 func (d *display) showState() {
-	if doc := d.rec.Snapshot(); doc.Served() {
+	if doc := d.rec.Snapshot(); doc.Serving() {
 		d.serviceLine.Show(fmt.Sprintf("STATUS=%s; bus: %s", doc.State, doc.Bus))
 	}
 }

@@ -177,7 +177,7 @@ func newMachine(o machineOptions) (*machine, error) {
 		certificates:  certificates{b.Host},
 		neighbors:     neighbors{},
 		power:         manager,
-		hostKey:       func(ctx context.Context) (string, error) { return action.HostKeyBelow(ctx, "/") },
+		hostKey:       func(ctx context.Context) (string, error) { return action.AwaitHostKey(ctx, "/") },
 		networks:      b.Networks,
 		monit:         monitSupervisor(b, client, monitManager),
 		monitClient:   client,

@@ -76,7 +76,7 @@ func (b *booting) noteGoingDown(ctx context.Context) {
 			d.Down += " by " + by
 		}
 	})
-	if err := status.KeepBoot(b.display.history.Path, b.display.rec.Snapshot()); err != nil {
+	if err := status.AddBoot(b.display.history.Path, b.display.rec.Snapshot()); err != nil {
 		b.log.WithError(err).Warn("cannot record why the machine goes down")
 	}
 }
@@ -116,8 +116,8 @@ func (s *serving) explainReboot(ctx context.Context) {
 	}
 	told := status.Reboot{Cause: account.Cause, Back: back}
 	s.display.write(func(d *status.Document) { d.Reboot = &told })
-	s.log.WithField("account", told.Account()).Info("the machine was rebooted")
-	s.alerts.Send(agent.RebootAlert(told.Account()))
+	s.log.WithField("account", told.Summary()).Info("the machine was rebooted")
+	s.alerts.Send(agent.RebootAlert(told.Summary()))
 }
 
 // disksBack lists the persistent disks that are mounted, and those that are not.

@@ -362,13 +362,13 @@ func (b *booting) boot(ctx context.Context) error {
 	loop := bootstrap.Loop{
 		Engine: &engine.Engine{Log: log, Status: b.display.rec, Notify: b.showStep, Boundary: boundary(b.dirs),
 			Failing: func(v engine.Verdict) { b.failing(ctx, v) }},
-		Machine: b.machine.Machine, Log: log, Go: b.spawn, Ready: b.ready, Retrying: b.dispatcher.Retrying}
+		Machine: b.machine.Machine, Log: log, Go: b.spawn, Ready: b.ready, Retrying: b.dispatcher.WithdrawVerdict}
 	return loop.Run(ctx)
 }
 
 // showStep shows the current step to the service manager, and to Directors that ping.
 func (b *booting) showStep(text string) {
-	b.dispatcher.Waiting(strings.TrimPrefix(text, "STATUS="))
+	b.dispatcher.SetStep(strings.TrimPrefix(text, "STATUS="))
 	b.display.serviceLine.ShowDelayed(text)
 }
 
@@ -385,19 +385,19 @@ func (b *booting) failed(ctx context.Context, v engine.Verdict, first bool) {
 		d.State, d.Verdict, d.First, d.VerdictNS = status.Failed, line, first, b.display.rec.Now()
 	})
 	if first && errors.Is(v.Cause, device.ErrTimedOut) && time.Duration(b.display.rec.Now()) < lateDiskGrace {
-		b.dispatcher.Waiting(line)
+		b.dispatcher.SetStep(line)
 	} else {
-		b.dispatcher.Failed(line, first)
+		b.dispatcher.FailBoot(line, first)
 		b.bus.AlertOnce(line)
 	}
 	b.display.announcer.Failed(ctx, v)
-	b.spawn(func() { b.display.history.Keep(ctx, 0) })
+	b.spawn(func() { b.display.history.SaveBoot(ctx, 0) })
 }
 
 // failing announces a failed step or an expired wait, or withdraws the announcement if the step succeeds after all.
 func (b *booting) failing(ctx context.Context, v engine.Verdict) {
 	if v.Cause == nil {
-		b.dispatcher.Retrying()
+		b.dispatcher.WithdrawVerdict()
 		b.bus.ForgetAlert()
 		return
 	}
@@ -420,7 +420,7 @@ func (b *booting) ready(ctx context.Context, v engine.Verdict) error {
 		changes = d.Changes()
 		d.Unchanged, d.ReadyNS = changes == 0, int64(after)
 	})
-	b.dispatcher.Ready(action.Actions(s.deps), tasks)
+	b.dispatcher.OpenGate(action.Actions(s.deps), tasks)
 	b.bus.ForgetAlert()
 	if err := b.program.showIdentity(); err != nil {
 		b.log.WithError(err).Warn("cannot write the files that identify the agent")
@@ -443,8 +443,8 @@ func (b *booting) ready(ctx context.Context, v engine.Verdict) error {
 	b.display.showState()
 	b.display.announcer.Ready(v, after)
 	b.spawn(func() {
-		b.display.history.Keep(ctx, 0) // a power cut may come before the boot is over
-		b.display.history.Keep(ctx, status.BootOver)
+		b.display.history.SaveBoot(ctx, 0) // a power cut may come before the boot is over
+		b.display.history.SaveBoot(ctx, status.BootOver)
 	})
 	if err := b.program.notifier.Ready(); err != nil {
 		b.log.WithError(err).Warn("cannot notify the service manager")
@@ -524,7 +524,7 @@ func (s *serving) report(ctx context.Context) {
 	s.bus.OnConnect(s.alerts.Wake)
 	run("alerts", func(ctx context.Context) error { return s.alerts.Run(ctx, s.bus) })
 	run("heartbeats", agent.Heartbeats{Bus: s.bus, Jobs: s.instance, Vitals: s.deps.State.Vitals,
-		Ready: s.dispatcher.Opened(), Connected: s.bus.Connections(), Log: log}.Run)
+		Ready: s.dispatcher.GateOpened(), Connected: s.bus.Connections(), Log: log}.Run)
 	run("expiry", agent.Expiry{Bus: s.bus, Certificates: s.machine.busCertificates, Connected: s.bus.Connections(),
 		Path: s.machine.current.Place().CertificateWarnings(), Log: log}.Run)
 	if !s.o.receivesAlerts() {

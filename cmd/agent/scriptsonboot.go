@@ -71,7 +71,7 @@ func newBootScripts(b *booting, instance *jobs.Instance, scripts script.Runner) 
 		}
 		return scripts.RunAll(ctx, jobs, name, env)
 	}
-	return &jobs.BootScripts{Instance: instance, RunAll: run, Alone: b.dispatcher.Alone, Show: func(why error) {
+	return &jobs.BootScripts{Instance: instance, RunAll: run, Alone: b.dispatcher.RunAlone, Show: func(why error) {
 		b.display.warn(status.ScriptsOnBoot, "scripts of jobs failed after the boot; repeating them", why)
 		if why != nil && !told.Swap(true) {
 			b.alerts.Send(agent.ScriptsAlert(why.Error()))

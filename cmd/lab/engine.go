@@ -23,9 +23,9 @@ const (
 func (p *plan) missing() error {
 	switch p.Engine {
 	case engineNspawn:
-		return nspawn.Engine{}.Missing()
+		return nspawn.Engine{}.CheckHost()
 	case engineQEMU:
-		return qemu.Engine{}.Missing()
+		return qemu.Engine{}.CheckHost()
 	}
 	return usagef("unknown engine %q; want nspawn or qemu", p.Engine)
 }

@@ -252,7 +252,7 @@ func hostRoute(ctx context.Context, c *call) error {
 	if err := iaas.ValidName(name); err != nil {
 		return usageError{err}
 	}
-	if err := iaas.WishHostAccess(c.dir, name, access); err != nil {
+	if err := iaas.RequestHostAccess(c.dir, name, access); err != nil {
 		return err
 	}
 	if err := (cpi.Client{Dir: c.dir, Name: name}).ConnectHost(ctx); err != nil {

@@ -239,7 +239,7 @@ func (f *flows) deleteVM() {
 
 	run(t, f.i, "systemctl", "kill", "--signal=STOP", "bosh-agent")
 	f.do("delete_vm", func(p *director.Plan, _ director.Deployment, _ func(context.Context) error) {
-		agent.DeleteVM(p, f.i.Release)
+		agent.DeleteVM(p, f.i.RemoveKeepingDisks)
 	})
 	if kept := f.l.KeptDisks(); kept[f.disk] == "" {
 		t.Fatalf("after delete_vm the IaaS has the disks %v, want %s", kept, f.disk)

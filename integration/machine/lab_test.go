@@ -173,7 +173,8 @@ func TestMachineDisks(t *testing.T) {
 }
 
 // TestMachineDisksOutliveMachines moves a disk with data from a machine that is deleted to the next, which gets the
-// TestMachineMayNotSwap: an agent that is not permitted to swap goes on without, and the host has no swap of a machine's.
+// TestMachineMayNotSwap: an agent that is not permitted to swap goes on without, and the host has no swap of a
+// machine's.
 func TestMachineMayNotSwap(t *testing.T) {
 	t.Parallel()
 	i := start(t, newLab(t), lab.VM{Ephemeral: 2 * lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.swap_size", 256) }})
@@ -203,7 +204,7 @@ func TestMachineDisksOutliveMachines(t *testing.T) {
 	t.Cleanup(func() { _ = exec.Command("ip", "netns", "delete", foreign).Run() })
 	path := first.Disks()[0].Path
 	run(t, first, "sh", "-c", fmt.Sprintf("mkfs.ext4 -q %[1]s && mount %[1]s /mnt && echo kept >/mnt/file && umount /mnt", path))
-	if err := first.Release(t.Context()); err != nil {
+	if err := first.RemoveKeepingDisks(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	second := start(t, l, lab.VM{Source: lab.HTTP})

@@ -24,7 +24,7 @@ const version = "1.0.0"
 // tarball makes the stemcell that the tests of virtual machines boot; it is cached.
 func tarball(t testing.TB, iaas string) string {
 	t.Helper()
-	if err := image.Missing(); err != nil {
+	if err := image.CheckHost(); err != nil {
 		skiptest.Skip(t, err)
 	}
 	cache := image.Cache{Dir: tree.DefaultDir(), Progress: t.Logf}
@@ -63,7 +63,8 @@ func unpack(t testing.TB, file string) string {
 	return filepath.Join(dir, "root.raw")
 }
 
-// checkDisk looks into the disk of an IaaS's stemcell: the partition table, and the files that the agent and releases read.
+// checkDisk looks into the disk of an IaaS's stemcell: the partition table, and the files that the agent and releases
+// read.
 func checkDisk(t *testing.T, iaas string) {
 	t.Helper()
 	disk := unpack(t, tarball(t, iaas))

@@ -133,7 +133,7 @@ const timerSlack = 50_000
 // thread ends afterwards.
 func start(cmd *exec.Cmd, nice int) error {
 	return thread.Run(func() error {
-		thread.Lower(nice)
+		thread.LowerPriority(nice)
 		_ = unix.Prctl(unix.PR_SET_TIMERSLACK, timerSlack, 0, 0, 0)
 		return cmd.Start()
 	})

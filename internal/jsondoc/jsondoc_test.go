@@ -86,7 +86,7 @@ f:1:52: error: list[2]: expected a string, got a number
 f:2:28: error: object["deep key"].X: expected a string, got a boolean
 f:2:33: warning: object["deep key"].kind: unknown key; did you mean Kind?
 f:2:67: error: object.l: expected an object, got a list`
-	if got := d.Done().String(); got != want {
+	if got := d.Findings().String(); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 	if s.Text != "default" || !s.Yes || !reflect.DeepEqual(s.List, []string{"a", "", ""}) ||
@@ -113,7 +113,7 @@ func TestRules(t *testing.T) {
 		string(text) != `{"text":"7","object":{"a":{"X":"x","other":2}},"x":1}` {
 		t.Errorf("got %+v from %s", s, text)
 	}
-	if got := d.Done().String(); got != "f:1:31: warning: object.a.X: odd" {
+	if got := d.Findings().String(); got != "f:1:31: warning: object.a.X: odd" {
 		t.Errorf("report is %s", got)
 	}
 }
@@ -131,7 +131,7 @@ func TestErrorsOfTheContent(t *testing.T) {
 f:1:16: error: object.a: expected an object, got a number
 f:1:23: error: object.ab.X: missing
 f:2:8: warning: list: empty`
-	if got := d.Done().String(); got != want {
+	if got := d.Findings().String(); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }
@@ -146,7 +146,7 @@ func TestUnknownKeys(t *testing.T) {
 		if s.UseRegistry != 2 || s.Type != 0 {
 			t.Errorf("got %+v", s)
 		}
-		return d.Done().String()
+		return d.Findings().String()
 	}
 	want := `f:1:2: warning: UseRegistry: duplicate key: the last one counts, this one is ignored
 f:1:18: warning: useregistri: unknown key; did you mean UseRegistry?

@@ -96,8 +96,8 @@ func (d *Document) findPlaces() {
 	}
 }
 
-// Done returns the findings, sorted by position.
-func (d *Document) Done() report.Report {
+// Findings returns the findings, sorted by position.
+func (d *Document) Findings() report.Report {
 	d.Report.Sort()
 	return d.Report
 }

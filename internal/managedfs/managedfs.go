@@ -45,15 +45,15 @@ func Find(name string) (FileSystem, bool) {
 	return All[i], true
 }
 
-// Repairing returns advice on how to examine and repair a damaged file system.
-func Repairing(look, repair string) string {
+// RepairAdvice returns advice on how to examine and repair a damaged file system.
+func RepairAdvice(look, repair string) string {
 	return fmt.Sprintf("To look at it without writing, run '%s'. To repair it, take a snapshot of the disk first, then "+
 		"run '%s'", look, repair)
 }
 
-// Damaged returns the same advice for a file system that still has a valid superblock.
-func (f FileSystem) Damaged(device string) string {
-	return Repairing(strings.Join(append(f.Check, device), " "), f.Repair+" "+device)
+// DamageAdvice returns the same advice for a file system that still has a valid superblock.
+func (f FileSystem) DamageAdvice(device string) string {
+	return RepairAdvice(strings.Join(append(f.Check, device), " "), f.Repair+" "+device)
 }
 
 // Names returns the names of all file systems.

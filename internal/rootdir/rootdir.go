@@ -30,14 +30,14 @@ var ErrTooDeep = errors.New("the path is too long")
 // batch bounds the entries of a directory that are read at a time.
 const batch = 1024
 
-// File opens a directory for reading. It fails at once if name is anything else.
-func File(root *os.Root, name string) (*os.File, error) {
+// OpenDir opens a directory for reading. It fails at once if name is anything else.
+func OpenDir(root *os.Root, name string) (*os.File, error) {
 	return root.OpenFile(name, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
 }
 
 // Open opens a directory below root. It follows links only within root. Root.OpenRoot would block if name is a FIFO.
 func Open(root *os.Root, name string) (*os.Root, error) {
-	dir, err := File(root, name)
+	dir, err := OpenDir(root, name)
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ type Visit func(dir *os.Root, name string, entry fs.DirEntry, err error) error
 // batches of 1024. Links are not followed. If something cannot be read, visit is called with the error. Walk returns
 // the first error of visit, or when ctx ends. Its time depends only on the number of entries, and not on the depth.
 func Walk(ctx context.Context, root *os.Root, visit Visit) error {
-	dir, err := File(root, ".")
+	dir, err := OpenDir(root, ".")
 	if err != nil {
 		return visit(root, ".", nil, err)
 	}
@@ -100,7 +100,7 @@ func (w walker) entry(parent *os.Root, name string, entry fs.DirEntry, depth int
 	if err := w.visit(parent, name, entry, nil); err != nil || !entry.IsDir() {
 		return err
 	}
-	dir, err := File(parent, entry.Name())
+	dir, err := OpenDir(parent, entry.Name())
 	if err != nil {
 		return w.visit(parent, name, entry, err)
 	}

@@ -32,9 +32,9 @@ func (h Holder) String() string {
 	return fmt.Sprintf("process %d (%q) of user %d", h.PID, h.Command, h.UID)
 }
 
-// Free reports whether a server could listen on an address of this machine. A socket that is only bound, or whose
+// IsFree reports whether a server could listen on an address of this machine. A socket that is only bound, or whose
 // listener was closed, may also block the port.
-func Free(address netip.AddrPort) (bool, error) {
+func IsFree(address netip.AddrPort) (bool, error) {
 	var at unix.Sockaddr = &unix.SockaddrInet6{Port: int(address.Port()), Addr: address.Addr().As16()}
 	family := unix.AF_INET6
 	if address.Addr().Is4() {
@@ -114,12 +114,12 @@ func hasOpen(dir, want string) bool {
 	}
 }
 
-// Closed reports when a socket of a TCP port has been closed by every process that had it open.
-type Closed struct{ conn *rawsocket.Conn }
+// CloseWatch reports when a socket of a TCP port has been closed by every process that had it open.
+type CloseWatch struct{ conn *rawsocket.Conn }
 
 // WatchClosed watches a port in the network namespace of the calling thread. To miss no change, list the port's sockets
 // after this call.
-func WatchClosed(port uint16) (*Closed, error) {
+func WatchClosed(port uint16) (*CloseWatch, error) {
 	const tcpDestroyed = 1 // the bit of the group SKNLGRP_INET_TCP_DESTROY, which is the first
 	set := func(fd int) error {
 		// The kernel drops what is about other ports: a busy machine closes many sockets.
@@ -137,11 +137,11 @@ func WatchClosed(port uint16) (*Closed, error) {
 	if err != nil {
 		return nil, fmt.Errorf("watch sockets: %w", err)
 	}
-	return &Closed{conn}, nil
+	return &CloseWatch{conn}, nil
 }
 
 // Wait returns when a socket was closed since the last call.
-func (c *Closed) Wait(ctx context.Context) error {
+func (c *CloseWatch) Wait(ctx context.Context) error {
 	_, _, err := c.conn.Receive(ctx, make([]byte, 1))
 	if errors.Is(err, unix.ENOBUFS) {
 		return nil // more than the kernel has kept
@@ -150,4 +150,4 @@ func (c *Closed) Wait(ctx context.Context) error {
 }
 
 // Close ends the watch.
-func (c *Closed) Close() { c.conn.Close() }
+func (c *CloseWatch) Close() { c.conn.Close() }

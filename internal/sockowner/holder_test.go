@@ -41,7 +41,7 @@ func TestHolder(t *testing.T) {
 			case err != nil || holder.PID != os.Getpid() || holder.UID != uint32(os.Getuid()):
 				t.Errorf("got %+v, %v; want this process", holder, err)
 			}
-			if free, err := Free(at); free || err != nil {
+			if free, err := IsFree(at); free || err != nil {
 				t.Errorf("taken: free is %t, %v", free, err)
 			}
 			closed, err := WatchClosed(at.Port())
@@ -67,7 +67,7 @@ func TestHolder(t *testing.T) {
 			if err := closed.Wait(ctx); err != nil {
 				t.Error(err)
 			}
-			if free, err := Free(at); !free || err != nil {
+			if free, err := IsFree(at); !free || err != nil {
 				t.Errorf("closed: free is %t, %v", free, err)
 			}
 		})

@@ -51,12 +51,12 @@ func (b *Bus) String() string {
 	return b.describe("since " + b.Since.Format(time.RFC3339))
 }
 
-// Account is like String, but says how long ago and not when.
-func (b *Bus) Account(passed time.Duration) string {
+// Summary is like String, but says how long ago and not when.
+func (b *Bus) Summary(passed time.Duration) string {
 	if b == nil {
 		return b.String()
 	}
-	return b.describe("for " + About(passed))
+	return b.describe("for " + FormatDuration(passed))
 }
 
 // BusAge returns how long the bus has been in its state.
@@ -79,8 +79,8 @@ func (d Document) Elapsed(now time.Time) time.Duration {
 	return now.Sub(d.Started)
 }
 
-// About formats a duration in its largest unit.
-func About(d time.Duration) string {
+// FormatDuration formats a duration in its largest unit.
+func FormatDuration(d time.Duration) string {
 	switch {
 	case d >= 48*time.Hour:
 		return fmt.Sprintf("%d days", int(math.Round(d.Hours()/24)))

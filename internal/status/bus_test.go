@@ -27,7 +27,7 @@ func TestBusInOneLine(t *testing.T) {
 		{&Bus{State: BusListening, Server: "0.0.0.0:6868", Since: since},
 			"listening at 0.0.0.0:6868 since 2026-01-02T03:04:05Z", "listening at 0.0.0.0:6868 for 60 seconds"},
 	} {
-		if got, account := c.bus.String(), c.bus.Account(time.Minute); got != c.want || account != c.wantAccount {
+		if got, account := c.bus.String(), c.bus.Summary(time.Minute); got != c.want || account != c.wantAccount {
 			t.Errorf("got %q and %q, want %q and %q", got, account, c.want, c.wantAccount)
 		}
 	}
@@ -125,8 +125,8 @@ func TestAliveTakesOverTheLock(t *testing.T) {
 	}
 }
 
-// A reader of the file could keep the agent's lock away with one of its own. An agent of an earlier version let every user
-// read it, and a process that has that file open may still hold a lock.
+// A reader of the file could keep the agent's lock away with one of its own. An agent of an earlier version let every
+// user read it, and a process that has that file open may still hold a lock.
 func TestALockOfAnotherUserHidesNoAgent(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "status.json")
 	if err := os.WriteFile(alivePath(path), nil, 0o644); err != nil {
@@ -166,7 +166,7 @@ func TestAClockThatWasSetDoesNotAgeTheBus(t *testing.T) {
 	d.Origin.BootTime -= int64(2 * time.Hour)
 	d.Bus = &Bus{State: BusConnected, Server: "10.0.0.6:4222", Since: time.Now().AddDate(-1, 0, 0),
 		SinceNS: int64(time.Hour)}
-	if got := d.Bus.Account(d.BusAge(time.Now())); got != "connected to 10.0.0.6:4222 for 60 minutes" {
+	if got := d.Bus.Summary(d.BusAge(time.Now())); got != "connected to 10.0.0.6:4222 for 60 minutes" {
 		t.Errorf("got %q", got)
 	}
 }

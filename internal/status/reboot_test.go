@@ -28,7 +28,7 @@ func TestPreviousBoot(t *testing.T) {
 	} {
 		h := History{Path: filepath.Join(t.TempDir(), "boots.json")}
 		for _, b := range c.boots {
-			if err := KeepBoot(h.Path, b); err != nil {
+			if err := AddBoot(h.Path, b); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -50,7 +50,7 @@ func TestAliveOnDisk(t *testing.T) {
 	if err := h.Alive(); err != nil {
 		t.Error(err)
 	}
-	if err := KeepBoot(h.Path, Document{BootID: "b"}); err != nil {
+	if err := AddBoot(h.Path, Document{BootID: "b"}); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {

@@ -124,8 +124,8 @@ type Reboot struct {
 	Back string `json:"back,omitempty"`
 }
 
-// Account returns Cause and Back as one text.
-func (r Reboot) Account() string {
+// Summary returns Cause and Back as one text.
+func (r Reboot) Summary() string {
 	if r.Back == "" {
 		return r.Cause
 	}
@@ -187,11 +187,11 @@ type Document struct {
 	Tries    []Try               `json:"tries,omitempty"`
 }
 
-// Served reports whether the boot has succeeded, so that requests are served.
-func (d Document) Served() bool { return d.State == Ready || d.State == Degraded }
+// Serving reports whether the boot has succeeded, so that requests are served.
+func (d Document) Serving() bool { return d.State == Ready || d.State == Degraded }
 
-// Retried reports whether the boot has failed but continues: a step still waits, or there will be another try.
-func (d Document) Retried() bool { return d.State == Failed && (len(d.Steps) > 0 || d.NextTry != nil) }
+// Retrying reports whether the boot has failed but continues: a step still waits, or there will be another try.
+func (d Document) Retrying() bool { return d.State == Failed && (len(d.Steps) > 0 || d.NextTry != nil) }
 
 // SameVerdict reports whether the verdict is the same as that of an earlier document.
 func (d Document) SameVerdict(earlier Document) bool {
@@ -242,7 +242,7 @@ func (d *Document) JobsWithheld() string { return d.Warning(JobsWithheld) }
 
 // updateState sets the state of a serving agent to ready or degraded, depending on the warnings and the bus.
 func (d *Document) updateState() {
-	if !d.Served() {
+	if !d.Serving() {
 		return
 	}
 	d.State = Ready
@@ -255,7 +255,7 @@ func (d *Document) updateState() {
 func (d *Document) AddFindings(problems, warnings []string) {
 	d.Problems = append(d.Problems, problems...)
 	d.Warnings = append(d.Warnings, warnings...)
-	if d.Served() && len(problems) > 0 {
+	if d.Serving() && len(problems) > 0 {
 		d.State = Degraded
 	}
 }

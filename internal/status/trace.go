@@ -195,8 +195,8 @@ type History struct {
 // the bus and the first heartbeat, and none of these should wait for the write.
 const BootOver = 30 * time.Second
 
-// Keep records the boot after a delay, or when ctx ends.
-func (h History) Keep(ctx context.Context, delay time.Duration) {
+// SaveBoot records the boot after a delay, or when ctx ends.
+func (h History) SaveBoot(ctx context.Context, delay time.Duration) {
 	if h.Of == nil {
 		return
 	}
@@ -204,7 +204,7 @@ func (h History) Keep(ctx context.Context, delay time.Duration) {
 	case <-time.After(delay):
 	case <-ctx.Done():
 	}
-	if err := KeepBoot(h.Path, h.Of.Snapshot()); err != nil {
+	if err := AddBoot(h.Path, h.Of.Snapshot()); err != nil {
 		h.Log.WithError(err).Warn("cannot record the boot for later comparison")
 	}
 }
@@ -256,8 +256,8 @@ func (d Document) Began() time.Time {
 	return d.Started.Add(time.Duration(min(d.Origin.Kernel, d.Origin.Init)))
 }
 
-// KeepBoot adds a document to the file at path. It replaces an earlier document of the same boot.
-func KeepBoot(path string, d Document) error {
+// AddBoot adds a document to the file at path. It replaces an earlier document of the same boot.
+func AddBoot(path string, d Document) error {
 	d.Progress = nil
 	all, err := Boots(path)
 	if err != nil {

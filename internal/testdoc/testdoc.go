@@ -66,9 +66,9 @@ func parse(name, page string) (blocks []Block) {
 	return blocks
 }
 
-// Generated compares the part of a page between "<!-- name -->" and "<!-- end of name -->" with text. If update is set,
+// CheckPart compares the part of a page between "<!-- name -->" and "<!-- end of name -->" with text. If update is set,
 // it replaces the part.
-func Generated(page, name, text string, update bool) error {
+func CheckPart(page, name, text string, update bool) error {
 	data, err := os.ReadFile(page)
 	if err != nil {
 		return err

@@ -43,16 +43,16 @@ func TestGenerated(t *testing.T) {
 	if err := os.WriteFile(page, []byte(before), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if Generated(page, "part", "new\n", false) == nil || Generated(page, "other", "new\n", true) == nil {
+	if CheckPart(page, "part", "new\n", false) == nil || CheckPart(page, "other", "new\n", true) == nil {
 		t.Error("another text, or a missing part, is not an error")
 	}
-	if err := Generated(page, "part", "new\n", true); err != nil {
+	if err := CheckPart(page, "part", "new\n", true); err != nil {
 		t.Error(err)
 	}
 	if got, err := os.ReadFile(page); string(got) != after || err != nil {
 		t.Errorf("got %q, %v", got, err)
 	}
-	if err := Generated(page, "part", "new\n", false); err != nil {
+	if err := CheckPart(page, "part", "new\n", false); err != nil {
 		t.Error(err)
 	}
 }

@@ -41,7 +41,7 @@ func StartCluster(t testing.TB, n int, change func(*server.Options), agents ...s
 	for _, d := range all {
 		d.peers, d.options.Routes = all, routes
 	}
-	Joined(t, all)
+	AwaitRoutes(t, all)
 	return all
 }
 
@@ -78,8 +78,8 @@ func (d *Deployment) Retire() {
 	d.Server.WaitForShutdown()
 }
 
-// Joined waits until all servers have routes to each other.
-func Joined(t testing.TB, all []*Deployment) {
+// AwaitRoutes waits until all servers have routes to each other.
+func AwaitRoutes(t testing.TB, all []*Deployment) {
 	t.Helper()
 	for _, d := range all {
 		eventually.Within(t, 2*time.Minute, "routes to all servers of the cluster", func() error {

@@ -25,9 +25,9 @@ func Run(work func() error) error {
 	return <-result
 }
 
-// Lower adds nice to the nice level of the calling thread, with 0 as the lowest result: only the agent itself runs with
-// a raised priority. It ignores errors. Threads and programs that this thread starts inherit the level.
-func Lower(nice int) {
+// LowerPriority adds nice to the nice level of the calling thread, with 0 as the lowest result: only the agent itself
+// runs with a raised priority. It ignores errors. Threads and programs that this thread starts inherit the level.
+func LowerPriority(nice int) {
 	// The system call returns 20 minus the nice level.
 	if own, err := unix.Getpriority(unix.PRIO_PROCESS, 0); err == nil {
 		if level := min(max(20-own+nice, 0), 19); level != 20-own {

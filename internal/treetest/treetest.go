@@ -91,9 +91,9 @@ func Fill(t testing.TB, dir string) {
 	}
 }
 
-// Judge compares two trees with rsync, and lists the differences. It compares the largest files itself, by attributes
+// Diff compares two trees with rsync, and lists the differences. It compares the largest files itself, by attributes
 // and data.
-func Judge(t testing.TB, from, to string) string {
+func Diff(t testing.TB, from, to string) string {
 	t.Helper()
 	// With a filter its own rule is gone, by which ACLs are not attributes; xfs lists them as other attributes, too.
 	args := []string{"-aHAXn", "--checksum", "--numeric-ids", "--delete", "--itemize-changes",

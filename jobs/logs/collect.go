@@ -104,7 +104,7 @@ func (c Collector) Collect(ctx context.Context, s Selection, w io.Writer) error 
 		return err
 	}
 	return thread.Run(func() error {
-		thread.Lower(nice)
+		thread.LowerPriority(nice)
 		return c.pack(ctx, sources, globs, w)
 	})
 }

@@ -98,7 +98,7 @@ func (c *Client) holder(address netip.AddrPort) error {
 	}
 	if errors.Is(err, sockowner.ErrUnknown) {
 		// No listener: a socket that is only bound, or was accepted, may keep monit away.
-		if free, err := sockowner.Free(address); free || err != nil {
+		if free, err := sockowner.IsFree(address); free || err != nil {
 			return nil
 		}
 	}

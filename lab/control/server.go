@@ -142,7 +142,7 @@ func (s *Server) power(w http.ResponseWriter, r *http.Request) {
 			err = i.Start(ctx)
 		}
 	case "delete":
-		err = i.Release(ctx)
+		err = i.RemoveKeepingDisks(ctx)
 	default:
 		err = fmt.Errorf("unknown machine command %q", r.PathValue("verb"))
 	}

@@ -184,8 +184,8 @@ func (i *IaaS) dhcpDir() string { return filepath.Join(i.store.dir, "dhcp") }
 // not depend on it.
 func hostRouteFile(dir, name string) string { return Directory(dir, name) + "-host-route" }
 
-// WishHostAccess records which link to the host a holder must create.
-func WishHostAccess(dir, name string, access fabric.Access) error {
+// RequestHostAccess records which link to the host a holder must create.
+func RequestHostAccess(dir, name string, access fabric.Access) error {
 	if err := ValidName(name); err != nil {
 		return err
 	}
@@ -203,7 +203,7 @@ func WishHostAccess(dir, name string, access fabric.Access) error {
 	return nil
 }
 
-// ConnectHost creates or removes the link to the host as requested by WishHostAccess.
+// ConnectHost creates or removes the link to the host as requested by RequestHostAccess.
 func (i *IaaS) ConnectHost() error {
 	wish, err := os.ReadFile(i.hostRoute)
 	if errors.Is(err, os.ErrNotExist) {

@@ -74,8 +74,8 @@ func (c Cache) done(begin time.Time, made string) {
 	c.progress("done: %d MiB in %.0f s", diskUsage(made)>>20, time.Since(begin).Seconds())
 }
 
-// Missing returns an error for what this host lacks to build images.
-func Missing() error {
+// CheckHost returns an error for what this host lacks to build images.
+func CheckHost() error {
 	var lacks []string
 	if os.Geteuid() != 0 {
 		lacks = append(lacks, "root (for a mount namespace)")
@@ -157,7 +157,7 @@ func (c Cache) once(dir string, f func(work string) error) error {
 
 // base ensures an image without the agent, which changes most often, and returns its directory.
 func (c Cache) base(ctx context.Context, b builder) (string, error) {
-	if err := Missing(); err != nil {
+	if err := CheckHost(); err != nil {
 		return "", err
 	}
 	debian := tree.Cache{Dir: c.Dir}

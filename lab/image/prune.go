@@ -173,7 +173,7 @@ func (c Cache) remove(name string, dry bool) (bool, error) {
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		return false, nil
 	}
-	return tree.Free(path, func() error {
+	return tree.UnlessHeld(path, func() error {
 		if dry {
 			return nil
 		}

@@ -129,7 +129,7 @@ func TestFormats(t *testing.T) {
 			}
 			tarball := filepath.Join(p.work, p.file())
 			if err := p.pack(t.Context(), tarball); err != nil {
-				if Missing() != nil { // without qemu-img
+				if CheckHost() != nil { // without qemu-img
 					skiptest.Skip(t, err)
 				}
 				t.Fatal(err)

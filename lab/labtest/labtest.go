@@ -102,7 +102,7 @@ func (k Kind) Need(t testing.TB) {
 	if engine == nil {
 		engine = nspawn.Engine{}
 	}
-	if err := engine.Missing(); err != nil {
+	if err := engine.CheckHost(); err != nil {
 		skiptest.Skip(t, err)
 	}
 }

@@ -132,8 +132,8 @@ type Machine interface {
 type Engine interface {
 	// Create creates a machine that is off.
 	Create(ctx context.Context, s Spec) (Machine, error)
-	// Missing returns an error for what this host lacks, or nil.
-	Missing() error
+	// CheckHost returns an error for what this host lacks, or nil.
+	CheckHost() error
 }
 
 // Port returns the name of the link that connects a network card to its bridge.

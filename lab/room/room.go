@@ -38,8 +38,8 @@ func At(dir string) Room {
 // ErrFull means that the rest of the file system is kept free for the host.
 var ErrFull = errors.New("no space left for it")
 
-// For returns an error if bytes more do not fit.
-func (r Room) For(bytes int64) error {
+// Check returns an error if bytes more do not fit.
+func (r Room) Check(bytes int64) error {
 	free, size, err := r.free()
 	if err != nil {
 		return err
@@ -75,7 +75,7 @@ func (w *writer) Write(data []byte) (int, error) {
 	}
 	if w.unchecked += int64(len(data)); w.unchecked >= checkEvery {
 		w.unchecked = 0
-		if err := w.room.For(int64(max(checkEvery, len(data)))); err != nil { // until the next check
+		if err := w.room.Check(int64(max(checkEvery, len(data)))); err != nil { // until the next check
 			return 0, err
 		}
 	}
@@ -88,7 +88,7 @@ const watchEvery = 100 * time.Millisecond
 // While calls f, which runs a program that writes to this file system. It cancels the context of f when there is no
 // more room.
 func (r Room) While(ctx context.Context, f func(context.Context) error) error {
-	if err := r.For(0); err != nil {
+	if err := r.Check(0); err != nil {
 		return err
 	}
 	within, cancel := context.WithCancelCause(ctx)
@@ -103,7 +103,7 @@ func (r Room) While(ctx context.Context, f func(context.Context) error) error {
 				return
 			case <-ticker.C:
 			}
-			if err := r.For(0); err != nil {
+			if err := r.Check(0); err != nil {
 				cancel(err)
 			}
 		}

@@ -52,8 +52,8 @@ func sameFile(open *os.File, path string) bool {
 	return errors.Join(err, statErr) == nil && os.SameFile(mine, there)
 }
 
-// Free calls f, which may remove the entry, unless a process holds it. It reports whether it has called f.
-func Free(path string, f func() error) (bool, error) {
+// UnlessHeld calls f, which may remove the entry, unless a process holds it. It reports whether it has called f.
+func UnlessHeld(path string, f func() error) (bool, error) {
 	entry, err := os.Open(path)
 	if err != nil {
 		return false, err

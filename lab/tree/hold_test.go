@@ -23,7 +23,7 @@ func TestHeldEntriesAreNotFreed(t *testing.T) {
 	}
 	remove := func() error { return os.Remove(path) }
 	make()
-	if free, err := Free(path, remove); !free || err != nil {
+	if free, err := UnlessHeld(path, remove); !free || err != nil {
 		t.Errorf("an entry that no process holds is free: %v, %v", free, err)
 	}
 	make()
@@ -35,7 +35,7 @@ func TestHeldEntriesAreNotFreed(t *testing.T) {
 	if info, err := os.Stat(path); err != nil || time.Since(info.ModTime()) > time.Minute {
 		t.Errorf("an entry in use was used last at %v, %v; want now", info.ModTime(), err)
 	}
-	if free, err := Free(path, remove); free || err != nil {
+	if free, err := UnlessHeld(path, remove); free || err != nil {
 		t.Errorf("an entry in use is free: %v, %v", free, err)
 	}
 	// One that was removed and made again is another.
@@ -46,7 +46,7 @@ func TestHeldEntriesAreNotFreed(t *testing.T) {
 	if err := Hold(path); err != nil {
 		t.Fatal(err)
 	}
-	if free, err := Free(path, remove); free || err != nil {
+	if free, err := UnlessHeld(path, remove); free || err != nil {
 		t.Errorf("an entry that was made again is free: %v, %v", free, err)
 	}
 }

@@ -128,7 +128,7 @@ func (b *Bus) serveAgent(w *recorder, r *http.Request) {
 			w.WriteHeader(http.StatusServiceUnavailable)
 			return
 		}
-		w.reason, _ = reply.Failed()
+		w.reason, _ = reply.ExceptionText()
 		data := reply.Encode(0)
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Content-Length", strconv.Itoa(len(data)))

@@ -242,7 +242,7 @@ var faults = []fault{
 			d.Down()
 			longest = max(longest, c.answers(begin))
 			d.Up()
-			testnats.Joined(c.t, c.servers)
+			testnats.AwaitRoutes(c.t, c.servers)
 		}
 		return longest
 	}},
@@ -251,7 +251,7 @@ var faults = []fault{
 		d.Down()
 		recovery := c.answers(begin)
 		d.Up()
-		testnats.Joined(c.t, c.servers)
+		testnats.AwaitRoutes(c.t, c.servers)
 		return recovery
 	}},
 	{name: "all servers end and return", happen: func(c *cluster) time.Duration {
@@ -262,7 +262,7 @@ var faults = []fault{
 			d.Up()
 		}
 		begin := time.Now()
-		testnats.Joined(c.t, c.servers)
+		testnats.AwaitRoutes(c.t, c.servers)
 		return c.answers(begin)
 	}},
 	{name: "all connections are reset", happen: func(c *cluster) time.Duration {
@@ -287,7 +287,7 @@ var faults = []fault{
 		d.Retire()
 		recovery := c.answers(time.Now())
 		d.Up()
-		testnats.Joined(c.t, c.servers)
+		testnats.AwaitRoutes(c.t, c.servers)
 		return recovery
 	}},
 	{name: "the servers' names move to other addresses", happen: (*cluster).move},

@@ -133,7 +133,7 @@ func TestRootCopyIsTheSame(t *testing.T) {
 		if err := complete(t, from, to, true); err != nil {
 			t.Fatal(err)
 		}
-		if diff := treetest.Judge(t, from, to); diff != "" {
+		if diff := treetest.Diff(t, from, to); diff != "" {
 			t.Errorf("time %d: rsync sees differences:\n%s", i, diff)
 		}
 		if err := verify(t, from, to, true); err != nil {
@@ -169,7 +169,7 @@ func TestRootLostAndFound(t *testing.T) {
 	if err := complete(t, from, to, true); err != nil {
 		t.Fatal(err)
 	}
-	if diff := treetest.Judge(t, from, to); diff != "" {
+	if diff := treetest.Diff(t, from, to); diff != "" {
 		t.Errorf("rsync sees differences:\n%s", diff)
 	}
 	if err := os.Remove(filepath.Join(lost(to), "#1")); err != nil {
@@ -291,7 +291,7 @@ func TestRootCopyIntoAUsedTarget(t *testing.T) {
 	must(t, errors.Join(unix.Removexattr(in("capable"), "security.capability"), os.RemoveAll(in("a/b")),
 		os.Remove(in("a/zero")), os.Remove(in("a/mine")), os.Chown(in("a"), 1234, 4321), unix.Chmod(in("a"), 0o2775)))
 	must(t, complete(t, from, to, false))
-	if diff := treetest.Judge(t, from, to); diff != "" {
+	if diff := treetest.Diff(t, from, to); diff != "" {
 		t.Errorf("rsync sees differences:\n%s", diff)
 	}
 	must(t, os.WriteFile(in("a/mine"), nil, 0o600))

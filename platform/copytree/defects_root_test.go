@@ -146,7 +146,7 @@ func TestRootFlagsAreKept(t *testing.T) {
 						t.Errorf("%s has flags %q, want %q", name, got, want)
 					}
 				}
-				if diff := treetest.Judge(t, from, to); diff != "" {
+				if diff := treetest.Diff(t, from, to); diff != "" {
 					t.Errorf("rsync sees differences:\n%s", diff)
 				}
 			}
@@ -206,7 +206,7 @@ func TestRootTargetIsClosedUntilTheEnd(t *testing.T) {
 	if _, err := os.Lstat(filepath.Join(to, testMark)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the mark is still there: %v", err)
 	}
-	if diff := treetest.Judge(t, from, to); diff != "" {
+	if diff := treetest.Diff(t, from, to); diff != "" {
 		t.Errorf("rsync sees differences:\n%s", diff)
 	}
 	must(t, complete(t, from, to, true))

@@ -65,7 +65,8 @@ func repairExt4(ctx context.Context, device string, all bool, percent func(int))
 	}
 	if err != nil {
 		f, _ := managedfs.Find(string(probe.Ext4))
-		return fmt.Errorf("check %s: the file system has errors that need a decision: %w. %s", device, err, f.Damaged(device))
+		return fmt.Errorf("check %s: the file system has errors that need a decision: %w. %s",
+			device, err, f.DamageAdvice(device))
 	}
 	return nil
 }

@@ -42,7 +42,7 @@ var machines int
 func newVM(t *testing.T) *vm {
 	t.Helper()
 	engine := nspawn.Engine{}
-	err := engine.Missing()
+	err := engine.CheckHost()
 	if _, missing := exec.LookPath("dnsmasq"); err == nil && missing != nil {
 		err = missing
 	}

@@ -48,7 +48,7 @@ func Parse(name string, data []byte) (Config, report.Report) {
 	if len(sources) == 0 {
 		d.Errorf("Infrastructure.Settings.Sources", "at least one source is needed")
 	}
-	return c, d.Done()
+	return c, d.Findings()
 }
 
 // nanoseconds converts a whole number of seconds, at most the default, to a time.Duration.

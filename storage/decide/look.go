@@ -41,5 +41,5 @@ func lookAt(disk string, s probe.Superblock, from int64) string {
 
 // repair returns commands to inspect and repair a file system that begins at the start of its partition.
 func repair(part string, s probe.Superblock) string {
-	return managedfs.Repairing(s.RepairCommand(part, true), s.RepairCommand(part, false)) + ". "
+	return managedfs.RepairAdvice(s.RepairCommand(part, true), s.RepairCommand(part, false)) + ". "
 }

@@ -67,9 +67,9 @@ func (f *Flags) Parse(args []string, least, most int) (code int, ok bool) {
 	}
 	switch n := len(f.arguments); {
 	case n < least:
-		return f.Misused("missing argument"), false
+		return f.UsageError("missing argument"), false
 	case most >= 0 && n > most:
-		return f.Misused("unexpected argument %q", f.arguments[most]), false
+		return f.UsageError("unexpected argument %q", f.arguments[most]), false
 	}
 	return ExitOK, true
 }
@@ -95,8 +95,8 @@ func (f *Flags) Arg(i int) string {
 	return f.arguments[i]
 }
 
-// Misused prints a usage error and returns its exit code.
-func (f *Flags) Misused(format string, values ...any) int {
+// UsageError prints a usage error and returns its exit code.
+func (f *Flags) UsageError(format string, values ...any) int {
 	width := Width(f.stderr)
 	PrintFolded(f.stderr, width, "", 0, fmt.Sprintf("agent %s: %s", f.Name(), fmt.Sprintf(format, values...)))
 	PrintFolded(f.stderr, width, "usage: ", len("usage: "), f.usageLine())
@@ -109,7 +109,7 @@ func (f *Flags) failed(err error) int {
 		f.printHelp()
 		return ExitOK
 	}
-	return f.Misused("%v", err)
+	return f.UsageError("%v", err)
 }
 
 // termColumn is the column at which the meaning of a term begins.

@@ -54,7 +54,7 @@ nothing done, 2 usage.`,
 	}
 	action, cid, dirs := record.Action(flags.Arg(0)), flags.Arg(1), vcap.New(*base)
 	if !slices.Contains(record.Actions, action) {
-		return flags.Misused("%q is not one of accept, release and format", action)
+		return flags.UsageError("%q is not one of accept, release and format", action)
 	}
 	shown := Shown{Key: cid}
 	if action != record.Release {

@@ -89,8 +89,8 @@ func clock(m observe.Facts) (found []Finding) {
 			if off >= clockWrong {
 				severity = problem
 			}
-			return []Finding{severity(do, "the clock is %s %s, according to %s", status.About(off), direction(s.Offset),
-				s.From)}
+			return []Finding{severity(do, "the clock is %s %s, according to %s",
+				status.FormatDuration(off), direction(s.Offset), s.From)}
 		}
 	}
 	// A server's certificate is made before it is used: one from the future indicates a clock that is behind.
@@ -117,7 +117,7 @@ func clock(m observe.Facts) (found []Finding) {
 	case samples == 0 && !m.Clock.Synchronized && m.Clock.Moved.Abs() >= clockWrong:
 		return []Finding{warning(do,
 			"the clock was set %s %s since the agent started, and no time daemon synchronizes it; it shows %s",
-			status.About(m.Clock.Moved.Abs()), direction(m.Clock.Moved), day(m.Time))}
+			status.FormatDuration(m.Clock.Moved.Abs()), direction(m.Clock.Moved), day(m.Time))}
 	case samples > 0:
 		return []Finding{good("agrees with other hosts (%d asked)", samples)}
 	case m.Clock.Synchronized:
@@ -234,7 +234,7 @@ func cleared(m observe.Facts) bool {
 func age(m observe.Facts) string {
 	for _, f := range m.Settings.Files {
 		if strings.HasSuffix(f.Path, "/settings.json") && !f.Modified.IsZero() {
-			return fmt.Sprintf(" (%s written %s ago)", f.Path, status.About(m.Time.Sub(f.Modified)))
+			return fmt.Sprintf(" (%s written %s ago)", f.Path, status.FormatDuration(m.Time.Sub(f.Modified)))
 		}
 	}
 	return ""
@@ -323,7 +323,7 @@ func adviceFor(s status.Step) string {
 // unmade reports whether the agent is still booting and has not completed a step.
 func unmade(m observe.Facts, step string) bool {
 	d := m.Agent.Status
-	return d != nil && m.Agent.Running && !d.Served() && slices.ContainsFunc(d.Steps, func(s status.Step) bool {
+	return d != nil && m.Agent.Running && !d.Serving() && slices.ContainsFunc(d.Steps, func(s status.Step) bool {
 		return s.Name == step && !slices.Contains([]status.Outcome{status.Done, status.Warned, status.Skipped},
 			s.Outcome)
 	})
@@ -457,7 +457,7 @@ const driftShown = 3
 func drift(m observe.Facts) []Finding {
 	d, changes := m.Agent.Status, m.Drift.Changes
 	switch {
-	case d == nil || !d.Served():
+	case d == nil || !d.Serving():
 		return []Finding{note("", "not compared before the agent is ready")}
 	case m.Drift.Err != "":
 		return []Finding{note("see 'agent plan'", "cannot compare the machine with the settings: %s", m.Drift.Err)}

@@ -206,7 +206,7 @@ func toldBus(m observe.Facts) []Finding {
 		severity = problem
 	}
 	return []Finding{severity("'"+asRoot+"' finds the step that fails", "the agent's bus is not connected: %s",
-		d.Bus.Account(d.BusAge(m.Time)))}
+		d.Bus.Summary(d.BusAge(m.Time)))}
 }
 
 func bus(m observe.Facts) (found []Finding) {
@@ -235,7 +235,7 @@ func bus(m observe.Facts) (found []Finding) {
 	}
 	if d := m.Agent.Status; connected == len(b.Servers) && d != nil && m.Agent.Running && d.Bus != nil && d.Bus.Overdue {
 		found = append(found, problem(restartAgent, "the agent's bus is not connected, although a new connection passes all steps: %s",
-			d.Bus.Account(d.BusAge(m.Time))))
+			d.Bus.Summary(d.BusAge(m.Time))))
 	}
 	for _, s := range b.Servers {
 		if s.Failed == "" {

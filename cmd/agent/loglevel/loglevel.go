@@ -59,7 +59,7 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	want := flags.Arg(0)
 	if want != "" && !slices.Contains(levels, want) {
-		return flags.Misused("unknown level %q; want one of %q", want, levels)
+		return flags.UsageError("unknown level %q; want one of %q", want, levels)
 	}
 	level, err := change(ctx, *path, want)
 	if err != nil {

@@ -51,7 +51,7 @@ func retry(ctx context.Context, path string, stderr io.Writer) (string, error) {
 		return "", errors.New("the agent is not running; 'agent status' shows more")
 	}
 	withheld := before.JobsWithheld() != ""
-	if before.Served() && !withheld {
+	if before.Serving() && !withheld {
 		return "there is nothing to retry: the agent is " + string(before.State), nil
 	}
 	if process, err := os.FindProcess(before.PID); err != nil {

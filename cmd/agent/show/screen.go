@@ -59,13 +59,13 @@ func (s screen) print(d status.Document, verbose bool) {
 		s.field("restarts", cli.Yellow, "%s", text)
 	}
 	if d.Reboot != nil {
-		s.field("reboot", "", "%s", d.Reboot.Account())
+		s.field("reboot", "", "%s", d.Reboot.Summary())
 	}
 	if d.Verdict != "" {
 		s.field("verdict", cli.Red, "%s", d.Verdict)
 	}
 	if d.Bus != nil && d.State != status.NotRunning {
-		s.field("bus", busColor(d.Bus), "%s", d.Bus.Account(d.BusAge(s.now)))
+		s.field("bus", busColor(d.Bus), "%s", d.Bus.Summary(d.BusAge(s.now)))
 	}
 	if d.Settings != nil {
 		from := d.Settings.From

@@ -65,10 +65,10 @@ deadline, or no agent appeared until then).`,
 	}
 	if word := flags.Arg(0); word != "" {
 		if !wait.set || wait.limit > 0 {
-			return flags.Misused("unexpected argument %q", word)
+			return flags.UsageError("unexpected argument %q", word)
 		}
 		if err := wait.Set(word); err != nil {
-			return flags.Misused("--wait %s: %v", word, err)
+			return flags.UsageError("--wait %s: %v", word, err)
 		}
 	}
 	doc, err := read(ctx, *path, wait, stderr)
@@ -93,7 +93,7 @@ deadline, or no agent appeared until then).`,
 	} else {
 		newScreen(stdout, time.Now()).print(doc, *verbose)
 	}
-	if wait.set && doc.Served() && !settled(doc, doc) {
+	if wait.set && doc.Serving() && !settled(doc, doc) {
 		return exitStarting // the bus is still missing at the deadline
 	}
 	return exitCode(doc.State)
@@ -103,9 +103,9 @@ deadline, or no agent appeared until then).`,
 // without it for too long. An agent that has ended is not settled, because systemd restarts it.
 func settled(d, first status.Document) bool {
 	switch {
-	case d.Served():
+	case d.Serving():
 		return d.Bus == nil || d.Bus.Reachable() || d.Bus.Overdue
-	case d.Retried() && first.Verdict != "":
+	case d.Retrying() && first.Verdict != "":
 		return !d.SameVerdict(first) // the cause may have been repaired since
 	}
 	return d.State != status.Starting && d.State != status.NotRunning
@@ -127,7 +127,7 @@ func awaited(d status.Document) string {
 		return "the agent to start"
 	case d.State == status.NotRunning:
 		return "the agent to start again"
-	case d.Served():
+	case d.Serving():
 		return "the bus: " + d.Bus.String()
 	case d.NextTry != nil:
 		return "the next try at " + d.NextTry.Format(time.RFC3339) + "; 'agent retry' begins it at once"

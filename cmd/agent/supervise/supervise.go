@@ -74,7 +74,7 @@ func run(ctx context.Context, dirs vcap.Dirs, log *logrus.Entry) error {
 			if sig == unix.SIGHUP {
 				s.Reload()
 			} else {
-				s.Validate()
+				s.StartCycle()
 			}
 		}
 	}()

@@ -33,7 +33,7 @@ The time before the agent's start is not to scale. Exit codes: 0 drawn, 1 no suc
 		return code
 	}
 	if *boot > 0 {
-		return flags.Misused("--boot %d: earlier boots have negative numbers, the last one is -1", *boot)
+		return flags.UsageError("--boot %d: earlier boots have negative numbers, the last one is -1", *boot)
 	}
 	fail := func(err error) int {
 		fmt.Fprintln(stderr, "agent timeline:", err)

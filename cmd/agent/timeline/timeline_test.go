@@ -210,7 +210,7 @@ func TestRun(t *testing.T) {
 		old := booted()
 		old.BootID, old.AgentID = fmt.Sprint("boot-", i), fmt.Sprint("old-", i)
 		for range 2 { // the second replaces the first
-			if err := status.KeepBoot(vcap.New(dir).Boots(), old); err != nil {
+			if err := status.AddBoot(vcap.New(dir).Boots(), old); err != nil {
 				t.Fatal(err)
 			}
 		}

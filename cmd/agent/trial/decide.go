@@ -195,7 +195,7 @@ func judge(s sight, limit time.Duration) (over bool, reason string) {
 		return true, within + "did not run"
 	case s.doc == nil:
 		return true, within + "reported nothing: it hangs"
-	case !s.doc.Served():
+	case !s.doc.Serving():
 		return true, within + "was not ready" + verdict(s.doc)
 	case !s.doc.Bus.Reachable():
 		return true, within + "was ready, but did not reach the bus: " + s.doc.Bus.String()
@@ -206,7 +206,7 @@ func judge(s sight, limit time.Duration) (over bool, reason string) {
 // proven reports whether the agent is ready and the NATS server has confirmed a heartbeat. The HTTPS bus of create-env
 // has no heartbeats.
 func (s sight) proven() bool {
-	return s.ours && s.doc != nil && s.doc.Served() && s.doc.Bus != nil &&
+	return s.ours && s.doc != nil && s.doc.Serving() && s.doc.Bus != nil &&
 		(s.doc.Bus.State == status.BusListening || s.doc.Marked(status.MarkHeartbeat))
 }
 

@@ -98,7 +98,7 @@ func (m *machine) observe(ctx context.Context) (f facts) {
 	_, err := os.Lstat(dirs.BeforeSwap())
 	f.swapped = err == nil
 	doc, err := status.Observe(vcap.RunDir.Status())
-	f.served = err == nil && doc.Served()
+	f.served = err == nil && doc.Serving()
 	f.binary = m.comparable()
 	if m.systemd != nil {
 		f.systemd, _ = m.systemd.Version(ctx) // one that cannot be asked refuses the start of the trial

@@ -71,11 +71,11 @@ refused or failed, and of status that the last trial failed, 2 usage.`,
 	o.dirs = vcap.New(*base)
 	switch {
 	case !slices.Contains(words, operation):
-		return flags.Misused("unknown operation %q: want %s", operation, strings.Join(words, ", "))
+		return flags.UsageError("unknown operation %q: want %s", operation, strings.Join(words, ", "))
 	case o.time < minTime || o.time > maxTime:
-		return flags.Misused("--time %s: want %s to %s", o.time, minTime, maxTime)
+		return flags.UsageError("--time %s: want %s to %s", o.time, minTime, maxTime)
 	case o.delay < 0 || o.delay > maxDelay:
-		return flags.Misused("--delay %s: want at most %s", o.delay, maxDelay)
+		return flags.UsageError("--delay %s: want at most %s", o.delay, maxDelay)
 	}
 	log := logrus.New()
 	log.SetOutput(stderr)

@@ -95,7 +95,7 @@ content. Findings never show values. Exit codes: 0 no errors, 1 errors or unread
 	}
 	documents, err := choose(flags.Args(), *system, vcap.New(*base))
 	if err != nil {
-		return flags.Misused("%v", err)
+		return flags.UsageError("%v", err)
 	}
 	var all report.Report
 	code := cli.ExitOK

@@ -24,8 +24,8 @@ type Engine struct {
 	Memory, CPUs int
 }
 
-// Missing returns an error for what this host lacks.
-func (e Engine) Missing() error {
+// CheckHost returns an error for what this host lacks.
+func (e Engine) CheckHost() error {
 	var lacks []string
 	if runtime.GOOS != "linux" {
 		return fmt.Errorf("machines need Linux; this is %s", runtime.GOOS)
@@ -49,7 +49,7 @@ func (e Engine) Missing() error {
 
 // Create creates the machine's layer and installs the agent into it. It does not change an existing layer.
 func (e Engine) Create(ctx context.Context, s machine.Spec) (machine.Machine, error) {
-	if err := e.Missing(); err != nil {
+	if err := e.CheckHost(); err != nil {
 		return nil, err
 	}
 	m := &Machine{engine: e, stopWatch: func() {}, disks: map[string]*attached{}}

@@ -45,8 +45,8 @@ type Engine struct {
 	HangTimeout time.Duration
 }
 
-// Missing returns an error for what this host lacks.
-func (e Engine) Missing() error {
+// CheckHost returns an error for what this host lacks.
+func (e Engine) CheckHost() error {
 	if runtime.GOOS != "linux" {
 		return fmt.Errorf("machines need Linux; this is %s", runtime.GOOS)
 	}
@@ -63,12 +63,12 @@ func (e Engine) Missing() error {
 	if len(lacks) > 0 {
 		return fmt.Errorf("virtual machines need %s", strings.Join(lacks, " and "))
 	}
-	return image.Missing()
+	return image.CheckHost()
 }
 
 // Create creates the machine and, unless it exists, its root disk.
 func (e Engine) Create(ctx context.Context, s machine.Spec) (machine.Machine, error) {
-	if err := e.Missing(); err != nil {
+	if err := e.CheckHost(); err != nil {
 		return nil, err
 	}
 	img := e.Image

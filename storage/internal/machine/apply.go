@@ -198,7 +198,7 @@ func damaged(c decide.Change, err error) error {
 	if !ours || !errors.Is(err, unix.EBADMSG) && !errors.Is(err, unix.EUCLEAN) {
 		return err
 	}
-	return fmt.Errorf("the file system is damaged: %w. %s", err, f.Damaged(c.Device))
+	return fmt.Errorf("the file system is damaged: %w. %s", err, f.DamageAdvice(c.Device))
 }
 
 func (m *Machine) createTable(ctx context.Context, c decide.Change, onRecord bool, log *logrus.Entry) error {
