@@ -381,7 +381,7 @@ func (m *faulty) busCauses() map[string]cause {
 		}),
 		"DNS servers silent": {in: m.plain, breaks: m.sh(drop + "udp dport 53 drop"), heals: m.sh(undrop)},
 		"MTU black hole":     m.blackHole(),
-		"large packets lost": {in: m.plain, breaks: m.sh(drop + "tcp dport 4222 meta length > 600 drop; " + restartAgent),
+		"large packets lost": {in: m.plain, breaks: m.sh(drop + "tcp dport 4222 meta length '>' 600 drop; " + restartAgent),
 			heals: m.again(undrop)},
 		"plain-text password": m.edited("env.bosh.password", "c1oudc0w", func() any { return "" }),
 		"bus dropped":         {in: m.plain, breaks: m.sh(drop + "tcp dport 4222 drop"), heals: m.again(undrop)},
@@ -411,7 +411,13 @@ systemctl start --no-block bosh-agent`), heals: m.again(undrop)},
 			ready(m.t, i)
 			m.mountStore(i)
 		}},
-		"foreign disk":      {in: m.stored, breaks: m.replaceStore},
+		"foreign disk": {in: m.stored, breaks: m.replaceStore, heals: func(i *lab.Instance) {
+			m.t.Helper()
+			m.made["stored"] = nil // it has lost its store for good
+			if err := i.Delete(m.t.Context()); err != nil {
+				m.t.Error(err)
+			}
+		}},
 		"agent.json syntax": {vm: &lab.VM{Ephemeral: lab.GiB, AgentJSON: []byte("{")}},
 		"settings corrupt, source dead": {in: m.plain, breaks: m.sh(`cd /var/vcap/bosh
 systemctl stop bosh-agent
@@ -424,12 +430,17 @@ systemctl start --no-block bosh-agent`),
 	}
 }
 
+// fill fills a file system of a machine, which has at most 1 GiB, and never that of the host.
+func fill(name string) string {
+	dir := "/var/vcap/" + name
+	return "mountpoint -q " + dir + "\ndd if=/dev/zero of=" + dir + "/full bs=1M count=2048 2>/dev/null || true"
+}
+
 // servingCauses are faults of a machine that serves.
 func (m *faulty) servingCauses() map[string]cause {
 	return map[string]cause{
-		"data full": {in: m.plain, breaks: m.sh(`fallocate -l 2G /var/vcap/data/full 2>/dev/null ||
-dd if=/dev/zero of=/var/vcap/data/full bs=1M 2>/dev/null || true`), heals: m.sh("rm /var/vcap/data/full")},
-		"store full": {in: m.stored, breaks: m.sh(`dd if=/dev/zero of=/var/vcap/store/full bs=1M 2>/dev/null || true`),
+		"data full": {in: m.plain, breaks: m.sh(fill("data")), heals: m.sh("rm /var/vcap/data/full")},
+		"store full": {in: m.stored, breaks: m.sh(fill("store")),
 			heals: m.sh("rm /var/vcap/store/full")},
 		"monit's port taken":                 m.portTaken(""),
 		"monit's port taken by a job's user": m.portTaken("--uid=vcap"),
