@@ -58,7 +58,7 @@ func scriptsOnBoot(t *testing.T, supervisor string) {
 		t.Helper()
 		eventually.True(t, "the job to run", func() bool { return state() == "running" })
 	}
-	ended := func() {
+	started := func() {
 		t.Helper()
 		eventually.True(t, "the end of the start", func() bool {
 			return !strings.Contains(content(t, i, "/var/vcap/monit/start_requested.json"), "pending")
@@ -113,7 +113,7 @@ func scriptsOnBoot(t *testing.T, supervisor string) {
 	await("the second boot's script", "pre-start begins")
 	run(t, i, "rm", hangs)
 	await("all scripts", whole)
-	ended()
+	started()
 	run(t, i, "systemctl", "restart", "bosh-agent")
 	ready(t, i)
 	running()
@@ -142,7 +142,7 @@ func scriptsOnBoot(t *testing.T, supervisor string) {
 	run(t, i, "systemctl", "restart", "bosh-agent")
 	await("the post-start script of the next process", whole+",post-start")
 	run(t, i, "rm", hangsLate)
-	ended()
+	started()
 
 	// A failure withholds the start, and is repeated.
 	put(fails)
