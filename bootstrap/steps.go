@@ -30,10 +30,11 @@ func Steps(m *Machine) []engine.Step {
 	return []engine.Step{
 		{Name: "runtime-hook", Optional: true, Deadline: time.Minute,
 			If: has(m.Host != nil && m.Tree != nil), Wants: m.runtimeHook},
-		// Before any job runs.
+		// Before the agent reads a medium, and before any job runs. Not beside the reading: udev opens the drive, too, and
+		// opening one without a disc takes seconds.
 		{Name: "media", Optional: true, Deadline: time.Minute,
 			If: m.hasMedia, Wants: m.hostIs(host.Desired{RootMedia: true})},
-		{Name: "settings", AnnounceAfter: settingsAnnounceAfter, Plan: m.planSettings,
+		{Name: "settings", Needs: []string{"media"}, AnnounceAfter: settingsAnnounceAfter, Plan: m.planSettings,
 			Run: m.loadSettings, Advice: "see 'agent settings --explain' for the answer of each source"},
 		// An operator can log in to a machine that failed, with the passwords and keys of the settings and no others.
 		{Name: "passwords", Always: true, Needs: []string{"settings"}, Deadline: time.Minute,
@@ -72,10 +73,9 @@ func Steps(m *Machine) []engine.Step {
 		{Name: "job-directories", Needs: []string{"directories"}, Deadline: time.Minute,
 			If: has(m.JobNames != nil && m.Tree != nil), Wants: m.jobDirectories,
 			Advice: "check bosh/spec.json in the base directory"},
-		{Name: "supervisor", Needs: []string{"job-directories", "persistent-disk", "firewall", "media"},
-			Deadline: 2 * time.Minute,
-			If:       func() bool { return m.Supervisor != nil && m.JobsWithheld() == "" },
-			Plan:     m.planSupervisor, Run: m.startSupervisor, Advice: "see the journal of the monit service"},
+		{Name: "supervisor", Needs: []string{"job-directories", "persistent-disk", "firewall"}, Deadline: 2 * time.Minute,
+			If:   func() bool { return m.Supervisor != nil && m.JobsWithheld() == "" },
+			Plan: m.planSupervisor, Run: m.startSupervisor, Advice: "see the journal of the monit service"},
 		{Name: "root-disk", Needs: []string{"ephemeral-disk"}, Yields: otherDisks, Background: true,
 			Deadline: 10 * time.Minute, If: has(m.Ephemeral != nil), Wants: m.rootDisk},
 		// The resolver is restarted, and its private /var/tmp cannot be made while ours is bound there.
