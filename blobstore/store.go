@@ -86,7 +86,12 @@ func New(o Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("blobstore %s: %w", o.Provider, err)
 	}
-	s := &Store{web: web, tmp: o.Dirs.Tmp(), sensitive: &Dir{Path: o.Dirs.SensitiveBlobs()}, blobs: &Dir{Path: o.Dirs.Blobs()}}
+	s := &Store{
+		web:       web,
+		tmp:       o.Dirs.Tmp(),
+		sensitive: &Dir{Path: o.Dirs.SensitiveBlobs()},
+		blobs:     &Dir{Path: o.Dirs.Blobs()},
+	}
 	s.local = []*Dir{s.sensitive, s.blobs}
 	switch o.Provider {
 	case "", "dummy":
@@ -208,7 +213,12 @@ func (s *Store) Put(ctx context.Context, produce func(io.Writer) error) (id, dig
 }
 
 // PutSigned uploads the output of produce to a signed URL and returns its digests.
-func (s *Store) PutSigned(ctx context.Context, url secret.URL, headers map[string]secret.String, produce func(io.Writer) error) (digest string, err error) {
+func (s *Store) PutSigned(
+	ctx context.Context,
+	url secret.URL,
+	headers map[string]secret.String,
+	produce func(io.Writer) error,
+) (digest string, err error) {
 	content, err := newSpool(s.tmp, produce)
 	if err != nil {
 		return "", err

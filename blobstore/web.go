@@ -67,7 +67,12 @@ func newWeb(ca string, o Options) (*web, error) {
 		// Digests are those of the stored bytes.
 		DisableCompression: true,
 	}
-	return &web{client: &http.Client{Transport: transport, CheckRedirect: redirect}, backoff: o.Backoff, stall: stallTimeout, log: o.Log}, nil
+	return &web{
+		client:  &http.Client{Transport: transport, CheckRedirect: redirect},
+		backoff: o.Backoff,
+		stall:   stallTimeout,
+		log:     o.Log,
+	}, nil
 }
 
 // statusError reports an HTTP status other than success. Its text never contains the response body, which may quote the
@@ -227,7 +232,8 @@ func (d *download) Read(p []byte) (int, error) {
 		if errors.As(err, &status) && status.final() || d.failed >= maxAttempts {
 			return 0, fmt.Errorf("download stopped after %d bytes: %w", d.offset, err)
 		}
-		d.web.log.WithFields(logrus.Fields{"offset": d.offset, "attempt": d.failed, "error": err}).Warn("download interrupted, resuming")
+		d.web.log.WithFields(logrus.Fields{"offset": d.offset, "attempt": d.failed, "error": err}).
+			Warn("download interrupted, resuming")
 		if err := retry.Sleep(d.ctx, d.web.backoff.Pause(d.failed-1)); err != nil {
 			return 0, err
 		}
@@ -335,7 +341,12 @@ func newDAV(raw secret.JSON, w *web) (*dav, error) {
 	}
 	// A Director that signs URLs sends no credentials, and may send no endpoint; their absence is
 	// an error only when they are used.
-	return &dav{web: w, endpoint: strings.TrimRight(options.Endpoint.Reveal(), "/"), user: options.User, password: options.Password}, nil
+	return &dav{
+		web:      w,
+		endpoint: strings.TrimRight(options.Endpoint.Reveal(), "/"),
+		user:     options.User,
+		password: options.Password,
+	}, nil
 }
 
 // address returns the URL of a blob. Blobs are spread over 256 directories.

@@ -39,7 +39,10 @@ func disks[D any](plan, setUp func(context.Context, D) ([]storage.Change, error)
 // adviseAttaching adds advice to an error about a disk that is in the settings but not attached.
 func adviseAttaching(err error) error {
 	if errors.Is(err, device.ErrAbsent) || errors.Is(err, device.ErrTimedOut) {
-		return advice.With("attach the disk that the settings name: the CPI has written where it is to be found ('agent settings')", err)
+		return advice.With(
+			"attach the disk that the settings name: the CPI has written where it is to be found ('agent settings')",
+			err,
+		)
 	}
 	return err
 }

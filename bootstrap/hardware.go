@@ -65,7 +65,8 @@ func (m *Machine) awaitHardware(ctx context.Context, before Hardware) string {
 	follow := func(f func() error) {
 		watchers.Go(func() {
 			if err := f(); err != nil && ctx.Err() == nil {
-				m.Log.WithError(err).Warn("cannot receive the kernel's device events; new hardware is noticed only at the next retry")
+				m.Log.WithError(err).
+					Warn("cannot receive the kernel's device events; new hardware is noticed only at the next retry")
 			}
 		})
 	}

@@ -73,9 +73,15 @@ func Steps(m *Machine) []engine.Step {
 		{Name: "job-directories", Needs: []string{"directories"}, Deadline: time.Minute,
 			If: has(m.JobNames != nil && m.Tree != nil), Wants: m.jobDirectories,
 			Advice: "check bosh/spec.json in the base directory"},
-		{Name: "supervisor", Needs: []string{"job-directories", "persistent-disk", "firewall"}, Deadline: 2 * time.Minute,
-			If:   func() bool { return m.Supervisor != nil && m.JobsWithheld() == "" },
-			Plan: m.planSupervisor, Run: m.startSupervisor, Advice: "see the journal of the monit service"},
+		{
+			Name:     "supervisor",
+			Needs:    []string{"job-directories", "persistent-disk", "firewall"},
+			Deadline: 2 * time.Minute,
+			If:       func() bool { return m.Supervisor != nil && m.JobsWithheld() == "" },
+			Plan:     m.planSupervisor,
+			Run:      m.startSupervisor,
+			Advice:   "see the journal of the monit service",
+		},
 		{Name: "root-disk", Needs: []string{"ephemeral-disk"}, Yields: otherDisks, Background: true,
 			Deadline: 10 * time.Minute, If: has(m.Ephemeral != nil), Wants: m.rootDisk},
 		// The resolver is restarted, and its private /var/tmp cannot be made while ours is bound there.

@@ -31,7 +31,14 @@ func dnsServers(names []string, nets map[string]settings.Network) (servers []net
 		case chosen == "":
 			chosen = name
 		default:
-			warnings = append(warnings, fmt.Sprintf("network %q: network %q is already the default for dns; these servers are not used", name, chosen))
+			warnings = append(
+				warnings,
+				fmt.Sprintf(
+					"network %q: network %q is already the default for dns; these servers are not used",
+					name,
+					chosen,
+				),
+			)
 		}
 	}
 	for _, text := range nets[chosen].DNS {

@@ -156,7 +156,9 @@ func ask[T any](ctx context.Context, p policy, names []string,
 			s := &states[e.i]
 			if e.err != nil && p.logged[names[e.i]] != e.err.Error() {
 				p.logged[names[e.i]] = e.err.Error()
-				p.log.WithError(e.err).WithFields(logrus.Fields{"source": names[e.i], "attempt": s.attempts + 1, "question": p.what}).Warn("source failed")
+				p.log.WithError(e.err).
+					WithFields(logrus.Fields{"source": names[e.i], "attempt": s.attempts + 1, "question": p.what}).
+					Warn("source failed")
 			}
 			answers[e.i] = e.answer
 			s.answered, s.err, s.at = e.err == nil, e.err, e.at

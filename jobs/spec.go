@@ -173,7 +173,12 @@ func (p Package) ref() (blob.Ref, error) {
 	if err != nil {
 		return blob.Ref{}, err
 	}
-	return blob.Ref{ID: p.BlobstoreID, SignedURL: secret.NewURL(p.SignedURL), Headers: secrets(p.Headers), Digest: digest}, nil
+	return blob.Ref{
+		ID:        p.BlobstoreID,
+		SignedURL: secret.NewURL(p.SignedURL),
+		Headers:   secrets(p.Headers),
+		Digest:    digest,
+	}, nil
 }
 
 // secrets wraps the values of headers, which may be encryption keys.
@@ -261,7 +266,9 @@ func checkName(kind, name string) error {
 	switch {
 	case name == "":
 		return fmt.Errorf("a %s has no name", kind)
-	case len(name) > 200, strings.HasPrefix(name, "."), strings.ContainsFunc(name, func(r rune) bool { return r == '/' || r < ' ' || r == 0x7f }):
+	case len(name) > 200,
+		strings.HasPrefix(name, "."),
+		strings.ContainsFunc(name, func(r rune) bool { return r == '/' || r < ' ' || r == 0x7f }):
 		return fmt.Errorf("%s %q: not a valid name", kind, name)
 	}
 	return nil

@@ -7,7 +7,10 @@ import (
 
 // writers tells where the values of settings come from. A star stands for the name of a network or disk.
 var writers = []struct{ key, from string }{
-	{"networks.*.ip", "from instance_groups[].networks[].static_ips of the manifest, or from the range in the cloud config"},
+	{
+		"networks.*.ip",
+		"from instance_groups[].networks[].static_ips of the manifest, or from the range in the cloud config",
+	},
 	{"networks.*.netmask", "from networks[].subnets[].range of the cloud config"},
 	{"networks.*.gateway", "from networks[].subnets[].gateway of the cloud config"},
 	{"networks.*.dns", "from networks[].subnets[].dns of the cloud config"},

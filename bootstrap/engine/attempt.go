@@ -232,7 +232,10 @@ func (a *attempt) runWithin(ctx context.Context, s Step, hangs func()) error {
 func (a *attempt) runRecovered(ctx context.Context, s Step) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("defect in the agent: internal error %s, see its log", defect.Report(a.log.WithField("step", s.Name), p))
+			err = fmt.Errorf(
+				"defect in the agent: internal error %s, see its log",
+				defect.Report(a.log.WithField("step", s.Name), p),
+			)
 		}
 	}()
 	return s.run(ctx, &Span{name: s.Name, attempt: a})
@@ -260,7 +263,12 @@ func (a *attempt) recordEnd(s Step, start int64, outcome status.Outcome, err err
 		}
 	})
 	rounded := func(ns int64) string { return time.Duration(ns).Round(10 * time.Microsecond).String() }
-	fields := logrus.Fields{"step": s.Name, "began": rounded(start), "took": rounded(end - start), "outcome": string(outcome)}
+	fields := logrus.Fields{
+		"step":    s.Name,
+		"began":   rounded(start),
+		"took":    rounded(end - start),
+		"outcome": string(outcome),
+	}
 	if len(facts) > 0 {
 		fields["evidence"] = strings.Join(facts, "; ")
 	}

@@ -193,7 +193,8 @@ func (s *schedule) ready(step Step) bool {
 // mustYield reports whether a step in Yields has not ended.
 func (s *schedule) mustYield(step Step) bool {
 	return slices.ContainsFunc(s.steps, func(other Step) bool {
-		return slices.Contains(step.Yields, other.Name) && !s.over[other.Name] && (other.Always || s.failure.Cause == nil)
+		return slices.Contains(step.Yields, other.Name) && !s.over[other.Name] &&
+			(other.Always || s.failure.Cause == nil)
 	})
 }
 
@@ -237,7 +238,12 @@ func (s *schedule) fail(step Step, err error) {
 		s.stopped = true
 		return
 	}
-	s.failure = Verdict{State: status.Failed, Step: step.Name, Cause: err, Advice: thenRetry(adviceFor(err, step.Advice))}
+	s.failure = Verdict{
+		State:  status.Failed,
+		Step:   step.Name,
+		Cause:  err,
+		Advice: thenRetry(adviceFor(err, step.Advice)),
+	}
 	s.cancel(errCanceled)
 	if v := s.failure; s.Failing != nil {
 		s.setJudged(true)

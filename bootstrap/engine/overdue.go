@@ -60,7 +60,12 @@ func (p *overdue) announce() {
 	p.announced, p.reason = true, reason
 	p.attempt.setJudged(true)
 	lasts := time.Since(p.begin).Round(time.Second)
-	v := Verdict{State: status.Failed, Step: p.step.Name, Cause: fmt.Errorf("still running after %s", lasts), Advice: p.step.Advice}
+	v := Verdict{
+		State:  status.Failed,
+		Step:   p.step.Name,
+		Cause:  fmt.Errorf("still running after %s", lasts),
+		Advice: p.step.Advice,
+	}
 	if reason != "" {
 		v.Cause = fmt.Errorf("still waiting after %s for %s", lasts, reason)
 	}

@@ -91,7 +91,9 @@ func (s *Span) Parts(began time.Time, parts []status.Part) {
 		}
 	}
 	s.attempt.change(s.name, func(row *status.Step) {
-		row.Parts = append(slices.DeleteFunc(slices.Clone(row.Parts), func(p status.Part) bool { return p.Start == start }), parts...)
+		row.Parts = append(
+			slices.DeleteFunc(slices.Clone(row.Parts), func(p status.Part) bool { return p.Start == start }),
+			parts...)
 	})
 }
 

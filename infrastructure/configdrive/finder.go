@@ -95,7 +95,11 @@ type read struct {
 
 // do runs a read, or joins the one in progress, and waits for it for at most deviceTimeout.
 func (r *reads) do(ctx context.Context, key, path string, run func(context.Context) (found, error)) (found, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, deviceTimeout, fmt.Errorf("%s: no answer from the device in %v", path, deviceTimeout))
+	ctx, cancel := context.WithTimeoutCause(
+		ctx,
+		deviceTimeout,
+		fmt.Errorf("%s: no answer from the device in %v", path, deviceTimeout),
+	)
 	defer cancel()
 	r.mu.Lock()
 	now := r.under[key]
@@ -194,7 +198,11 @@ func openDevice(path string) (*device, error) {
 	// O_NONBLOCK keeps a FIFO from blocking; the file type is checked below.
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	switch {
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENOMEDIUM), errors.Is(err, unix.ENOTDIR):
+	case errors.Is(err, fs.ErrNotExist),
+		errors.Is(err, unix.ENXIO),
+		errors.Is(err, unix.ENODEV),
+		errors.Is(err, unix.ENOMEDIUM),
+		errors.Is(err, unix.ENOTDIR):
 		return nil, source.Final(errAbsent)
 	case err != nil:
 		return nil, err

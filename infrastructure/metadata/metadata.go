@@ -64,8 +64,17 @@ func NewHTTP(o Options) *Source {
 
 // NewInstanceMetadata returns an InstanceMetadata source, which provides settings only.
 func NewInstanceMetadata(o Options) *Source {
-	return &Source{o: Options{URI: o.URI, Headers: o.Headers, SettingsPath: o.SettingsPath, NetworkUp: o.NetworkUp, Log: o.Log},
-		kind: "InstanceMetadata", client: fetch.Client{Connecting: o.Connecting}}
+	return &Source{
+		o: Options{
+			URI:          o.URI,
+			Headers:      o.Headers,
+			SettingsPath: o.SettingsPath,
+			NetworkUp:    o.NetworkUp,
+			Log:          o.Log,
+		},
+		kind:   "InstanceMetadata",
+		client: fetch.Client{Connecting: o.Connecting},
+	}
 }
 
 // Name returns the type and the URL, without credentials.
@@ -118,12 +127,17 @@ func (s *Source) PublicKey(ctx context.Context) (string, error) {
 	at := s.printablePath(s.o.SSHKeysPath)
 	if !response.OK() {
 		if response.Status != http.StatusNotFound {
-			s.log().WithFields(logrus.Fields{"url": at, "status": response.Status}).Warn("no ssh key: the metadata service refused")
+			s.log().
+				WithFields(logrus.Fields{"url": at, "status": response.Status}).
+				Warn("no ssh key: the metadata service refused")
 		}
 		return "", nil
 	}
 	key := string(response.Body)
-	if strings.ContainsFunc(key, func(r rune) bool { return unicode.IsControl(r) && !unicode.IsSpace(r) || r == unicode.ReplacementChar }) {
+	if strings.ContainsFunc(
+		key,
+		func(r rune) bool { return unicode.IsControl(r) && !unicode.IsSpace(r) || r == unicode.ReplacementChar },
+	) {
 		return "", source.Final(fmt.Errorf("%s: the ssh key is not text", at))
 	}
 	return key, nil

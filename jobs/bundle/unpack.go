@@ -99,7 +99,14 @@ func unpack(ctx context.Context, r io.Reader, rules Rules) (Compression, error) 
 	}
 	defer closeDecompressed()
 	o := owner{rules.UID, rules.GID}
-	u := &unpacking{ctx: ctx, rules: rules, seen: map[dirKey]bool{}, dirs: map[dirKey]finalDir{}, small: newWriters(o), large: &writer{owner: o}}
+	u := &unpacking{
+		ctx:   ctx,
+		rules: rules,
+		seen:  map[dirKey]bool{},
+		dirs:  map[dirKey]finalDir{},
+		small: newWriters(o),
+		large: &writer{owner: o},
+	}
 	if u.rules.MaxBytes == 0 {
 		u.rules.MaxBytes = maxBytes
 	}
@@ -386,7 +393,13 @@ func (u *unpacking) own(root *os.Root, rel string) error {
 	return root.Lchown(rel, u.rules.UID, u.rules.GID)
 }
 
-func (u *unpacking) file(archive io.Reader, header *tar.Header, root *os.Root, rel string, mode fs.FileMode) (err error) {
+func (u *unpacking) file(
+	archive io.Reader,
+	header *tar.Header,
+	root *os.Root,
+	rel string,
+	mode fs.FileMode,
+) (err error) {
 	u.written += header.Size
 	if u.written > u.rules.MaxBytes {
 		return fmt.Errorf("%w: unpacks to more than %d bytes", errHostile, u.rules.MaxBytes)

@@ -157,7 +157,11 @@ func (c Compiler) source(ctx context.Context, r Request, work string) (compressi
 		return "", err
 	}
 	defer content.Close()
-	compression, err = bundle.Unpack(ctx, content, bundle.Rules{Target: bundle.Into(root), UID: os.Geteuid(), GID: os.Getegid()})
+	compression, err = bundle.Unpack(
+		ctx,
+		content,
+		bundle.Rules{Target: bundle.Into(root), UID: os.Geteuid(), GID: os.Getegid()},
+	)
 	if err != nil {
 		return "", err
 	}
@@ -203,10 +207,26 @@ func (c Compiler) packaging(ctx context.Context, r Request, work string) error {
 	defer stderr.Close()
 	env := append(os.Environ(), "BOSH_COMPILE_TARGET="+work, "BOSH_INSTALL_TARGET="+c.packages().Link(r.Name),
 		"BOSH_PACKAGE_NAME="+r.Name, "BOSH_PACKAGE_VERSION="+r.Version, "TMPDIR="+c.Dirs.Tmp())
-	_, err = command.Run(ctx, command.Cmd{Name: "bash", Args: []string{"-x", "packaging"}, Dir: work, Env: env, Stdout: stdout, Stderr: stderr, Nice: nice})
+	_, err = command.Run(
+		ctx,
+		command.Cmd{
+			Name:   "bash",
+			Args:   []string{"-x", "packaging"},
+			Dir:    work,
+			Env:    env,
+			Stdout: stdout,
+			Stderr: stderr,
+			Nice:   nice,
+		},
+	)
 	var exit *command.ExitError
 	if errors.As(err, &exit) {
-		return fmt.Errorf("packaging script: exit code %d\nstdout:\n%s\nstderr:\n%s", exit.Status(), end(stdout), end(stderr))
+		return fmt.Errorf(
+			"packaging script: exit code %d\nstdout:\n%s\nstderr:\n%s",
+			exit.Status(),
+			end(stdout),
+			end(stderr),
+		)
 	}
 	return err
 }

@@ -148,7 +148,8 @@ func (m manifest) check() error {
 
 // usable reports whether a name can be part of a file name.
 func usable(name string) bool {
-	return name != "" && name == filepath.Base(name) && !strings.HasPrefix(name, ".") && !strings.ContainsFunc(name, unicode.IsControl)
+	return name != "" && name == filepath.Base(name) && !strings.HasPrefix(name, ".") &&
+		!strings.ContainsFunc(name, unicode.IsControl)
 }
 
 // compiled returns the manifest with the compiled packages in place of its packages.

@@ -76,7 +76,11 @@ func unpackRelease(ctx context.Context, tarball, work string) error {
 		return err
 	}
 	defer root.Close()
-	_, err = bundle.Unpack(ctx, file, bundle.Rules{Target: bundle.Into(root), NoLinks: true, UID: os.Geteuid(), GID: os.Getegid()})
+	_, err = bundle.Unpack(
+		ctx,
+		file,
+		bundle.Rules{Target: bundle.Into(root), NoLinks: true, UID: os.Geteuid(), GID: os.Getegid()},
+	)
 	return err
 }
 
@@ -168,7 +172,12 @@ func (f files) Open(_ context.Context, ref blob.Ref) (io.ReadCloser, error) {
 	return ref.Digest.Verify(file)
 }
 
-func (c Compiler) releasePackages(ctx context.Context, work string, order []manifestPackage, stemcell string) ([]manifestPackage, error) {
+func (c Compiler) releasePackages(
+	ctx context.Context,
+	work string,
+	order []manifestPackage,
+	stemcell string,
+) ([]manifestPackage, error) {
 	root, err := os.OpenRoot(work)
 	if err != nil {
 		return nil, err
@@ -185,7 +194,11 @@ func (c Compiler) releasePackages(ctx context.Context, work string, order []mani
 		if err != nil {
 			return nil, fmt.Errorf("package %q: %w", p.Name, err)
 		}
-		request := Request{Name: p.Name, Version: p.Version, Source: blob.Ref{ID: "packages/" + p.Name + ".tgz", Digest: digest}}
+		request := Request{
+			Name:    p.Name,
+			Version: p.Version,
+			Source:  blob.Ref{ID: "packages/" + p.Name + ".tgz", Digest: digest},
+		}
 		for _, d := range closure(order, p.Name) {
 			request.Dependencies = append(request.Dependencies, built[d])
 		}

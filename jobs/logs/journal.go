@@ -35,7 +35,14 @@ func Journal(ctx context.Context, w io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, journalTimeout)
 	defer cancel()
 	_, err := command.Run(ctx, command.Cmd{Name: program, Stdout: w,
-		Args: []string{"--boot", "--unit=bosh-agent.service", "--output=short-iso-precise", "--utc", "--quiet", "--no-pager"}})
+		Args: []string{
+			"--boot",
+			"--unit=bosh-agent.service",
+			"--output=short-iso-precise",
+			"--utc",
+			"--quiet",
+			"--no-pager",
+		}})
 	return err
 }
 

@@ -155,7 +155,9 @@ func (a Alerts) serve(ctx context.Context, listener net.Listener, handle func(Al
 			uid, err := a.Sockets.Peer(conn)
 			if err != nil || uid != a.Owner {
 				if more, logIt := refused.count(time.Now()); logIt {
-					a.Log.WithError(err).WithFields(logrus.Fields{"uid": uid, "others": more}).Warn("refused a connection to the alert port")
+					a.Log.WithError(err).
+						WithFields(logrus.Fields{"uid": uid, "others": more}).
+						Warn("refused a connection to the alert port")
 				}
 				return
 			}

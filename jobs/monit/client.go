@@ -70,8 +70,14 @@ type Daemon interface {
 // http returns a client without a proxy, because the interface is local. It keeps no connections, since monit closes
 // them, and does not follow the redirect with which current versions answer an action.
 func (c *Client) http() *http.Client {
-	return &http.Client{Transport: &http.Transport{DialContext: c.dial, DisableKeepAlives: true, ResponseHeaderTimeout: actionTimeout},
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	return &http.Client{
+		Transport: &http.Transport{
+			DialContext:           c.dial,
+			DisableKeepAlives:     true,
+			ResponseHeaderTimeout: actionTimeout,
+		},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
 }
 
 // dial connects only to the daemon, because any user can take its port while monit is down. Before the connection, the
@@ -101,7 +107,11 @@ func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, e
 func (c *Client) checkAccepted(conn net.Conn) error {
 	uid, err := c.Sockets.OtherEnd(conn)
 	if err == nil && uid != c.Owner {
-		return fmt.Errorf("a process of user %d accepted the connection to %s; it was not sent the password; end it", uid, conn.RemoteAddr())
+		return fmt.Errorf(
+			"a process of user %d accepted the connection to %s; it was not sent the password; end it",
+			uid,
+			conn.RemoteAddr(),
+		)
 	}
 	return nil
 }
@@ -112,7 +122,12 @@ func (c *Client) checkOwner(listener netip.AddrPort) error {
 		return fmt.Errorf("owner of the listener on %s: %w", listener, err)
 	}
 	if uid != c.Owner {
-		return fmt.Errorf("a process of user %d, not of user %d, listens on %s; it was not sent the password; end it", uid, c.Owner, listener)
+		return fmt.Errorf(
+			"a process of user %d, not of user %d, listens on %s; it was not sent the password; end it",
+			uid,
+			c.Owner,
+			listener,
+		)
 	}
 	return nil
 }
@@ -352,14 +367,18 @@ func (c *Client) start(ctx context.Context, before int64, killed error) error {
 		return errors.Join(err, killed)
 	}
 	// Only the HTTP interface reports whether a new monit answers.
-	return retry.Do(ctx, retry.Backoff{Min: 50 * time.Millisecond, Max: 500 * time.Millisecond}, func(ctx context.Context) error {
-		now, err := c.Status(ctx)
-		if err != nil {
-			return err
-		}
-		if now.Incarnation == before {
-			return errors.Join(errors.New("monit was not restarted: the old process still answers"), killed)
-		}
-		return nil
-	})
+	return retry.Do(
+		ctx,
+		retry.Backoff{Min: 50 * time.Millisecond, Max: 500 * time.Millisecond},
+		func(ctx context.Context) error {
+			now, err := c.Status(ctx)
+			if err != nil {
+				return err
+			}
+			if now.Incarnation == before {
+				return errors.Join(errors.New("monit was not restarted: the old process still answers"), killed)
+			}
+			return nil
+		},
+	)
 }

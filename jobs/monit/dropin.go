@@ -31,14 +31,18 @@ type DropIn struct {
 
 // SupervisorUnit returns the drop-in that starts the agent's own supervisor through link.
 func SupervisorUnit(link string) []byte {
-	return fmt.Appendf(nil, `# The agent runs with -M systemd: its supervisor takes the place of monit until the next boot.
+	return fmt.Appendf(
+		nil,
+		`# The agent runs with -M systemd: its supervisor takes the place of monit until the next boot.
 [Service]
 ExecStart=
 ExecStart=%s supervise
 KillMode=process
 TasksMax=infinity
 OOMPolicy=continue
-`, link)
+`,
+		link,
+	)
 }
 
 // differs reports whether the drop-in must be changed.

@@ -41,7 +41,12 @@ func (s Supervisor) StopAll(ctx context.Context, wait bool) error {
 			budget, strings.Join(left, ", "))
 	}
 	//lint:ignore ST1005 the Director looks for these words
-	return fmt.Errorf("Timed out waiting for services '%s' to stop after %v: %w", strings.Join(waiting, ", "), budget, err)
+	return fmt.Errorf(
+		"Timed out waiting for services '%s' to stop after %v: %w",
+		strings.Join(waiting, ", "),
+		budget,
+		err,
+	)
 }
 
 // stopAndWait stops all services. If ctx ends first, it returns those that have not stopped.
@@ -83,7 +88,10 @@ func (s Supervisor) stopAndWait(ctx context.Context, seen *sightings) (waiting [
 // until polls the services until unfinished returns none. If ctx ends first, it returns the unfinished ones. It fails
 // if monit does not answer for as long as an action may take. That must not look like a timeout, which a Director takes
 // for a successful stop, because it is unknown what is running.
-func (s Supervisor) until(ctx context.Context, unfinished func([]Service) ([]string, error)) (waiting []string, err error) {
+func (s Supervisor) until(
+	ctx context.Context,
+	unfinished func([]Service) ([]string, error),
+) (waiting []string, err error) {
 	for {
 		status, err := s.statusWithRetry(ctx)
 		if err != nil && ctx.Err() == nil {
@@ -141,18 +149,22 @@ func (s Supervisor) resume(ctx context.Context, services []Service) error {
 	// monit may be waiting for a start or stop program.
 	ctx, cancel := context.WithTimeoutCause(ctx, stopBudget, fmt.Errorf("timed out after %v", stopBudget))
 	defer cancel()
-	return retry.Do(ctx, retry.Backoff{Min: 50 * time.Millisecond, Max: 500 * time.Millisecond}, func(ctx context.Context) error {
-		status, err := s.Status(ctx)
-		if err != nil {
-			return err
-		}
-		for _, v := range status.Services {
-			if slices.Contains(resumed, v.Name) && (!v.Monitored || v.Pending) {
-				return fmt.Errorf("monit does not supervise %s again", v.Name)
+	return retry.Do(
+		ctx,
+		retry.Backoff{Min: 50 * time.Millisecond, Max: 500 * time.Millisecond},
+		func(ctx context.Context) error {
+			status, err := s.Status(ctx)
+			if err != nil {
+				return err
 			}
-		}
-		return nil
-	})
+			for _, v := range status.Services {
+				if slices.Contains(resumed, v.Name) && (!v.Monitored || v.Pending) {
+					return fmt.Errorf("monit does not supervise %s again", v.Name)
+				}
+			}
+			return nil
+		},
+	)
 }
 
 // sightings has the processes of the services before a stop. monit's report that a service is stopped does not mean

@@ -134,7 +134,8 @@ func (r Runner) drainOnce(ctx context.Context, job string, args DrainArgs) (int,
 	}
 	if err != nil {
 		// Released scripts exit with a status other than 0 and still expect their number to count.
-		r.Log.WithFields(logrus.Fields{"job": job, "seconds": wait, "error": err}).Warn("drain script failed after printing a number")
+		r.Log.WithFields(logrus.Fields{"job": job, "seconds": wait, "error": err}).
+			Warn("drain script failed after printing a number")
 	}
 	return wait, nil
 }

@@ -116,7 +116,8 @@ func (r Runner) RunAll(ctx context.Context, jobs []string, name string, env map[
 	var failed, successful []string
 	for n, job := range with {
 		if faults[n] != nil {
-			r.Log.WithFields(logrus.Fields{"job": job, "script": name}).Error(speclog.Script(r.path(job, name), faults[n]))
+			r.Log.WithFields(logrus.Fields{"job": job, "script": name}).
+				Error(speclog.Script(r.path(job, name), faults[n]))
 			failed = append(failed, job)
 		} else {
 			r.Log.WithFields(logrus.Fields{"job": job, "script": name}).Info(speclog.Script(r.path(job, name), nil))
@@ -126,7 +127,13 @@ func (r Runner) RunAll(ctx context.Context, jobs []string, name string, env map[
 	if len(failed) == 0 {
 		return nil
 	}
-	summary := fmt.Sprintf("%d of %d %s scripts failed. Failed Jobs: %s.", len(failed), len(with), name, strings.Join(failed, ", "))
+	summary := fmt.Sprintf(
+		"%d of %d %s scripts failed. Failed Jobs: %s.",
+		len(failed),
+		len(with),
+		name,
+		strings.Join(failed, ", "),
+	)
 	if len(successful) > 0 {
 		summary += fmt.Sprintf(" Successful Jobs: %s.", strings.Join(successful, ", "))
 	}
@@ -165,6 +172,7 @@ func (r Runner) log(job, name string) (*os.File, error) {
 	if err == nil {
 		return file, nil
 	}
-	r.Log.WithFields(logrus.Fields{"job": job, "path": name, "error": err}).Warn("script runs without its log; remove the file in its place")
+	r.Log.WithFields(logrus.Fields{"job": job, "path": name, "error": err}).
+		Warn("script runs without its log; remove the file in its place")
 	return os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 }

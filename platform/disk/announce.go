@@ -86,8 +86,12 @@ const mappedLimit = 30 * time.Second
 func awaitNode(ctx context.Context, path string, disk blkdev.Number, n int) error {
 	node := layout.PartitionPath(path, n)
 	if mapped(path) {
-		limited, cancel := context.WithTimeoutCause(ctx, mappedLimit, fmt.Errorf("partitions of device-mapper disks are made by kpartx: "+
-			"install it with multipath-tools, or run kpartx -a -p -part %s", path))
+		limited, cancel := context.WithTimeoutCause(
+			ctx,
+			mappedLimit,
+			fmt.Errorf("partitions of device-mapper disks are made by kpartx: "+
+				"install it with multipath-tools, or run kpartx -a -p -part %s", path),
+		)
 		defer cancel()
 		ctx = limited
 	}

@@ -256,7 +256,8 @@ func readGPT(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
 		}
 		entries := binary.LittleEndian.Uint64(h[72:])
 		count, length := binary.LittleEndian.Uint32(h[80:]), binary.LittleEndian.Uint32(h[84:])
-		if count == 0 || count > maxEntries || length != gpt.PartitionEntrySize || entries > uint64(size)/uint64(sector) {
+		if count == 0 || count > maxEntries || length != gpt.PartitionEntrySize ||
+			entries > uint64(size)/uint64(sector) {
 			return layout.Table{}, fmt.Errorf("%w: GPT with %d entries of %d bytes at sector %d",
 				layout.ErrDamaged, count, length, entries)
 		}

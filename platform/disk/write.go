@@ -216,8 +216,14 @@ func write(t layout.Table, f *os.File, size int64, sector int) error {
 func writeGPT(t layout.Table, f *os.File, size int64, sector int) error {
 	g := &gpt.Table{LogicalSectorSize: sector, PhysicalSectorSize: sector, GUID: t.GUID}
 	for _, p := range t.Partitions {
-		entry := &gpt.Partition{Index: p.Number, Start: uint64(p.Start / int64(sector)), End: uint64(p.End()/int64(sector)) - 1,
-			Type: gpt.Type(p.Type), Name: p.Name, GUID: p.GUID}
+		entry := &gpt.Partition{
+			Index: p.Number,
+			Start: uint64(p.Start / int64(sector)),
+			End:   uint64(p.End()/int64(sector)) - 1,
+			Type:  gpt.Type(p.Type),
+			Name:  p.Name,
+			GUID:  p.GUID,
+		}
 		if p.Type == "" {
 			entry.Type = layout.LinuxGPT
 		}
@@ -385,7 +391,13 @@ func verify(t layout.Table, f *os.File, size int64, sector int) error {
 		return fmt.Errorf("read back: %w", err)
 	}
 	if have.Label != t.Label || have.Lost != "" || have.Moved || len(have.Partitions) != len(t.Partitions) {
-		return fmt.Errorf("read back: table is %s with %d partitions, want %s with %d", have.Label, len(have.Partitions), t.Label, len(t.Partitions))
+		return fmt.Errorf(
+			"read back: table is %s with %d partitions, want %s with %d",
+			have.Label,
+			len(have.Partitions),
+			t.Label,
+			len(t.Partitions),
+		)
 	}
 	for _, want := range t.Partitions {
 		got, ok := have.Partition(want.Number)

@@ -50,8 +50,11 @@ func features() []Feature {
 			func(string) error { return closed(unix.OpenTree(noFile, "", 0)) }},
 		{"move_mount", "bind mounts get their flags a moment after they appear",
 			func(string) error { return unix.MoveMount(noFile, "", noFile, "", 0) }},
-		{"mount_setattr", "bind mounts get their flags a moment after they appear; a bind-mounted store stays writable while it is copied",
-			func(string) error { return unix.MountSetattr(noFile, "", 0, &unix.MountAttr{}) }},
+		{
+			"mount_setattr",
+			"bind mounts get their flags a moment after they appear; a bind-mounted store stays writable while it is copied",
+			func(string) error { return unix.MountSetattr(noFile, "", 0, &unix.MountAttr{}) },
+		},
 		{"fspick", "migrate_disk fails", func(string) error { return closed(unix.Fspick(noFile, "", 0)) }},
 		// Use unknown flags: for an unknown file system, the kernel would run modprobe.
 		{"fsopen", unread, func(string) error { return closed(unix.Fsopen("", unknownFlags)) }},

@@ -40,7 +40,10 @@ var passEnds = [...]int{0, 70, 90, 92, 95, 100}
 // percentOf parses the progress in a line. Most lines have none.
 func percentOf(line string) (int, bool) {
 	var pass, current, maximum int
-	if n, _ := fmt.Sscanf(line, "%d %d %d ", &pass, &current, &maximum); n != 3 || pass < 1 || pass >= len(passEnds) || maximum < 1 || current < 0 || current > maximum {
+	if n, _ := fmt.Sscanf(line, "%d %d %d ", &pass, &current, &maximum); n != 3 || pass < 1 || pass >= len(passEnds) ||
+		maximum < 1 ||
+		current < 0 ||
+		current > maximum {
 		return 0, false
 	}
 	begin, end := passEnds[pass-1], passEnds[pass]

@@ -161,7 +161,8 @@ func (j Job) group() (job string, level uint32, id uint64, err error) {
 // unifiedPath returns the path in the line "0::/path" of /proc/self/cgroup.
 func unifiedPath(text string) (string, bool) {
 	for line := range strings.Lines(text) {
-		if path, found := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "0::"); found && strings.HasPrefix(path, "/") {
+		if path, found := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "0::"); found &&
+			strings.HasPrefix(path, "/") {
 			return path, true
 		}
 	}

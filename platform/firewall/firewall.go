@@ -171,7 +171,8 @@ func observe(conn *nftables.Conn) (State, error) {
 		}
 		var c chainState
 		c.base = chain.Type == nftables.ChainTypeFilter && chain.Hooknum != nil && *chain.Hooknum == *hook(chain.Name) &&
-			chain.Priority != nil && *chain.Priority == *priority() && (chain.Policy == nil || *chain.Policy == nftables.ChainPolicyAccept)
+			chain.Priority != nil && *chain.Priority == *priority() &&
+			(chain.Policy == nil || *chain.Policy == nftables.ChainPolicyAccept)
 		rules, err := conn.GetRules(table(), chain)
 		if err != nil {
 			return State{}, fmt.Errorf("list rules of %s: %w", chain.Name, err)
@@ -302,7 +303,9 @@ func queue(conn *nftables.Conn, t *nftables.Table, c Change) {
 		return
 	}
 	accept := nftables.ChainPolicyAccept
-	chain.Type, chain.Hooknum, chain.Priority, chain.Policy = nftables.ChainTypeFilter, hook(c.Chain), priority(), &accept
+	chain.Type, chain.Hooknum, chain.Priority, chain.Policy = nftables.ChainTypeFilter, hook(
+		c.Chain,
+	), priority(), &accept
 	chain = conn.AddChain(chain)
 	conn.FlushChain(chain)
 	for _, r := range c.rules {

@@ -97,7 +97,13 @@ func refused(r rule) (server netip.AddrPort, is bool) {
 func established() rule {
 	return rule{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: native(expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED), Xor: native(0)},
+		&expr.Bitwise{
+			SourceRegister: 1,
+			DestRegister:   1,
+			Len:            4,
+			Mask:           native(expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED),
+			Xor:            native(0),
+		},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: native(0)},
 	}
 }

@@ -52,16 +52,28 @@ func (h *Host) observeIPv6() (s ipv6State, err error) {
 }
 
 // disabled matches the lines with which stemcells disable IPv6 at boot.
-var disabled = regexp.MustCompile(`(?m)^([ \t]*net[./]ipv6[./]conf[./](?:all|default)[./]disable_ipv6[ \t]*=[ \t]*)1([ \t]*)$`)
+var disabled = regexp.MustCompile(
+	`(?m)^([ \t]*net[./]ipv6[./]conf[./](?:all|default)[./]disable_ipv6[ \t]*=[ \t]*)1([ \t]*)$`,
+)
 
 func diffIPv6(have ipv6State) (changes []Change, err error) {
 	if !have.kernel {
 		for _, argument := range strings.Fields(have.cmdline) {
 			if argument == "ipv6.disable=1" {
-				return nil, errors.Join(errIPv6Off, errors.New("remove ipv6.disable=1 from the kernel arguments (in the stemcell's boot loader configuration) and reboot"))
+				return nil, errors.Join(
+					errIPv6Off,
+					errors.New(
+						"remove ipv6.disable=1 from the kernel arguments (in the stemcell's boot loader configuration) and reboot",
+					),
+				)
 			}
 		}
-		return nil, errors.Join(errIPv6Off, errors.New("its sysctls are missing and ipv6.disable=1 is not among the kernel arguments: the ipv6 module is missing"))
+		return nil, errors.Join(
+			errIPv6Off,
+			errors.New(
+				"its sysctls are missing and ipv6.disable=1 is not among the kernel arguments: the ipv6 module is missing",
+			),
+		)
 	}
 	if edited := disabled.ReplaceAll(have.file, []byte("${1}0${2}")); have.file != nil {
 		changes = append(changes, file(sysctlFile, have.file, edited, 0o644)...)

@@ -23,7 +23,9 @@ func HostsFile(name string, records [][2]string) (content []byte, skipped int, e
 	fmt.Fprintf(&b, "127.0.0.1 %s localhost\n\n", name)
 	b.WriteString("# IPv6\n")
 	fmt.Fprintf(&b, "::1 %s localhost ip6-localhost ip6-loopback\n", name)
-	b.WriteString("fe00::0 ip6-localnet\nff00::0 ip6-mcastprefix\nff02::1 ip6-allnodes\nff02::2 ip6-allrouters\nff02::3 ip6-allhosts\n")
+	b.WriteString(
+		"fe00::0 ip6-localnet\nff00::0 ip6-mcastprefix\nff02::1 ip6-allnodes\nff02::2 ip6-allrouters\nff02::3 ip6-allhosts\n",
+	)
 	for _, r := range records {
 		if r[0] == "" || r[1] == "" || hasSeparator(r[0]) || hasSeparator(r[1]) {
 			skipped++

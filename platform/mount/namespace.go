@@ -20,7 +20,8 @@ import (
 // of reports whether another mount is of the same device or, if m is a bind mount, of the same directory or one below
 // it.
 func (m Entry) of(other Entry) bool {
-	return m.Number == other.Number && (m.Root == "/" || m.Root == other.Root || strings.HasPrefix(other.Root, m.Root+"/"))
+	return m.Number == other.Number &&
+		(m.Root == "/" || m.Root == other.Root || strings.HasPrefix(other.Root, m.Root+"/"))
 }
 
 // DetachElsewhere detaches mounts of m's file system in all other mount namespaces. A service with a private namespace
@@ -35,7 +36,10 @@ func DetachElsewhere(m Entry) ([]Process, error) {
 	var failed []error
 	for _, ns := range elsewhere {
 		if err := detachIn(filepath.Join("/proc", strconv.Itoa(ns.PID), "ns/mnt"), ns.targets); err != nil {
-			failed = append(failed, fmt.Errorf("detach %s in the namespace of process %d: %w", ns.targets[0], ns.PID, err))
+			failed = append(
+				failed,
+				fmt.Errorf("detach %s in the namespace of process %d: %w", ns.targets[0], ns.PID, err),
+			)
 			continue
 		}
 		changed = append(changed, ns.Process)
@@ -96,7 +100,10 @@ func targetsIn(proc string, m Entry, ownTable []Entry) (targets []string) {
 		return nil
 	}
 	for _, e := range entries(infos) {
-		stays := slices.ContainsFunc(ownTable, func(h Entry) bool { return h.Number == e.Number && h.Root == e.Root && h.Target == e.Target })
+		stays := slices.ContainsFunc(
+			ownTable,
+			func(h Entry) bool { return h.Number == e.Number && h.Root == e.Root && h.Target == e.Target },
+		)
 		if m.of(e) && !stays {
 			targets = append(targets, e.Target)
 		}
@@ -192,7 +199,8 @@ func detachIn(ns string, targets []string) error {
 		}
 		var failed []error
 		for i := len(targets) - 1; i >= 0; i-- {
-			if err := unix.Unmount(targets[i], unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
+			if err := unix.Unmount(targets[i], unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil &&
+				!errors.Is(err, unix.EINVAL) {
 				failed = append(failed, err)
 			}
 		}

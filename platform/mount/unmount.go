@@ -264,7 +264,8 @@ func usedBy(dir string, dev uint64, counts func(path string) bool) (path string)
 
 // below reports whether a path is inside target. Files may be used through another bind mount of the same file system.
 func below(path, target string) bool {
-	return path == target || strings.HasPrefix(path, strings.TrimSuffix(target, "/")+"/") || !strings.HasPrefix(path, "/")
+	return path == target || strings.HasPrefix(path, strings.TrimSuffix(target, "/")+"/") ||
+		!strings.HasPrefix(path, "/")
 }
 
 // closeGrace bounds the wait for the kernel to close the files of an ended process: it writes back dirty pages first,
@@ -328,7 +329,8 @@ func openers(device string) ([]Process, error) {
 	return processesUsing(func(dir string) string {
 		if anyDescriptor(dir, func(link string) bool {
 			st, ok := stat(link)
-			return ok && st.Mode&unix.S_IFMT == unix.S_IFBLK && unix.Mkdev(st.Rdev_major, st.Rdev_minor) == uint64(want.Rdev)
+			return ok && st.Mode&unix.S_IFMT == unix.S_IFBLK &&
+				unix.Mkdev(st.Rdev_major, st.Rdev_minor) == uint64(want.Rdev)
 		}) {
 			return device
 		}

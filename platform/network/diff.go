@@ -49,7 +49,10 @@ func Diff(have State, want Desired) ([]Change, error) {
 	if reload {
 		awaitedLinks := d.awaitedLinks(files)
 		awaited := slices.ContainsFunc(want.Links, func(l WantLink) bool { return len(l.Leases) > 0 })
-		changes = append(changes, Change{Op: OpReload, Awaited: awaitedLinks, Late: len(awaitedLinks) == 0 && !awaited && len(d.late) == 0})
+		changes = append(
+			changes,
+			Change{Op: OpReload, Awaited: awaitedLinks, Late: len(awaitedLinks) == 0 && !awaited && len(d.late) == 0},
+		)
 	}
 	return slices.Concat(changes, d.late), errors.Join(d.failed...)
 }
@@ -80,8 +83,14 @@ func (d *differ) link(want WantLink) {
 		if d.have.NoIPv6 {
 			d.fail(want, "%w", advice.With("remove ipv6.disable=1 from the kernel's arguments",
 				errors.New("the kernel was started without IPv6 (ipv6.disable=1)")))
-			want.Addresses = slices.DeleteFunc(slices.Clone(want.Addresses), func(a WantAddress) bool { return a.Prefix.Addr().Is6() })
-			want.Routes = slices.DeleteFunc(slices.Clone(want.Routes), func(r WantRoute) bool { return r.To.Addr().Is6() })
+			want.Addresses = slices.DeleteFunc(
+				slices.Clone(want.Addresses),
+				func(a WantAddress) bool { return a.Prefix.Addr().Is6() },
+			)
+			want.Routes = slices.DeleteFunc(
+				slices.Clone(want.Routes),
+				func(r WantRoute) bool { return r.To.Addr().Is6() },
+			)
 		} else if have.IPv6Disabled {
 			d.add = append(d.add, Change{Op: OpEnableIPv6, Link: have.Name})
 		}
@@ -89,7 +98,8 @@ func (d *differ) link(want WantLink) {
 	if !have.Up {
 		d.add = append(d.add, Change{Op: OpLinkUp, Link: have.Name})
 	}
-	if want.DHCP && len(want.Networks) > 0 && !d.have.Networkd.Available && !slices.ContainsFunc(have.Addresses, Address.Global) {
+	if want.DHCP && len(want.Networks) > 0 && !d.have.Networkd.Available &&
+		!slices.ContainsFunc(have.Addresses, Address.Global) {
 		d.fail(want, "%w", advice.With("start it: 'systemctl start systemd-networkd'",
 			fmt.Errorf("%s needs DHCP, but systemd-networkd, the DHCP client, is not available", have.Name)))
 	}
@@ -162,14 +172,18 @@ func (d *differ) leftovers(want WantLink, have Link) {
 		return slices.ContainsFunc(want.Addresses, func(a WantAddress) bool { return a.Prefix == p })
 	}
 	replaced := func(p netip.Prefix) bool {
-		return slices.ContainsFunc(d.add, func(c Change) bool { return c.Op == OpReplaceAddress && c.Link == have.Name && c.Was == p })
+		return slices.ContainsFunc(
+			d.add,
+			func(c Change) bool { return c.Op == OpReplaceAddress && c.Link == have.Name && c.Was == p },
+		)
 	}
 	old := d.records[have.Name]
 	for _, r := range d.have.Routes {
 		if r.Link != have.Name || d.wantsRoute(r) {
 			continue
 		}
-		ours := r.Origin == OriginStatic && slices.ContainsFunc(old.routes, func(o WantRoute) bool { return o.To == r.To && o.Gateway == r.Gateway })
+		ours := r.Origin == OriginStatic &&
+			slices.ContainsFunc(old.routes, func(o WantRoute) bool { return o.To == r.To && o.Gateway == r.Gateway })
 		lease := r.Origin == OriginDHCP && !want.DHCP
 		change := Change{Op: OpRemoveRoute, Link: have.Name, Route: &r}
 		switch {
@@ -251,7 +265,8 @@ func (d *differ) files() (changes []Change) {
 		}
 	}
 	for _, f := range d.have.Files {
-		if _, keep := wanted[f.Path]; f.Ours() && !keep && (path.Dir(f.Path) == networkd.EtcDir || path.Dir(f.Path) == networkd.RunDir) {
+		if _, keep := wanted[f.Path]; f.Ours() && !keep &&
+			(path.Dir(f.Path) == networkd.EtcDir || path.Dir(f.Path) == networkd.RunDir) {
 			changes = append(changes, Change{Op: OpRemoveFile, Path: f.Path})
 		}
 	}
@@ -285,7 +300,11 @@ func (d *differ) reload(files []Change) bool {
 	}
 	moved := func(c Change) bool { // from /run to /etc, with the same content
 		return c.Op == OpRemoveFile && path.Dir(c.Path) == networkd.RunDir ||
-			c.Op == OpWriteFile && slices.Contains(d.have.Files, networkd.File{Path: path.Join(networkd.RunDir, c.name()), Content: c.Content})
+			c.Op == OpWriteFile &&
+				slices.Contains(
+					d.have.Files,
+					networkd.File{Path: path.Join(networkd.RunDir, c.name()), Content: c.Content},
+				)
 	}
 	return slices.ContainsFunc(files, func(c Change) bool { return !moved(c) })
 }
@@ -299,7 +318,9 @@ func (d *differ) awaitedLinks(files []Change) (links []networkd.AwaitedLink) {
 		for _, a := range have.Addresses {
 			if a.Dynamic && a.Prefix.Addr().Is4() {
 				leased = true
-				same = same || !want.DHCP && slices.ContainsFunc(want.Addresses, func(w WantAddress) bool { return w.Prefix == a.Prefix })
+				same = same ||
+					!want.DHCP &&
+						slices.ContainsFunc(want.Addresses, func(w WantAddress) bool { return w.Prefix == a.Prefix })
 			}
 		}
 		changed := slices.ContainsFunc(files, func(c Change) bool { return c.name() == networkd.FileName(want.Name) })
@@ -315,7 +336,10 @@ func (d *differ) awaitedLinks(files []Change) (links []networkd.AwaitedLink) {
 func DHCPEverywhere(have State) (changes []Change) {
 	files := false
 	for _, nic := range have.NICs() {
-		file := networkd.File{Path: path.Join(networkd.RunDir, networkd.FileName(nic.Name)), Content: render(WantLink{Name: nic.Name, DHCP: true}, have.Networkd)}
+		file := networkd.File{
+			Path:    path.Join(networkd.RunDir, networkd.FileName(nic.Name)),
+			Content: render(WantLink{Name: nic.Name, DHCP: true}, have.Networkd),
+		}
 		if !nic.Up {
 			changes = append(changes, Change{Op: OpLinkUp, Link: nic.Name})
 		}

@@ -44,8 +44,12 @@ func Journal(ctx context.Context, previous bool) string {
 // Traces of a requested shutdown in a journal. Only names of users and programs are extracted, since arguments may be
 // secret.
 var (
-	byClient = regexp.MustCompile(`(?i)(?:reboot|power-?off|halt|kexec|shutdown) requested from client PID \d+ \('([^']{1,40})'\)`)
-	bySudo   = regexp.MustCompile(`sudo\[\d+\]: +(\S{1,40}) : .*COMMAND=\S*?\b(reboot|shutdown|poweroff|halt|systemctl)\b`)
+	byClient = regexp.MustCompile(
+		`(?i)(?:reboot|power-?off|halt|kexec|shutdown) requested from client PID \d+ \('([^']{1,40})'\)`,
+	)
+	bySudo = regexp.MustCompile(
+		`sudo\[\d+\]: +(\S{1,40}) : .*COMMAND=\S*?\b(reboot|shutdown|poweroff|halt|systemctl)\b`,
+	)
 	byButton = "Power key pressed"
 )
 
@@ -78,7 +82,11 @@ func inMessages(text, where string) string {
 		return fmt.Sprintf("the kernel panicked: %s (%s)", oneline.Of(m[1]), where)
 	}
 	if m := outOfMemory.FindAllStringSubmatch(text, -1); m != nil {
-		return fmt.Sprintf("the memory was used up, and the kernel killed %s before (%s)", oneline.Of(m[len(m)-1][1]), where)
+		return fmt.Sprintf(
+			"the memory was used up, and the kernel killed %s before (%s)",
+			oneline.Of(m[len(m)-1][1]),
+			where,
+		)
 	}
 	return ""
 }

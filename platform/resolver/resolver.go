@@ -182,7 +182,9 @@ func Diff(have State, want Desired) ([]Change, error) {
 	if len(want.Servers) == 0 || slices.Equal(servers(have.ResolvConf), texts(want.Servers)) {
 		return nil, nil
 	}
-	return []Change{{Op: OpWrite, Path: resolvConf, Content: nameservers(want.Servers) + withoutServers(have.ResolvConf)}}, nil
+	return []Change{
+		{Op: OpWrite, Path: resolvConf, Content: nameservers(want.Servers) + withoutServers(have.ResolvConf)},
+	}, nil
 }
 
 func diffResolved(have State, want Desired) (changes []Change) {

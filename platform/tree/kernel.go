@@ -99,8 +99,16 @@ func (k *Kernel) inspect(path string, e Entry) (Found, error) {
 	if x.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT == 0 {
 		return Found{}, fmt.Errorf("this kernel does not report mount points by statx; Linux 5.8 or newer is needed")
 	}
-	found := Found{Exists: true, Mode: permissionsOf(x.Mode), Type: typeOf(x.Mode), UID: int(x.Uid), GID: int(x.Gid), Ino: x.Ino,
-		Dev: unix.Mkdev(x.Dev_major, x.Dev_minor), MountRoot: x.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0}
+	found := Found{
+		Exists:    true,
+		Mode:      permissionsOf(x.Mode),
+		Type:      typeOf(x.Mode),
+		UID:       int(x.Uid),
+		GID:       int(x.Gid),
+		Ino:       x.Ino,
+		Dev:       unix.Mkdev(x.Dev_major, x.Dev_minor),
+		MountRoot: x.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0,
+	}
 	if found.MountRoot {
 		var st unix.Statfs_t
 		if err := unix.Statfs(full, &st); err != nil {

@@ -68,7 +68,11 @@ type connection struct {
 // dialSystemd connects to systemd. It prefers systemd's private socket, which exists before the bus does and needs no
 // third process.
 func dialSystemd(ctx context.Context, root string) (*connection, error) {
-	conn, err := dial(ctx, filepath.Join(root, "run/systemd/private"), func(conn *dbus.Conn) error { return ping(ctx, conn) })
+	conn, err := dial(
+		ctx,
+		filepath.Join(root, "run/systemd/private"),
+		func(conn *dbus.Conn) error { return ping(ctx, conn) },
+	)
 	if err != nil {
 		var busErr error
 		if conn, busErr = SystemBus(ctx, root); busErr != nil {
@@ -95,7 +99,9 @@ func ping(ctx context.Context, conn *dbus.Conn) error {
 	pauses := retry.Backoff{Min: 5 * time.Millisecond, Max: time.Second}
 	for attempt := range 20 {
 		short, cancel := context.WithTimeout(ctx, pauses.Pause(attempt))
-		err := conn.Object("org.freedesktop.systemd1", "/org/freedesktop/systemd1").CallWithContext(short, "org.freedesktop.DBus.Peer.Ping", 0).Err
+		err := conn.Object("org.freedesktop.systemd1", "/org/freedesktop/systemd1").
+			CallWithContext(short, "org.freedesktop.DBus.Peer.Ping", 0).
+			Err
 		cancel()
 		if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
 			return err

@@ -106,7 +106,8 @@ func (s *Systemd) Start(ctx context.Context, name string) error {
 	if err != nil {
 		return fmt.Errorf("start %s: %w", name, err)
 	}
-	if conn.property(ctx, full(name), "ActiveState") == "inactive" && conn.property(ctx, full(name), "ConditionResult") == false {
+	if conn.property(ctx, full(name), "ActiveState") == "inactive" &&
+		conn.property(ctx, full(name), "ConditionResult") == false {
 		return fmt.Errorf("start %s: %w", name, ErrCondition)
 	}
 	return nil
@@ -191,10 +192,19 @@ func (s *Systemd) ResetFailed(ctx context.Context, name string) error {
 
 // StartTransient starts a program as a unit that systemd removes when it exits.
 func (s *Systemd) StartTransient(ctx context.Context, name, description string, argv []string) error {
-	return s.job(ctx, "start", func(c *systemd.Conn, ctx context.Context, name, mode string, result chan<- string) (int, error) {
-		return c.StartTransientUnitContext(ctx, name, mode, []systemd.Property{systemd.PropDescription(description),
-			systemd.PropExecStart(argv, true), {Name: "CollectMode", Value: dbus.MakeVariant("inactive-or-failed")}}, result)
-	}, name, "fail")
+	return s.job(
+		ctx,
+		"start",
+		func(c *systemd.Conn, ctx context.Context, name, mode string, result chan<- string) (int, error) {
+			return c.StartTransientUnitContext(ctx, name, mode, []systemd.Property{systemd.PropDescription(description),
+				systemd.PropExecStart(
+					argv,
+					true,
+				), {Name: "CollectMode", Value: dbus.MakeVariant("inactive-or-failed")}}, result)
+		},
+		name,
+		"fail",
+	)
 }
 
 // Version returns systemd's version.
@@ -228,8 +238,15 @@ func (s *Systemd) State(ctx context.Context, name string) (State, error) {
 	pid, _ := of["MainPID"].(uint32) // only services have one
 	restarts, _ := of["NRestarts"].(uint32)
 	began, _ := of["InactiveExitTimestampMonotonic"].(uint64)
-	return State{Load: text("LoadState"), Active: text("ActiveState"), Sub: text("SubState"), MainPID: int(pid), Result: text("Result"),
-		Restarts: int(restarts), Began: time.Duration(began) * time.Microsecond}, nil
+	return State{
+		Load:     text("LoadState"),
+		Active:   text("ActiveState"),
+		Sub:      text("SubState"),
+		MainPID:  int(pid),
+		Result:   text("Result"),
+		Restarts: int(restarts),
+		Began:    time.Duration(began) * time.Microsecond,
+	}, nil
 }
 
 // Failed returns the names of the units that have failed.
@@ -309,7 +326,10 @@ func (s *Systemd) PowerOff(ctx context.Context) error {
 	if err == nil {
 		return nil
 	}
-	err = fmt.Errorf("power off: %w", errors.Join(fmt.Errorf("logind: %w", logindErr), fmt.Errorf("systemd: %w", typed(err))))
+	err = fmt.Errorf(
+		"power off: %w",
+		errors.Join(fmt.Errorf("logind: %w", logindErr), fmt.Errorf("systemd: %w", typed(err))),
+	)
 	if ctx.Err() != nil {
 		return err
 	}

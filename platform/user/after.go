@@ -14,7 +14,13 @@ func (s State) After(changes []Change) State {
 			s.hashes[c.User] = c.hash
 		case OpSetKeys:
 			uid := s.Accounts[c.User].UID
-			s.keys[c.User] = keyFile{content: joinKeys(c.keys), mode: 0o600, uid: uid, dirMode: fs.ModeDir | 0o700, dirOwner: uid}
+			s.keys[c.User] = keyFile{
+				content:  joinKeys(c.keys),
+				mode:     0o600,
+				uid:      uid,
+				dirMode:  fs.ModeDir | 0o700,
+				dirOwner: uid,
+			}
 		}
 	}
 	return s

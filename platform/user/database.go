@@ -84,7 +84,17 @@ func (db *database) setPassword(name, hash string) error {
 func (db *database) shadowLine(name string) []string {
 	// Neither "*" nor "!" matches a password, but an sshd without PAM treats "!" as a locked account and refuses keys,
 	// too.
-	return []string{name, "*", today(), db.age("PASS_MIN_DAYS", "0"), db.age("PASS_MAX_DAYS", "99999"), db.age("PASS_WARN_AGE", "7"), "", "", ""}
+	return []string{
+		name,
+		"*",
+		today(),
+		db.age("PASS_MIN_DAYS", "0"),
+		db.age("PASS_MAX_DAYS", "99999"),
+		db.age("PASS_WARN_AGE", "7"),
+		"",
+		"",
+		"",
+	}
 }
 
 func (db *database) age(name, otherwise string) string {

@@ -49,7 +49,9 @@ func joinKeys(keys []string) []byte {
 
 // has reports whether file and directory are as wanted for these keys.
 func (k keyFile) has(keys []string, account Account) bool {
-	return bytes.Equal(k.content, joinKeys(keys)) && k.mode == 0o600 && k.uid == account.UID && k.dirMode == fs.ModeDir|0o700 && k.dirOwner == account.UID
+	return bytes.Equal(k.content, joinKeys(keys)) && k.mode == 0o600 && k.uid == account.UID &&
+		k.dirMode == fs.ModeDir|0o700 &&
+		k.dirOwner == account.UID
 }
 
 // appendTo returns keys, followed by the other keys in the file.
@@ -330,7 +332,8 @@ func (a *Accounts) removeOwned(account Account, path string) (err error) {
 	}
 	if owner(info) != account.UID {
 		if a.Log != nil {
-			a.Log.WithFields(logrus.Fields{"user": account.Name, "path": path}).Warn("kept a file that the removed user does not own")
+			a.Log.WithFields(logrus.Fields{"user": account.Name, "path": path}).
+				Warn("kept a file that the removed user does not own")
 		}
 		return nil
 	}

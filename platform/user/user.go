@@ -129,7 +129,12 @@ func (a *Accounts) Observe(ctx context.Context, want Desired) (State, error) {
 	if err != nil {
 		return State{}, err
 	}
-	s := State{Accounts: make(map[string]Account), hashes: make(map[string]secret.String), members: make(map[string][]string), keys: make(map[string]keyFile)}
+	s := State{
+		Accounts: make(map[string]Account),
+		hashes:   make(map[string]secret.String),
+		members:  make(map[string][]string),
+		keys:     make(map[string]keyFile),
+	}
 	for r := range db.passwd.all {
 		account, err := account(r)
 		if _, twice := s.Accounts[r[0]]; err != nil || twice {
@@ -168,7 +173,10 @@ func Diff(have State, want Desired) (changes []Change, err error) {
 			hash = secret.New(NoPassword)
 		}
 		if _, there := have.Accounts[name]; !there {
-			return nil, advice.With("make the account in the stemcell", fmt.Errorf("password of %s: %w", name, errNoUser))
+			return nil, advice.With(
+				"make the account in the stemcell",
+				fmt.Errorf("password of %s: %w", name, errNoUser),
+			)
 		}
 		if strings.ContainsFunc(hash.Reveal(), func(r rune) bool { return r == ':' || r < ' ' || r > '~' }) {
 			return nil, fmt.Errorf("password of %s: the hash contains an invalid character", name)

@@ -50,7 +50,9 @@ func (c *Current) Load(ctx context.Context) (Loaded, error) {
 	}
 	if loaded.NotCached == nil && fetched.Clear != nil && !c.disk.readOnly {
 		if err := c.clearSource(ctx, fetched); err != nil {
-			c.options.Log.WithField("source", fetched.From).WithError(err).Warn("cannot clear the source after its settings were cached")
+			c.options.Log.WithField("source", fetched.From).
+				WithError(err).
+				Warn("cannot clear the source after its settings were cached")
 		}
 	}
 	return loaded, nil
@@ -97,10 +99,14 @@ func (c *Current) accept(ctx context.Context, next settings.Settings, loaded Loa
 	now := c.state.Load()
 	if known := now.settings.AgentID; now.present && known != next.AgentID {
 		if c.fetched {
-			return Loaded{}, fmt.Errorf("%s is for another agent id; an agent keeps its identity while it runs", loaded.From)
+			return Loaded{}, fmt.Errorf(
+				"%s is for another agent id; an agent keeps its identity while it runs",
+				loaded.From,
+			)
 		}
 		loaded.Foreign = known
-		c.options.Log.WithField("path", now.place).Warn("the state found here belongs to another agent id; setting it aside")
+		c.options.Log.WithField("path", now.place).
+			Warn("the state found here belongs to another agent id; setting it aside")
 		if err := c.setAside(known); err != nil && !c.disk.readOnly {
 			loaded.NotCached = fmt.Errorf("set aside the state of another agent id: %w", err)
 		}

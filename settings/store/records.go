@@ -36,7 +36,13 @@ type Pending struct {
 func (c *Current) Preview(u settings.Update) *Pending {
 	s := c.state.Load()
 	next, changes := s.update.Apply(u)
-	return &Pending{Effective: settings.Merge(s.settings, next), Changes: changes, current: c, update: next, version: s.version}
+	return &Pending{
+		Effective: settings.Merge(s.settings, next),
+		Changes:   changes,
+		current:   c,
+		update:    next,
+		version:   s.version,
+	}
 }
 
 // Commit persists the update and puts it in force. It keeps settings loaded since the Preview.
@@ -153,7 +159,11 @@ func (c *Current) readManagedCID() (string, error) {
 		err = errors.New("it contains no CID")
 	}
 	if err != nil {
-		return "", fmt.Errorf("%s is damaged (%w): run mount_disk, or agent disk accept CID --yes for the disk that belongs on the store", path, err)
+		return "", fmt.Errorf(
+			"%s is damaged (%w): run mount_disk, or agent disk accept CID --yes for the disk that belongs on the store",
+			path,
+			err,
+		)
 	}
 	if err := c.disk.tighten(path); err != nil {
 		c.options.Log.WithField("path", path).WithError(err).Warn("cannot restrict the mode of a file to 0600")

@@ -138,8 +138,17 @@ func (p *Plan) use(device string, v Volume, size int64, target string, options [
 // again.
 func (p *Plan) growFileSystem(device string, kind probe.Kind, target string, options []string) {
 	if kind.Managed() {
-		p.add(Change{Op: GrowFileSystem, Device: device, Proof: "smaller than its device", What: fmt.Sprintf("grow %s", kind),
-			FileSystem: kind, Target: target, MountOptions: options})
+		p.add(
+			Change{
+				Op:           GrowFileSystem,
+				Device:       device,
+				Proof:        "smaller than its device",
+				What:         fmt.Sprintf("grow %s", kind),
+				FileSystem:   kind,
+				Target:       target,
+				MountOptions: options,
+			},
+		)
 	}
 }
 

@@ -156,7 +156,15 @@ func (p *Plan) fill(o Ephemeral, l Layout, fresh bool) {
 	swap, data := o.Volumes[l.Swap], o.Volumes[l.Data]
 	swapPart, dataPart := layout.PartitionPath(o.Disk.Path, l.Swap), layout.PartitionPath(o.Disk.Path, l.Data)
 	if l.Swap > 0 && !swap.ActiveSwap && (fresh || swap.Content.Kind != probe.Swap) {
-		p.add(Change{Op: MakeSwap, Device: swapPart, Proof: proof(swap), What: "make swap", Destructive: !fresh && !swap.Content.Blank()})
+		p.add(
+			Change{
+				Op:          MakeSwap,
+				Device:      swapPart,
+				Proof:       proof(swap),
+				What:        "make swap",
+				Destructive: !fresh && !swap.Content.Blank(),
+			},
+		)
 	}
 	if used := data.MountedOn != "" || data.InUse; !used && (fresh || !data.Content.Data()) {
 		p.add(Change{Op: MakeFileSystem, Device: dataPart, Proof: proof(data), What: "make ext4",

@@ -155,7 +155,11 @@ func onRoot(o Ephemeral) (l Layout, made []layout.Partition, err error) {
 	free := freeFrom(s.Table, rootPart)
 	available := s.Bytes - free
 	if available < smallestOnRoot {
-		return l, nil, fmt.Errorf("insufficient remaining disk space (%d bytes) for ephemeral partition (min: %d bytes)", available, smallestOnRoot)
+		return l, nil, fmt.Errorf(
+			"insufficient remaining disk space (%d bytes) for ephemeral partition (min: %d bytes)",
+			available,
+			smallestOnRoot,
+		)
 	}
 	swap, err := swapBytes(available, o.RAM, o.SwapMiB)
 	if err != nil {

@@ -106,8 +106,12 @@ func place(o Observed) (placement, error) {
 	at := placement{Directory: o.Store}
 	switch stale := map[string]string{o.OnStore: o.Store, o.OnTarget: o.MigrationTarget}[o.CID]; {
 	case stale != "" && o.MountedOn == "" && !o.Directories:
-		return placement{}, fmt.Errorf("it is mounted on %s from a device that is not the one that is attached now, as "+
-			"after it was unplugged: run unmount_disk %s first", stale, o.CID)
+		return placement{}, fmt.Errorf(
+			"it is mounted on %s from a device that is not the one that is attached now, as "+
+				"after it was unplugged: run unmount_disk %s first",
+			stale,
+			o.CID,
+		)
 	case o.Foreign != "":
 		return placement{}, fmt.Errorf("%s is mounted on %s and is not a known persistent disk: "+
 			"unmount it (umount %s) and run mount_disk %s", o.Foreign, o.Store, o.Store, o.CID)
@@ -124,7 +128,9 @@ func place(o Observed) (placement, error) {
 	case o.MountedOn != "":
 		return placement{}, fmt.Errorf("it is mounted on %s: unmount it there (umount %s)", o.MountedOn, o.MountedOn)
 	case o.StoreTaken && o.TargetTaken:
-		return placement{}, errors.New("store and migration target are both in use: run unmount_disk for one of the two disks first")
+		return placement{}, errors.New(
+			"store and migration target are both in use: run unmount_disk for one of the two disks first",
+		)
 	case o.StoreTaken:
 		at.Directory = o.MigrationTarget
 	}
@@ -142,7 +148,10 @@ func MountDisk(o Observed) (Plan, error) {
 	case o.Directory && !o.Directories:
 		return Plan{}, fmt.Errorf("%s is not a block device: correct the disk's hint", o.Disk.Path)
 	case !o.Directory && o.Directories:
-		return Plan{}, fmt.Errorf("%s is not a directory, which BindMountPersistentDisk requires: correct the disk's hint", o.Disk.Path)
+		return Plan{}, fmt.Errorf(
+			"%s is not a directory, which BindMountPersistentDisk requires: correct the disk's hint",
+			o.Disk.Path,
+		)
 	}
 	at, err := place(o)
 	if err != nil {

@@ -96,11 +96,15 @@ func (c Choice) isAt(o Disk) error {
 	case o.Statement.Err != nil || o.Statement.CID != c.CID || !o.Statement.Used():
 		return nil
 	case c.Statement.CID != c.CID:
-	case o.Statement.Generation < c.Statement.Generation, o.Statement.Generation == c.Statement.Generation && c.Identified:
+	case o.Statement.Generation < c.Statement.Generation,
+		o.Statement.Generation == c.Statement.Generation && c.Identified:
 		return nil
 	}
-	return c.refuse(fmt.Sprintf("%s, where the hint of %s leads, says that it is %s as well, and was the store at least "+
-		"as late: the paths in their hints may have been exchanged", o.Path, o.CID, c.CID), "Attach the right disk, or")
+	return c.refuse(
+		fmt.Sprintf("%s, where the hint of %s leads, says that it is %s as well, and was the store at least "+
+			"as late: the paths in their hints may have been exchanged", o.Path, o.CID, c.CID),
+		"Attach the right disk, or",
+	)
 }
 
 // copiedTo refuses the disk if candidate o is a copy of it and has been the store since.
@@ -169,8 +173,12 @@ func (a Surroundings) doubt() error {
 // CheckCopy refuses the disk at path as the store if it is an incomplete copy, or may be one.
 func CheckCopy(cid, path string, s Statement) error {
 	if s.Err != nil {
-		return &Refusal{path, fmt.Sprintf("what it says about itself is not understood (%v): it may be an incomplete copy",
-			s.Err), "Use the agent that wrote it, or, if it is complete, " + accept(cid)}
+		return &Refusal{
+			path,
+			fmt.Sprintf("what it says about itself is not understood (%v): it may be an incomplete copy",
+				s.Err),
+			"Use the agent that wrote it, or, if it is complete, " + accept(cid),
+		}
 	}
 	if !s.Incomplete {
 		return nil
@@ -187,7 +195,8 @@ func CheckMounted(on Disk, a Surroundings, others []Disk) error {
 		return err
 	}
 	recorded, byOther := a.Record.StoreDisk(a.ManagedCID)
-	if recorded == "" || recorded == on.CID || byOther || a.ManagedCID == on.CID || a.Record.Asked[on.CID] == record.Accept {
+	if recorded == "" || recorded == on.CID || byOther || a.ManagedCID == on.CID ||
+		a.Record.Asked[on.CID] == record.Accept {
 		return nil
 	}
 	for _, o := range others {
@@ -195,9 +204,12 @@ func CheckMounted(on Disk, a Surroundings, others []Disk) error {
 			return nil
 		}
 	}
-	return &Refusal{on.Path, fmt.Sprintf("%s is mounted on %s, but %s is on record as the store", on.CID, a.Store, recorded),
+	return &Refusal{
+		on.Path,
+		fmt.Sprintf("%s is mounted on %s, but %s is on record as the store", on.CID, a.Store, recorded),
 		fmt.Sprintf("Run unmount_disk %s and mount_disk %s, or, if it is the right one, %s", on.CID, recorded,
-			accept(on.CID))}
+			accept(on.CID)),
+	}
 }
 
 // NextStatement returns the statement to write to a disk when it is mounted on the store.

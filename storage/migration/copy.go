@@ -142,6 +142,7 @@ func (r *copyReporter) report(now worker.Report) {
 	}
 	if due(&r.logged, progressLogInterval) {
 		r.Machine.Log.WithFields(logrus.Fields{"phase": p.Phase, "files": p.Files, "bytes": p.Bytes, "of_bytes": p.TotalBytes,
-			"rate": p.Rate(), "remaining": p.Remaining().String()}).Info("disk migration")
+			"rate": p.Rate(), "remaining": p.Remaining().String()}).
+			Info("disk migration")
 	}
 }

@@ -34,7 +34,8 @@ func (d *Disks) candidates(ctx context.Context, v surroundings, cid string, repl
 	own := v.resolved[cid]
 	for _, other := range v.Known {
 		l := v.resolved[other]
-		if other == cid || l.err != nil || l.Path == own.Path || !d.BindMounted && (l.Number == own.Number || seen[l.Number]) ||
+		if other == cid || l.err != nil || l.Path == own.Path ||
+			!d.BindMounted && (l.Number == own.Number || seen[l.Number]) ||
 			slices.Contains(d.associatedCIDs(), other) {
 			continue
 		}
@@ -74,7 +75,13 @@ func (d *Disks) jobDevices(v surroundings) map[blkdev.Number]bool {
 
 // readInTime reads a candidate, for at most readLimit. It returns false if it cannot be read. A disk that hangs is
 // abandoned, and unmounted whenever it responds.
-func (d *Disks) readInTime(ctx context.Context, v surroundings, cid string, dev device.Device, replay bool) (decide.Disk, bool) {
+func (d *Disks) readInTime(
+	ctx context.Context,
+	v surroundings,
+	cid string,
+	dev device.Device,
+	replay bool,
+) (decide.Disk, bool) {
 	type answer struct {
 		disk decide.Disk
 		err  error
@@ -102,13 +109,20 @@ func (d *Disks) readInTime(ctx context.Context, v surroundings, cid string, dev 
 }
 
 // readIdentity reads the statement of another disk. The result has no CID if the disk has no file system.
-func (d *Disks) readIdentity(ctx context.Context, v surroundings, cid string, dev device.Device, replay bool) (found decide.Disk, err error) {
+func (d *Disks) readIdentity(
+	ctx context.Context,
+	v surroundings,
+	cid string,
+	dev device.Device,
+	replay bool,
+) (found decide.Disk, err error) {
 	found = decide.Disk{CID: cid, Path: dev.Path}
 	if d.BindMounted {
 		if !dev.Directory {
 			return decide.Disk{}, nil
 		}
-		if found.Statement, err = readStatementAt(dev.Path, ""); found.Statement.CID == "" && found.Statement.Err == nil {
+		if found.Statement, err = readStatementAt(dev.Path, ""); found.Statement.CID == "" &&
+			found.Statement.Err == nil {
 			found.CID = "" // a directory without a statement may be any
 		}
 		return found, err
@@ -197,8 +211,10 @@ type placing struct {
 
 // checkChoice refuses a disk that must not become the store.
 func (p *placing) checkChoice(disk decide.Disk) error {
-	return decide.CheckChoice(decide.Choice{Disk: disk, Surroundings: p.o.Surroundings, New: p.plan.Formats(), Identified: p.identified,
-		Elsewhere: p.o.Elsewhere, Others: p.others})
+	return decide.CheckChoice(
+		decide.Choice{Disk: disk, Surroundings: p.o.Surroundings, New: p.plan.Formats(), Identified: p.identified,
+			Elsewhere: p.o.Elsewhere, Others: p.others},
+	)
 }
 
 // admit checks the statement of a disk that is mounted, but not at any path yet, and writes the new one. It flushes
@@ -336,8 +352,10 @@ func (d *Disks) pickStore(ctx context.Context, v surroundings, replay bool) (cid
 		l := v.resolved[disk.CID]
 		_, elsewhere := v.splitByHint(l.Number, l.Path)
 		others := slices.Delete(slices.Clone(all), i, i+1)
-		err := decide.CheckChoice(decide.Choice{Disk: disk, Surroundings: v.Surroundings, Identified: l.Identified, Elsewhere: elsewhere,
-			Others: others})
+		err := decide.CheckChoice(
+			decide.Choice{Disk: disk, Surroundings: v.Surroundings, Identified: l.Identified, Elsewhere: elsewhere,
+				Others: others},
+		)
 		if err != nil {
 			refused = errors.Join(refused, fmt.Errorf("disk %s: %w", disk.CID, err))
 			continue

@@ -199,12 +199,14 @@ func (v surroundings) ownerOf(dir string, number blkdev.Number, on decide.Disk) 
 		}
 	}
 	known := v.Record.Disks[recorded].FileSystem
-	if l := v.resolved[recorded]; dir == v.Store && recorded != "" && (l.err != nil || !slices.Contains(v.Known, recorded)) &&
+	if l := v.resolved[recorded]; dir == v.Store && recorded != "" &&
+		(l.err != nil || !slices.Contains(v.Known, recorded)) &&
 		identity.SameFileSystem(known, on.FileSystem) {
 		return recorded
 	}
 	for _, cid := range slices.Sorted(maps.Keys(v.Record.Disks)) {
-		if known := v.Record.Disks[cid].FileSystem; known != "" && strings.EqualFold(known, on.FileSystem) && cid != v.OnStore {
+		if known := v.Record.Disks[cid].FileSystem; known != "" && strings.EqualFold(known, on.FileSystem) &&
+			cid != v.OnStore {
 			return cid
 		}
 	}

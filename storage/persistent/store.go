@@ -23,7 +23,8 @@ func (d *Disks) SetReadOnly(ctx context.Context, on bool) error {
 	}
 	err := mount.SetBindReadOnly(ctx, store, on, d.LogBusy(store))
 	if errors.Is(err, unix.ENOSYS) {
-		d.Machine.Log.WithField("mount", store).Warn("this kernel cannot make a single mount read-only; jobs can change the store while it is copied")
+		d.Machine.Log.WithField("mount", store).
+			Warn("this kernel cannot make a single mount read-only; jobs can change the store while it is copied")
 		return nil
 	}
 	return err
@@ -102,7 +103,11 @@ func (d *Disks) ObserveMigration() (o decide.Migration, err error) {
 		taken     bool
 	}{{v.Store, v.OnStore, v.StoreTaken}, {v.MigrationTarget, v.OnTarget, v.TargetTaken}} {
 		if dir.taken && dir.cid == "" {
-			return o, fmt.Errorf("%s has a file system that is not a known persistent disk: unmount it (umount %s)", dir.path, dir.path)
+			return o, fmt.Errorf(
+				"%s has a file system that is not a known persistent disk: unmount it (umount %s)",
+				dir.path,
+				dir.path,
+			)
 		}
 	}
 	return decide.Migration{Store: v.Store, Target: v.MigrationTarget, From: v.OnStoreIs, To: v.onTarget,

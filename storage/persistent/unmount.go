@@ -90,7 +90,8 @@ func (d *Disks) unmountFrom(ctx context.Context, m decide.Mounted) error {
 // LogBusy returns a function that logs the processes which keep a mount busy.
 func (d *Disks) LogBusy(target string) func([]mount.Process) {
 	return func(users []mount.Process) {
-		d.Machine.Log.WithFields(logrus.Fields{"mount": target, "processes": fmt.Sprint(users)}).Warn("persistent disk is busy")
+		d.Machine.Log.WithFields(logrus.Fields{"mount": target, "processes": fmt.Sprint(users)}).
+			Warn("persistent disk is busy")
 	}
 }
 
@@ -110,7 +111,8 @@ func (d *Disks) Detach(m mount.Entry) error {
 	}
 	changed, err := mount.DetachElsewhere(m)
 	if len(changed) > 0 {
-		d.Machine.Log.WithFields(logrus.Fields{"device": m.Source, "processes": fmt.Sprint(changed)}).Warn("mount detached from private namespaces")
+		d.Machine.Log.WithFields(logrus.Fields{"device": m.Source, "processes": fmt.Sprint(changed)}).
+			Warn("mount detached from private namespaces")
 	}
 	return err
 }

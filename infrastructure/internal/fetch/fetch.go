@@ -28,7 +28,12 @@ type Timeouts struct {
 }
 
 // DefaultTimeouts are generous for a metadata service, which is one hop away.
-var DefaultTimeouts = Timeouts{Dial: 5 * time.Second, TLS: 10 * time.Second, Header: 10 * time.Second, Request: 30 * time.Second}
+var DefaultTimeouts = Timeouts{
+	Dial:    5 * time.Second,
+	TLS:     10 * time.Second,
+	Header:  10 * time.Second,
+	Request: 30 * time.Second,
+}
 
 const (
 	maxHeader    = 64 << 10
@@ -131,7 +136,14 @@ func (c Client) Do(ctx context.Context, r Request) (Response, error) {
 	}
 	defer response.Body.Close()
 	if response.ContentLength > r.Limit {
-		return fail(fmt.Errorf("%w: %d KiB announced, the limit is %d KiB", source.ErrTooLarge, response.ContentLength>>10, r.Limit>>10))
+		return fail(
+			fmt.Errorf(
+				"%w: %d KiB announced, the limit is %d KiB",
+				source.ErrTooLarge,
+				response.ContentLength>>10,
+				r.Limit>>10,
+			),
+		)
 	}
 	body, err := source.ReadAll(response.Body, r.Limit)
 	if err != nil {
@@ -202,8 +214,12 @@ func sameHost(next *http.Request, via []*http.Request) error {
 	}
 	downgrade := first.Scheme == "https" && next.URL.Scheme != "https"
 	upgrade := first.Scheme == "http" && next.URL.Scheme == "https"
-	if !strings.EqualFold(first.Hostname(), next.URL.Hostname()) || downgrade || port(first) != port(next.URL) && !upgrade {
-		return fmt.Errorf("redirect to another server refused (%s)", secret.RedactURL(next.URL.Scheme+"://"+next.URL.Host))
+	if !strings.EqualFold(first.Hostname(), next.URL.Hostname()) || downgrade ||
+		port(first) != port(next.URL) && !upgrade {
+		return fmt.Errorf(
+			"redirect to another server refused (%s)",
+			secret.RedactURL(next.URL.Scheme+"://"+next.URL.Host),
+		)
 	}
 	return nil
 }

@@ -40,7 +40,9 @@ func (a arp) bytes() []byte {
 
 // parseARP parses a message. Frames may be padded, so extra bytes are ignored.
 func parseARP(b []byte) (arp, bool) {
-	if len(b) < arpLength || binary.BigEndian.Uint16(b) != 1 || binary.BigEndian.Uint16(b[2:]) != unix.ETH_P_IP || b[4] != 6 || b[5] != 4 {
+	if len(b) < arpLength || binary.BigEndian.Uint16(b) != 1 || binary.BigEndian.Uint16(b[2:]) != unix.ETH_P_IP ||
+		b[4] != 6 ||
+		b[5] != 4 {
 		return arp{}, false
 	}
 	return arp{

@@ -21,7 +21,8 @@ type Gateway struct {
 func PresentGateways(have network.State, want network.Desired) (all []Gateway) {
 	for _, r := range have.Routes {
 		ours := slices.ContainsFunc(want.Links, func(l network.WantLink) bool { return l.Name == r.Link })
-		if g := (Gateway{Link: r.Link, IP: r.Gateway}); r.Default() && r.Gateway.IsValid() && ours && !slices.Contains(all, g) {
+		if g := (Gateway{Link: r.Link, IP: r.Gateway}); r.Default() && r.Gateway.IsValid() && ours &&
+			!slices.Contains(all, g) {
 			all = append(all, g)
 		}
 	}

@@ -98,7 +98,8 @@ func probeARP(ctx context.Context, have network.State, l network.Link, ip netip.
 		func() error { return conn.request(netip.IPv4Unspecified(), ip) },
 		func(ctx context.Context) (arp, error) {
 			return conn.receive(ctx, func(m arp) bool {
-				return m.senderIP == ip && !slices.ContainsFunc(have.Links, func(l network.Link) bool { return l.MAC == macOf(m.senderMAC) })
+				return m.senderIP == ip &&
+					!slices.ContainsFunc(have.Links, func(l network.Link) bool { return l.MAC == macOf(m.senderMAC) })
 			})
 		})
 	if err != nil {
@@ -125,9 +126,22 @@ func awaitDAD(ctx context.Context, k *network.Kernel, want network.WantLink) (fo
 			switch {
 			case i < 0 || a.Prefix.Addr().Is4():
 			case l.Addresses[i].DADFailed:
-				found = append(found, fmt.Sprintf("network %q: address %s on %s is also used by another machine", a.Network, a.Prefix.Addr(), l.Name))
+				found = append(
+					found,
+					fmt.Sprintf(
+						"network %q: address %s on %s is also used by another machine",
+						a.Network,
+						a.Prefix.Addr(),
+						l.Name,
+					),
+				)
 			case l.Addresses[i].Tentative:
-				return fmt.Errorf("network %q: address %s on %s is still being checked for duplicates", a.Network, a.Prefix.Addr(), l.Name)
+				return fmt.Errorf(
+					"network %q: address %s on %s is still being checked for duplicates",
+					a.Network,
+					a.Prefix.Addr(),
+					l.Name,
+				)
 			}
 		}
 		return nil

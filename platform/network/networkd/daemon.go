@@ -163,7 +163,9 @@ func (d Daemon) Reload(ctx context.Context, links map[int]AwaitedLink) error {
 		for index, link := range links {
 			var name string
 			var path dbus.ObjectPath
-			if manager.CallWithContext(ctx, busName+".Manager.GetLinkByIndex", 0, int32(index)).Store(&name, &path) == nil {
+			if manager.CallWithContext(ctx, busName+".Manager.GetLinkByIndex", 0, int32(index)).
+				Store(&name, &path) ==
+				nil {
 				waiting[path] = link
 			}
 		}

@@ -49,7 +49,8 @@ func leased(ctx context.Context, k *network.Kernel, networks []network.Dynamic) 
 		for _, n := range networks {
 			l, _ := s.Link(n.Link)
 			_, routed := defaultRoute(s, n)
-			if !n.IPv6 && l.NetworkFile != "" && !routed && !k.Networkd().HasLease(l.Index) && slices.ContainsFunc(l.Addresses, func(a network.Address) bool { return a.Dynamic }) {
+			if !n.IPv6 && l.NetworkFile != "" && !routed && !k.Networkd().HasLease(l.Index) &&
+				slices.ContainsFunc(l.Addresses, func(a network.Address) bool { return a.Dynamic }) {
 				return fmt.Errorf("network %q: the lease on %s is incomplete", n.Network, l.Name)
 			}
 		}
@@ -82,7 +83,10 @@ func resolve(k *network.Kernel, have network.State, n network.Dynamic) (network.
 	if !found {
 		return network.Resolved{}, fmt.Errorf("%s has no %s address", link, family)
 	}
-	r := network.Resolved{IP: prefix.Addr().String(), Netmask: net.IP(net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())).String()}
+	r := network.Resolved{
+		IP:      prefix.Addr().String(),
+		Netmask: net.IP(net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())).String(),
+	}
 	switch {
 	case hasDefault:
 		r.Gateway = via.Gateway.String()
@@ -115,7 +119,10 @@ func defaultRoute(have network.State, n network.Dynamic) (best network.Route, fo
 // primary returns the address of a dynamic network on its link: the leased one, else the first global one, else (for
 // IPv4) the first.
 func primary(l network.Link, ipv6 bool) (netip.Prefix, bool) {
-	family := slices.DeleteFunc(slices.Clone(l.Addresses), func(a network.Address) bool { return a.Prefix.Addr().Is6() != ipv6 })
+	family := slices.DeleteFunc(
+		slices.Clone(l.Addresses),
+		func(a network.Address) bool { return a.Prefix.Addr().Is6() != ipv6 },
+	)
 	for _, fits := range []func(network.Address) bool{func(a network.Address) bool { return a.Global() && a.Dynamic }, network.Address.Global} {
 		if i := slices.IndexFunc(family, fits); i >= 0 {
 			return family[i].Prefix, true

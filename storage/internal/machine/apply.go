@@ -168,13 +168,21 @@ func (m *Machine) mount(ctx context.Context, c decide.Change, admit func(top *os
 	} else if err != nil {
 		return err
 	}
-	return mount.MountAdmitted(ctx, c.Device, place, c.Target, string(c.FileSystem), c.MountOptions, func(top *os.File) error {
-		if err := admit(top); err != nil {
-			return err
-		}
-		m.CrashPoint("attach")
-		return nil
-	})
+	return mount.MountAdmitted(
+		ctx,
+		c.Device,
+		place,
+		c.Target,
+		string(c.FileSystem),
+		c.MountOptions,
+		func(top *os.File) error {
+			if err := admit(top); err != nil {
+				return err
+			}
+			m.CrashPoint("attach")
+			return nil
+		},
+	)
 }
 
 // bind bind-mounts a directory, after admit has accepted it.
@@ -230,7 +238,11 @@ func (m *Machine) createTable(ctx context.Context, c decide.Change, onRecord boo
 // growFileSystem grows a mounted file system. Some sandboxes lack the capability that ext4 needs for that. If
 // mountedNow is set, so that nothing uses the file system yet, it is then unmounted, grown and mounted again. notGrown
 // is the error of growing it, because of which a mount must not fail.
-func (m *Machine) growFileSystem(ctx context.Context, c decide.Change, mountedNow bool) (grown bool, notGrown, err error) {
+func (m *Machine) growFileSystem(
+	ctx context.Context,
+	c decide.Change,
+	mountedNow bool,
+) (grown bool, notGrown, err error) {
 	grown, notGrown = filesystem.Grow(c.Device, c.Target, c.FileSystem)
 	if errors.Is(notGrown, unix.EPERM) && mountedNow && filesystem.GrowsUnmounted(c.FileSystem) {
 		m.Log.WithError(notGrown).Warn("cannot grow the mounted file system; growing it unmounted")

@@ -94,7 +94,15 @@ const (
 
 // HintOf converts a hint of the settings for package device.
 func HintOf(cid string, h settings.DiskHint) device.Hint {
-	return device.Hint{CID: cid, Path: h.Path, VolumeID: h.VolumeID, DeviceID: h.DeviceID, LUN: h.LUN, HostDeviceID: h.HostDeviceID, ISCSI: h.ISCSI != nil}
+	return device.Hint{
+		CID:          cid,
+		Path:         h.Path,
+		VolumeID:     h.VolumeID,
+		DeviceID:     h.DeviceID,
+		LUN:          h.LUN,
+		HostDeviceID: h.HostDeviceID,
+		ISCSI:        h.ISCSI != nil,
+	}
 }
 
 // Missing reports whether the error is that a disk was not found.
