@@ -32,7 +32,7 @@ func NewSyslog(p Program) *Syslog {
 	return &Syslog{Program: p, failures: make(chan Event, auditQueue), others: make(chan Event, auditQueue)}
 }
 
-// Program tells which agent runs on a machine, and what supervises its jobs.
+// Program identifies the agent of a machine and the supervisor of its jobs.
 type Program struct{ Version, Supervisor string }
 
 // line formats the event and the program.

@@ -101,7 +101,7 @@ const (
 	BundleReplyTimeout  = 10 * time.Minute
 )
 
-// EffectiveReplyTimeout returns how long the caller of this row waits.
+// EffectiveReplyTimeout returns how long a caller of this method waits.
 func (r Row) EffectiveReplyTimeout() time.Duration {
 	if r.ReplyTimeout > 0 {
 		return r.ReplyTimeout

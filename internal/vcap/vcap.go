@@ -180,8 +180,7 @@ type Run string
 func (r Run) Status() string { return filepath.Join(string(r), "status.json") }
 func (r Run) Alive() string  { return filepath.Join(string(r), "alive") }
 
-// HeldBack returns the path of the file that marks that the supervisor's first start of this boot is over. Jobs were
-// held back then, or did not have to be.
+// HeldBack returns the path of the mark that jobs were held back in this boot, or did not have to be.
 func (r Run) HeldBack() string { return filepath.Join(string(r), "held-back") }
 
 // StoreLock returns the path of the lock of the process that checks whether the store answers.

@@ -30,7 +30,7 @@ func (a *Agent) checked() *Agent {
 	return &checked
 }
 
-// unresponsive is the first step of all resolutions for an unresponsive agent. It fails if the agent answers a ping.
+// unresponsive fails if the agent answers a ping. It is the first step of all resolutions for an unresponsive agent.
 func (a *Agent) unresponsive(ctx context.Context) error {
 	checked := a.checked()
 	if a.Ping != 0 {

@@ -63,8 +63,8 @@ func stripSetID(dir *os.Root) error {
 	})
 }
 
-// bootPassword returns lines that protect the boot loader's prompt with a password that nobody has, because the hash is
-// of no password. The machine boots without it.
+// bootPassword returns lines that protect the boot loader's prompt with a password that nobody knows: the hash belongs
+// to no password. The machine boots without one.
 func bootPassword() string {
 	salt := sha512.Sum512([]byte("salt"))
 	hash := sha512.Sum512(salt[:])

@@ -142,7 +142,7 @@ func (p *picture) legend(y float64) {
 	}
 }
 
-// headline is the text of a try.
+// headline returns the text of a try.
 func headline(r timeline.Row) string {
 	return strings.TrimSuffix(fmt.Sprintf("%s after %s: %s", r.Label, timeline.Rounded(time.Duration(r.Start)), r.Note), ": ")
 }
