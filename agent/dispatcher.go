@@ -303,7 +303,12 @@ func (d *Dispatcher) answer(q *request, reply mbus.Reply) {
 	if !d.log.Logger.IsLevelEnabled(level) {
 		return
 	}
-	fields := logrus.Fields{"action": q.Method, "request": requestID(q.ReplyTo), "took": time.Since(q.begun).String(), "outcome": "ok"}
+	fields := logrus.Fields{
+		"action":  q.Method,
+		"request": requestID(q.ReplyTo),
+		"took":    time.Since(q.begun).String(),
+		"outcome": "ok",
+	}
 	if text, failed := reply.ExceptionText(); failed {
 		fields["outcome"] = "exception"
 		fields["error"] = text

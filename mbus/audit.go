@@ -24,7 +24,10 @@ func NATSEvent(method, replyTo string, reply Reply, server, hostname string) Eve
 	if err != nil {
 		host, port = server, ""
 	}
-	e := Event{Name: clip(method), extensions: []extension{{"duser", clip(replyTo)}, {"src", host}, {"spt", port}, {"shost", hostname}}}
+	e := Event{
+		Name:       clip(method),
+		extensions: []extension{{"duser", clip(replyTo)}, {"src", host}, {"spt", port}, {"shost", hostname}},
+	}
 	text, failed := reply.ExceptionText()
 	if reply.Silent() {
 		text, failed = "not answered", true
@@ -47,7 +50,10 @@ type HTTPRequest struct {
 // HTTPSEvent describes a request that came over HTTPS.
 func HTTPSEvent(r HTTPRequest) Event {
 	e := Event{Name: clip(r.Path), Failed: r.Status >= 400, extensions: []extension{
-		{"duser", clip(r.User)}, {"requestMethod", clip(r.Method)}, {"src", r.Source}, {"spt", r.Port}, {"shost", r.Hostname},
+		{
+			"duser",
+			clip(r.User),
+		}, {"requestMethod", clip(r.Method)}, {"src", r.Source}, {"spt", r.Port}, {"shost", r.Hostname},
 		{"cs1", clip(r.Headers)}, {"cs1Label", "httpHeaders"}, {"cs2", "basic"}, {"cs2Label", "authType"},
 		{"cs3", fmt.Sprint(r.Status)}, {"cs3Label", "responseStatus"},
 	}}

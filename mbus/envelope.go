@@ -50,7 +50,12 @@ func DecodeRequest(data []byte) (Request, error) {
 	if err := json.Unmarshal(data, &envelope); err != nil {
 		return Request{}, fmt.Errorf("decode request: %w", withoutContent(err))
 	}
-	r := Request{Method: envelope.Method, ReplyTo: envelope.ReplyTo, Protocol: envelope.Protocol, Status: envelope.Status}
+	r := Request{
+		Method:   envelope.Method,
+		ReplyTo:  envelope.ReplyTo,
+		Protocol: envelope.Protocol,
+		Status:   envelope.Status,
+	}
 	r.Arguments, r.BadArguments = arguments(envelope.Arguments)
 	return r, nil
 }

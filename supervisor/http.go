@@ -260,9 +260,17 @@ func (v *service) connection(b *strings.Builder, c connected) {
 	if c.endpoint.UDP {
 		network = "UDP"
 	}
-	fmt.Fprintf(b, "<port><hostname>%s</hostname><portnumber>%d</portnumber><request>%s</request><protocol>%s</protocol>"+
-		"<type>%s</type><responsetime>%.3f</responsetime></port>", latin1(c.endpoint.Host), c.endpoint.Port,
-		latin1(c.endpoint.Request), protocol, network, response)
+	fmt.Fprintf(
+		b,
+		"<port><hostname>%s</hostname><portnumber>%d</portnumber><request>%s</request><protocol>%s</protocol>"+
+			"<type>%s</type><responsetime>%.3f</responsetime></port>",
+		latin1(c.endpoint.Host),
+		c.endpoint.Port,
+		latin1(c.endpoint.Request),
+		protocol,
+		network,
+		response,
+	)
 }
 
 func uptime(p process) int {

@@ -113,7 +113,9 @@ func (m *alertQueue) send(ctx context.Context, interval time.Duration) {
 			err := m.deliver(ctx, one)
 			var answer *textproto.Error
 			if errors.As(err, &answer) && answer.Code >= permanentFailure {
-				m.log.WithError(err).WithField("service", one.Service).Error("the agent refuses an alert; it is dropped")
+				m.log.WithError(err).
+					WithField("service", one.Service).
+					Error("the agent refuses an alert; it is dropped")
 			} else if err != nil {
 				m.log.WithError(err).Debug("cannot deliver an alert yet")
 				break

@@ -228,8 +228,11 @@ func (s *Supervisor) load(state state) {
 	for path, err := range rejected {
 		s.rejected[path] = &rejection{error: errors.New(cut(err.Error()))}
 		if known := before[path]; known == nil || known.Error() != s.rejected[path].Error() {
-			s.alerts.add(mail{Service: jobOf(path), Event: eventNames[eventInvalid][0], Action: monitfile.Alert.String(),
-				Description: err.Error(), Date: time.Now()}, s.host)
+			s.alerts.add(
+				mail{Service: jobOf(path), Event: eventNames[eventInvalid][0], Action: monitfile.Alert.String(),
+					Description: err.Error(), Date: time.Now()},
+				s.host,
+			)
 		}
 	}
 	// Two documents of one second look the same to the agent, which waits for another incarnation.

@@ -20,7 +20,12 @@ type Compiler interface {
 // Uploads stores archives in the blobstore.
 type Uploads interface {
 	Put(ctx context.Context, produce func(io.Writer) error) (id, digest string, err error)
-	PutSigned(ctx context.Context, url secret.URL, headers map[string]secret.String, produce func(io.Writer) error) (digest string, err error)
+	PutSigned(
+		ctx context.Context,
+		url secret.URL,
+		headers map[string]secret.String,
+		produce func(io.Writer) error,
+	) (digest string, err error)
 }
 
 // dependency is a compiled package that another one needs.
@@ -37,7 +42,17 @@ func packages(deps dependencies) []jobs.Package {
 	var list []jobs.Package
 	for _, name := range slices.Sorted(maps.Keys(deps)) {
 		d := deps[name]
-		list = append(list, jobs.Package{Name: d.Name, Version: d.Version, Digest: d.Digest, BlobstoreID: d.BlobstoreID, SignedURL: d.SignedURL, Headers: d.Headers})
+		list = append(
+			list,
+			jobs.Package{
+				Name:        d.Name,
+				Version:     d.Version,
+				Digest:      d.Digest,
+				BlobstoreID: d.BlobstoreID,
+				SignedURL:   d.SignedURL,
+				Headers:     d.Headers,
+			},
+		)
 	}
 	return list
 }
@@ -83,7 +98,13 @@ type signedCompilation struct {
 
 func compileSigned(d Deps) func(context.Context, signedCompilation) (compiled, error) {
 	return func(ctx context.Context, s signedCompilation) (compiled, error) {
-		request, err := compileRequest(blob.Ref{SignedURL: s.SourceURL, Headers: s.Headers}, s.Digest, s.Name, s.Version, s.Deps)
+		request, err := compileRequest(
+			blob.Ref{SignedURL: s.SourceURL, Headers: s.Headers},
+			s.Digest,
+			s.Name,
+			s.Version,
+			s.Deps,
+		)
 		if err != nil {
 			return compiled{}, err
 		}

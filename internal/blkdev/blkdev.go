@@ -156,8 +156,13 @@ func Read(link string) (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
-	info := Info{Name: strings.ReplaceAll(filepath.Base(dir), "!", "/"), Dir: dir, Partition: int(number(dir, "partition")),
-		Start: number(dir, "start") * 512, Size: number(dir, "size") * 512}
+	info := Info{
+		Name:      strings.ReplaceAll(filepath.Base(dir), "!", "/"),
+		Dir:       dir,
+		Partition: int(number(dir, "partition")),
+		Start:     number(dir, "start") * 512,
+		Size:      number(dir, "size") * 512,
+	}
 	if info.Partition > 0 {
 		info.Disk = strings.ReplaceAll(filepath.Base(filepath.Dir(dir)), "!", "/")
 	}

@@ -33,7 +33,10 @@ var All = []FileSystem{
 	{Name: "ext4", Package: "e2fsprogs", Make: []string{"mkfs.ext4", "-q", "-F", "-E", "nodiscard"},
 		Check: []string{"e2fsck", "-n", "-f"}, Repair: "e2fsck -f", Look: []string{"noload"}},
 	{Name: "xfs", Package: "xfsprogs", Make: []string{"mkfs.xfs", "-q", "-f", "-K"},
-		Check: []string{"xfs_repair", "-n"}, Repair: "xfs_repair", Look: []string{"norecovery", "nouuid"}, Replay: []string{"nouuid"}},
+		Check: []string{
+			"xfs_repair",
+			"-n",
+		}, Repair: "xfs_repair", Look: []string{"norecovery", "nouuid"}, Replay: []string{"nouuid"}},
 }
 
 // Find returns the file system with the name.
@@ -47,8 +50,12 @@ func Find(name string) (FileSystem, bool) {
 
 // RepairAdvice returns advice on how to examine and repair a damaged file system.
 func RepairAdvice(look, repair string) string {
-	return fmt.Sprintf("To look at it without writing, run '%s'. To repair it, take a snapshot of the disk first, then "+
-		"run '%s'", look, repair)
+	return fmt.Sprintf(
+		"To look at it without writing, run '%s'. To repair it, take a snapshot of the disk first, then "+
+			"run '%s'",
+		look,
+		repair,
+	)
 }
 
 // DamageAdvice returns the same advice for a file system that still has a valid superblock.

@@ -40,7 +40,13 @@ func Modules(binary string) ([]Part, error) {
 	if err != nil {
 		return nil, err
 	}
-	parts := []Part{{Name: "stdlib", Version: info.GoVersion, PURL: "pkg:golang/stdlib@" + strings.TrimPrefix(info.GoVersion, "go")}}
+	parts := []Part{
+		{
+			Name:    "stdlib",
+			Version: info.GoVersion,
+			PURL:    "pkg:golang/stdlib@" + strings.TrimPrefix(info.GoVersion, "go"),
+		},
+	}
 	for _, m := range info.Deps {
 		if m.Replace != nil {
 			m = m.Replace
@@ -64,7 +70,13 @@ func Debian(list, suite string) []Part {
 			continue
 		}
 		parts = append(parts, Part{Name: fields[0], Version: fields[1],
-			PURL: fmt.Sprintf("pkg:deb/debian/%s@%s?arch=%s&distro=%s", fields[0], url.PathEscape(fields[1]), fields[2], suite)})
+			PURL: fmt.Sprintf(
+				"pkg:deb/debian/%s@%s?arch=%s&distro=%s",
+				fields[0],
+				url.PathEscape(fields[1]),
+				fields[2],
+				suite,
+			)})
 	}
 	return parts
 }
@@ -98,20 +110,28 @@ func spdx(id, name, version, sum string) object {
 func (p Product) SPDX() ([]byte, error) {
 	const root = "SPDXRef-Product"
 	packages := []object{spdx(root, p.Name, p.Version, p.SHA256)}
-	relations := []object{{"spdxElementId": "SPDXRef-DOCUMENT", "relationshipType": "DESCRIBES", "relatedSpdxElement": root}}
+	relations := []object{
+		{"spdxElementId": "SPDXRef-DOCUMENT", "relationshipType": "DESCRIBES", "relatedSpdxElement": root},
+	}
 	for n, part := range p.sorted() {
 		id := fmt.Sprintf("SPDXRef-Package-%d-%s", n, notInIDs.ReplaceAllString(part.Name, "-"))
 		o := spdx(id, part.Name, part.Version, part.SHA256)
 		o["externalRefs"] = []object{{"referenceCategory": "PACKAGE-MANAGER",
 			"referenceType": "purl", "referenceLocator": part.PURL}}
 		packages = append(packages, o)
-		relations = append(relations, object{"spdxElementId": root, "relationshipType": "CONTAINS", "relatedSpdxElement": id})
+		relations = append(
+			relations,
+			object{"spdxElementId": root, "relationshipType": "CONTAINS", "relatedSpdxElement": id},
+		)
 	}
 	return encode(object{
 		"spdxVersion": "SPDX-2.3", "dataLicense": "CC0-1.0", "SPDXID": "SPDXRef-DOCUMENT", "name": p.Name,
 		"documentNamespace": "urn:sha256:" + p.digest(),
-		"creationInfo":      object{"created": p.Made.UTC().Format(time.RFC3339), "creators": []string{"Tool: cambium-sbom"}},
-		"packages":          packages, "relationships": relations,
+		"creationInfo": object{
+			"created":  p.Made.UTC().Format(time.RFC3339),
+			"creators": []string{"Tool: cambium-sbom"},
+		},
+		"packages": packages, "relationships": relations,
 	})
 }
 

@@ -80,7 +80,8 @@ func (t Table) Listener(address netip.AddrPort) (uint32, error) {
 		}
 	}
 	return t.find(func(s socket) bool {
-		return s.state == listening && s.local.Port() == address.Port() && (s.local.Addr() == address.Addr() || s.local.Addr().IsUnspecified())
+		return s.state == listening && s.local.Port() == address.Port() &&
+			(s.local.Addr() == address.Addr() || s.local.Addr().IsUnspecified())
 	})
 }
 

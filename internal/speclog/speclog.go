@@ -30,7 +30,11 @@ func Request(method string, arguments []json.RawMessage) (line string, read bool
 	for i, a := range arguments {
 		parts[i] = a
 	}
-	return `Request {"method":` + strconv.Quote(method) + `,"arguments":[` + string(bytes.Join(parts, []byte(","))) + "]}", true
+	return `Request {"method":` + strconv.Quote(
+		method,
+	) + `,"arguments":[` + string(
+		bytes.Join(parts, []byte(",")),
+	) + "]}", true
 }
 
 // Script returns the message about the end of a job's script.

@@ -93,8 +93,13 @@ func FormatDuration(d time.Duration) string {
 }
 
 // busWords has the text before the server, by state.
-var busWords = map[BusState]string{BusConnecting: "connecting to ", BusConnected: "connected to ", BusRefused: "refused, ",
-	BusLost: "lost, ", BusListening: "listening at "}
+var busWords = map[BusState]string{
+	BusConnecting: "connecting to ",
+	BusConnected:  "connected to ",
+	BusRefused:    "refused, ",
+	BusLost:       "lost, ",
+	BusListening:  "listening at ",
+}
 
 func (b *Bus) describe(since string) string {
 	text := busWords[b.State] + b.Server + " " + since

@@ -299,7 +299,10 @@ func Open(path, version string) (*Recorder, error) {
 			old.Earlier[n-1].Steps = nil
 		}
 		r.doc.Reboot = old.Reboot
-		r.doc.Earlier = append(old.Earlier, Run{PID: old.PID, Started: old.Started, State: old.State, Verdict: old.Verdict, Steps: old.Steps})
+		r.doc.Earlier = append(
+			old.Earlier,
+			Run{PID: old.PID, Started: old.Started, State: old.State, Verdict: old.Verdict, Steps: old.Steps},
+		)
 		if extra := len(r.doc.Earlier) - earlierKept; extra > 0 {
 			r.doc.Earlier = r.doc.Earlier[extra:]
 		}
@@ -400,14 +403,19 @@ func (r *Recorder) SetWarning(topic, text string) (changed bool, err error) {
 		wanted = []string{about + text}
 	}
 	r.mu.Lock()
-	others := slices.DeleteFunc(slices.Clone(r.doc.Warnings), func(w string) bool { return strings.HasPrefix(w, about) })
+	others := slices.DeleteFunc(
+		slices.Clone(r.doc.Warnings),
+		func(w string) bool { return strings.HasPrefix(w, about) },
+	)
 	changed = !slices.Equal(r.doc.Warnings, append(others, wanted...))
 	r.mu.Unlock()
 	if !changed {
 		return false, nil
 	}
 	return true, r.Update(func(d *Document) {
-		d.Warnings = append(slices.DeleteFunc(slices.Clone(d.Warnings), func(w string) bool { return strings.HasPrefix(w, about) }), wanted...)
+		d.Warnings = append(
+			slices.DeleteFunc(slices.Clone(d.Warnings), func(w string) bool { return strings.HasPrefix(w, about) }),
+			wanted...)
 	})
 }
 

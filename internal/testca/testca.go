@@ -57,8 +57,12 @@ func New(commonName string) (*CA, error) {
 		return nil, fmt.Errorf("make the CA's key: %w", err)
 	}
 	template := &x509.Certificate{
-		SerialNumber:          serial(),
-		Subject:               pkix.Name{Country: []string{"USA"}, Organization: []string{"Cloud Foundry"}, CommonName: commonName},
+		SerialNumber: serial(),
+		Subject: pkix.Name{
+			Country:      []string{"USA"},
+			Organization: []string{"Cloud Foundry"},
+			CommonName:   commonName,
+		},
 		NotBefore:             time.Now().Add(-time.Hour),
 		NotAfter:              time.Now().AddDate(10, 0, 0),
 		IsCA:                  true,
@@ -116,11 +120,15 @@ func (c *CA) Issue(r Request) (Pair, error) {
 	}
 	template := &x509.Certificate{
 		SerialNumber: serial(),
-		Subject:      pkix.Name{Country: []string{"USA"}, Organization: []string{"Cloud Foundry"}, CommonName: r.CommonName},
-		NotBefore:    r.NotBefore,
-		NotAfter:     r.NotAfter,
-		KeyUsage:     x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment,
-		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		Subject: pkix.Name{
+			Country:      []string{"USA"},
+			Organization: []string{"Cloud Foundry"},
+			CommonName:   r.CommonName,
+		},
+		NotBefore:   r.NotBefore,
+		NotAfter:    r.NotAfter,
+		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}
 	if len(r.Hosts) > 0 {
 		template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}

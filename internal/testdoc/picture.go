@@ -61,10 +61,16 @@ func Picture(title string, columns ...[]*Box) string {
 			}
 		}
 	}
-	return fmt.Sprintf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %[1]d %[2]d" width="%[1]d" height="%[2]d" role="img" `+
-		`font-family="DejaVu Sans Mono, Menlo, Consolas, monospace" font-size="12">`+"\n<title>%[3]s</title>\n"+
-		`<rect width="%[1]d" height="%[2]d" fill="#ffffff"/>`+"\n"+`<g fill="none">`+"\n%[4]s</g>\n%[5]s</svg>\n",
-		width, height, html.EscapeString(title), lines.String(), boxes.String())
+	return fmt.Sprintf(
+		`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %[1]d %[2]d" width="%[1]d" height="%[2]d" role="img" `+
+			`font-family="DejaVu Sans Mono, Menlo, Consolas, monospace" font-size="12">`+"\n<title>%[3]s</title>\n"+
+			`<rect width="%[1]d" height="%[2]d" fill="#ffffff"/>`+"\n"+`<g fill="none">`+"\n%[4]s</g>\n%[5]s</svg>\n",
+		width,
+		height,
+		html.EscapeString(title),
+		lines.String(),
+		boxes.String(),
+	)
 }
 
 func (b *Box) draw(to *strings.Builder) {
@@ -72,7 +78,13 @@ func (b *Box) draw(to *strings.Builder) {
 	fmt.Fprintf(to, `<rect x="%d" y="%d" width="%d" height="%d" rx="4" fill="#f6f8fa" stroke="%s"/>`+"\n",
 		b.left, top, b.right-b.left, b.height(), b.color)
 	for i, line := range b.lines() {
-		fmt.Fprintf(to, `<text x="%d" y="%d" fill="#1b1f24">%s</text>`+"\n", b.left+padding, top+padding+row*i+12, html.EscapeString(line))
+		fmt.Fprintf(
+			to,
+			`<text x="%d" y="%d" fill="#1b1f24">%s</text>`+"\n",
+			b.left+padding,
+			top+padding+row*i+12,
+			html.EscapeString(line),
+		)
 	}
 }
 

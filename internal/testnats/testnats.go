@@ -41,9 +41,16 @@ func User(commonName string, publish, subscribe []string) *server.User {
 
 // Agent returns the account of an agent under a common name: the permanent or the bootstrap one.
 func Agent(commonName, id string) *server.User {
-	return User(commonName,
-		[]string{"hm.agent.heartbeat." + id, "hm.agent.alert." + id, "hm.agent.shutdown." + id, "director.*." + id + ".*"},
-		[]string{"agent." + id})
+	return User(
+		commonName,
+		[]string{
+			"hm.agent.heartbeat." + id,
+			"hm.agent.alert." + id,
+			"hm.agent.shutdown." + id,
+			"director.*." + id + ".*",
+		},
+		[]string{"agent." + id},
+	)
 }
 
 // others returns the accounts of Director and Health Monitor.
@@ -97,8 +104,12 @@ func configured(t testing.TB, ca *testca.CA, change func(*server.Options), agent
 // SetServerCertificate sets the certificate to use from the next Up on.
 func (d *Deployment) SetServerCertificate(p testca.Pair) {
 	d.t.Helper()
-	d.options.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{must[tls.Certificate](d.t)(p.TLS())},
-		ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: d.CA.Pool()}
+	d.options.TLSConfig = &tls.Config{
+		MinVersion:   tls.VersionTLS12,
+		Certificates: []tls.Certificate{must[tls.Certificate](d.t)(p.TLS())},
+		ClientAuth:   tls.RequireAndVerifyClientCert,
+		ClientCAs:    d.CA.Pool(),
+	}
 }
 
 // Up starts the server. It always uses the same port.
@@ -126,7 +137,8 @@ func (d *Deployment) SetUsers(agents ...*server.User) {
 	// A reload looks at each connection as the server's login does, without its lock.
 	eventually.True(d.t, "no connection logs in", func() bool {
 		z, err := d.Server.Connz(&server.ConnzOptions{Username: true})
-		return err == nil && !slices.ContainsFunc(z.Conns, func(c *server.ConnInfo) bool { return c.AuthorizedUser == "" })
+		return err == nil &&
+			!slices.ContainsFunc(z.Conns, func(c *server.ConnInfo) bool { return c.AuthorizedUser == "" })
 	})
 	if err := d.Server.ReloadOptions(d.options.Clone()); err != nil {
 		d.t.Fatal(err)
@@ -220,7 +232,9 @@ func Envelope(method, replyTo string, arguments ...any) []byte {
 		arguments = []any{}
 	}
 	// Values of tests always encode.
-	data, _ := json.Marshal(map[string]any{"protocol": 3, "method": method, "arguments": arguments, "reply_to": replyTo})
+	data, _ := json.Marshal(
+		map[string]any{"protocol": 3, "method": method, "arguments": arguments, "reply_to": replyTo},
+	)
 	return data
 }
 

@@ -117,15 +117,19 @@ func New(o Options) (*Bus, error) {
 // Run listens and serves until ctx ends. If it cannot listen, it tries again.
 func (b *Bus) Run(ctx context.Context) error {
 	var listener *net.TCPListener
-	err := retry.Do(ctx, retry.Backoff{Min: 200 * time.Millisecond, Max: 5 * time.Second, Jitter: 0.5}, func(ctx context.Context) (err error) {
-		if listener, err = tcp.Listen(ctx, b.address); err != nil {
-			b.options.Log.WithError(err).Warn("cannot listen for https")
-			if b.options.OnFailure != nil {
-				b.options.OnFailure(err)
+	err := retry.Do(
+		ctx,
+		retry.Backoff{Min: 200 * time.Millisecond, Max: 5 * time.Second, Jitter: 0.5},
+		func(ctx context.Context) (err error) {
+			if listener, err = tcp.Listen(ctx, b.address); err != nil {
+				b.options.Log.WithError(err).Warn("cannot listen for https")
+				if b.options.OnFailure != nil {
+					b.options.OnFailure(err)
+				}
 			}
-		}
-		return err
-	})
+			return err
+		},
+	)
 	if err != nil {
 		return nil // the retries end only with ctx
 	}

@@ -52,7 +52,8 @@ func tlsConfig(id Identity) (*tls.Config, error) {
 		MinVersion:   tls.VersionTLS12,
 		Certificates: []tls.Certificate{pair},
 		VerifyConnection: func(state tls.ConnectionState) error {
-			if len(state.PeerCertificates) == 0 || !serverName.MatchString(state.PeerCertificates[0].Subject.CommonName) {
+			if len(state.PeerCertificates) == 0 ||
+				!serverName.MatchString(state.PeerCertificates[0].Subject.CommonName) {
 				return errServerName
 			}
 			return nil

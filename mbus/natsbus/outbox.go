@@ -94,7 +94,8 @@ func (o *outbox) trim() {
 
 // dropped logs that a message was given up. Nothing else would say why its caller gets no answer.
 func (o *outbox) dropped(m message, reason string) {
-	o.log.WithFields(logrus.Fields{"subject": m.subject, "bytes": len(m.data), "reason": reason}).Warn("message dropped")
+	o.log.WithFields(logrus.Fields{"subject": m.subject, "bytes": len(m.data), "reason": reason}).
+		Warn("message dropped")
 }
 
 // confirm flushes the messages sent so far (PING and PONG), and repeats that until all are confirmed.

@@ -50,7 +50,12 @@ func run(ctx context.Context, osRelease string, args []string, stdout, stderr io
 	}
 	logger := logrus.New()
 	logger.SetOutput(stderr)
-	compiler := compile.Compiler{Dirs: dirs, Owner: bundle.Owner{UID: os.Geteuid(), GID: os.Getegid()}, Parallel: 1, Log: logger.WithField("component", "compile")}
+	compiler := compile.Compiler{
+		Dirs:     dirs,
+		Owner:    bundle.Owner{UID: os.Geteuid(), GID: os.Getegid()},
+		Parallel: 1,
+		Log:      logger.WithField("component", "compile"),
+	}
 	for _, tarball := range flags.Args() {
 		path, err := compiler.Release(ctx, tarball, *output, stemcell)
 		if err != nil {

@@ -67,7 +67,11 @@ complete -o default -F %s %s
 
 func zsh(program string, all []cli.Description) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "#compdef %s\n# Completion of %[1]s for zsh.\nlocal -a commands\ncommands=(\n\t'help:list the commands, or show the help of one'\n", program)
+	fmt.Fprintf(
+		&b,
+		"#compdef %s\n# Completion of %[1]s for zsh.\nlocal -a commands\ncommands=(\n\t'help:list the commands, or show the help of one'\n",
+		program,
+	)
 	for _, d := range all {
 		fmt.Fprintf(&b, "\t%s\n", single(d.Name+":"+d.Summary))
 	}
@@ -99,11 +103,20 @@ func bracketless(text string) string {
 func fish(program string, all []cli.Description) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Completion of %s for fish.\n", program)
-	fmt.Fprintf(&b, "complete -c %s -f -n __fish_use_subcommand -a help -d 'list the commands, or show the help of one'\n", program)
+	fmt.Fprintf(
+		&b,
+		"complete -c %s -f -n __fish_use_subcommand -a help -d 'list the commands, or show the help of one'\n",
+		program,
+	)
 	for _, d := range all {
 		fmt.Fprintf(&b, "complete -c %s -f -n __fish_use_subcommand -a %s -d %s\n", program, d.Name, single(d.Summary))
 	}
-	fmt.Fprintf(&b, "complete -c %s -f -n '__fish_seen_subcommand_from help' -a %s\n", program, single(commandNames(all)))
+	fmt.Fprintf(
+		&b,
+		"complete -c %s -f -n '__fish_seen_subcommand_from help' -a %s\n",
+		program,
+		single(commandNames(all)),
+	)
 	for _, d := range all {
 		within := "-n '__fish_seen_subcommand_from " + d.Name + "'"
 		for _, f := range d.Flags {

@@ -39,16 +39,29 @@ disk (mount_disk, or the next attempt of the boot). CID is that of a persistent 
 ephemeral, or the path of an ephemeral or raw disk. Exit codes: 0 recorded, 1 not recorded or
 nothing done, 2 usage.`,
 		Terms: []cli.Term{
-			{Word: "accept", Text: "The disk that is attached under this CID is the right one, whatever the record says: mount it and " +
-				"record its identifiers. It is not formatted unless it is blank. Without --yes, only shows the disk."},
-			{Word: "release", Text: "Forget what is on record about this CID: the disk is gone, or may hold another store."},
-			{Word: "format", Text: "Reformat the disk, once. ALL DATA ON IT IS LOST. Without --yes, only shows what would be " +
-				"lost."},
+			{
+				Word: "accept",
+				Text: "The disk that is attached under this CID is the right one, whatever the record says: mount it and " +
+					"record its identifiers. It is not formatted unless it is blank. Without --yes, only shows the disk.",
+			},
+			{
+				Word: "release",
+				Text: "Forget what is on record about this CID: the disk is gone, or may hold another store.",
+			},
+			{
+				Word: "format",
+				Text: "Reformat the disk, once. ALL DATA ON IT IS LOST. Without --yes, only shows what would be " +
+					"lost.",
+			},
 		},
 		Examples: []string{"agent disk accept vol-0a1b2c3d --yes", "agent disk release vol-0a1b2c3d",
 			"agent disk format vol-0a1b2c3d --yes", "agent disk format ephemeral"}}, stdout, stderr)
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory")
-	yes := flags.Bool("yes", false, "accept, format: confirm that this disk is meant; to format, that all data on it is lost")
+	yes := flags.Bool(
+		"yes",
+		false,
+		"accept, format: confirm that this disk is meant; to format, that all data on it is lost",
+	)
 	if code, ok := flags.Parse(args, 2, 2); !ok {
 		return code
 	}
@@ -66,7 +79,13 @@ nothing done, 2 usage.`,
 		fmt.Fprintln(stdout, shown.Text)
 		if !*yes {
 			what := map[record.Action]string{record.Accept: "accept", record.Format: "erase"}[action]
-			fmt.Fprintf(stderr, "agent disk: nothing was done; to %s this disk, run 'agent disk %s %s --yes'\n", what, action, cid)
+			fmt.Fprintf(
+				stderr,
+				"agent disk: nothing was done; to %s this disk, run 'agent disk %s %s --yes'\n",
+				what,
+				action,
+				cid,
+			)
 			return cli.ExitFailed
 		}
 	}

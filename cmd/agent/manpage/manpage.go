@@ -28,7 +28,9 @@ func overview(program, version string, all []cli.Description) string {
 	p.line(".br")
 	p.bold(program, ` \-P PLATFORM \-C AGENT_JSON [flags]`)
 	p.section("DESCRIPTION")
-	p.text("The agent configures network, disks and accounts of a virtual machine, and runs the jobs that a BOSH Director deploys to it.")
+	p.text(
+		"The agent configures network, disks and accounts of a virtual machine, and runs the jobs that a BOSH Director deploys to it.",
+	)
 	p.section("COMMANDS")
 	for _, d := range all {
 		p.item(program+" "+d.Name, escape(d.Summary)+"; see "+escape(program+"-"+d.Name)+"(8)")
@@ -91,7 +93,13 @@ type roff struct{ strings.Builder }
 func (r *roff) line(text string) { r.WriteString(text + "\n") }
 
 func (r *roff) title(name, version string) {
-	r.line(fmt.Sprintf(`.TH "%s" 8 "" "%s" "System administration"`, strings.ToUpper(escape(name)), escape(strings.TrimSpace("Cambium "+version))))
+	r.line(
+		fmt.Sprintf(
+			`.TH "%s" 8 "" "%s" "System administration"`,
+			strings.ToUpper(escape(name)),
+			escape(strings.TrimSpace("Cambium "+version)),
+		),
+	)
 }
 
 func (r *roff) section(name string) { r.line(".SH " + name) }
@@ -106,7 +114,15 @@ func (r *roff) text(text string) {
 
 // bold writes the program's name in bold, and rest as it is.
 func (r *roff) bold(program string, rest ...string) {
-	r.line(`\fB` + escape(program) + `\fR` + strings.ReplaceAll(strings.ReplaceAll(strings.Join(rest, ""), `\-`, "-"), "-", `\-`))
+	r.line(
+		`\fB` + escape(
+			program,
+		) + `\fR` + strings.ReplaceAll(
+			strings.ReplaceAll(strings.Join(rest, ""), `\-`, "-"),
+			"-",
+			`\-`,
+		),
+	)
 }
 
 func (r *roff) item(name, text string) {

@@ -14,10 +14,23 @@ import (
 	"cambium/internal/status"
 )
 
-var stateColors = map[status.State]cli.Color{status.Ready: cli.Green, status.Degraded: cli.Yellow, status.Failed: cli.Red, status.NotRunning: cli.Red, status.Starting: cli.Bold}
+var stateColors = map[status.State]cli.Color{
+	status.Ready:      cli.Green,
+	status.Degraded:   cli.Yellow,
+	status.Failed:     cli.Red,
+	status.NotRunning: cli.Red,
+	status.Starting:   cli.Bold,
+}
 
-var outcomeColors = map[status.Outcome]cli.Color{status.Done: cli.Green, status.Warned: cli.Yellow, status.Broken: cli.Red,
-	status.Running: cli.Bold, status.Skipped: cli.Grey, status.Pending: cli.Grey, status.Canceled: cli.Grey}
+var outcomeColors = map[status.Outcome]cli.Color{
+	status.Done:     cli.Green,
+	status.Warned:   cli.Yellow,
+	status.Broken:   cli.Red,
+	status.Running:  cli.Bold,
+	status.Skipped:  cli.Grey,
+	status.Pending:  cli.Grey,
+	status.Canceled: cli.Grey,
+}
 
 // screen prints a status document for people, with lines no wider than the terminal.
 type screen struct {
@@ -115,7 +128,12 @@ func (s screen) state(d status.Document) string {
 	case d.State == status.Starting && d.Try > 1:
 		return fmt.Sprintf("starting, try %d; the verdict is that of the last try", d.Try)
 	case d.NextTry != nil:
-		return fmt.Sprintf("%s, try %d; the next try is at %s, or as soon as disks or links change, or with 'agent retry'", d.State, d.Try, d.NextTry.Format(time.RFC3339))
+		return fmt.Sprintf(
+			"%s, try %d; the next try is at %s, or as soon as disks or links change, or with 'agent retry'",
+			d.State,
+			d.Try,
+			d.NextTry.Format(time.RFC3339),
+		)
 	default:
 		return string(d.State)
 	}
@@ -183,12 +201,22 @@ func (s screen) step(step status.Step) {
 	if step.Error != "" {
 		text += ": " + step.Error
 	}
-	lead := s.palette.Paint(outcomeColors[step.Outcome], fmt.Sprintf("%-9s", step.Outcome)) + fmt.Sprintf(" %10s  ", took)
+	lead := s.palette.Paint(
+		outcomeColors[step.Outcome],
+		fmt.Sprintf("%-9s", step.Outcome),
+	) + fmt.Sprintf(
+		" %10s  ",
+		took,
+	)
 	s.folded(lead, stepIndent, text)
 	detail := strings.Repeat(" ", stepIndent)
 	for _, wait := range step.Waits {
 		if wait.End > 0 {
-			s.folded(detail, stepIndent, fmt.Sprintf("waited %s for %s", roundTime(time.Duration(wait.End-wait.Start)), wait.For))
+			s.folded(
+				detail,
+				stepIndent,
+				fmt.Sprintf("waited %s for %s", roundTime(time.Duration(wait.End-wait.Start)), wait.For),
+			)
 		}
 	}
 	for _, fact := range slices.Concat(step.Evidence, step.Changes) {

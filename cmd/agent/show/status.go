@@ -46,14 +46,27 @@ func (w *waitFlag) Set(text string) (err error) {
 
 // Status runs `agent status`.
 func Status(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	flags := cli.NewFlags("status", cli.Help{Arguments: "[-v] [--wait [DURATION]] [--json]", Purpose: `Shows the state of the agent, its verdict, its bus, where its settings came from, and what has
+	flags := cli.NewFlags(
+		"status",
+		cli.Help{
+			Arguments: "[-v] [--wait [DURATION]] [--json]",
+			Purpose: `Shows the state of the agent, its verdict, its bus, where its settings came from, and what has
 failed or is still to be done; without --wait also what is wrong with the machine itself, such as a
 full disk. With --wait, ready also means that the Director can reach the
 agent, and while a failed boot is retried the next verdict is waited for. Exit codes: 0 ready, 1
 failed or not running, 2 usage, 3 degraded (ready, but a step warned, the machine has a problem, or the
 bus has been disconnected for too long, a minute at the start), 4 still starting (with --wait: at the
 deadline, or no agent appeared until then).`,
-		Examples: []string{"agent status", "agent status -v", "agent status --wait 10m", "agent status --json"}}, stdout, stderr)
+			Examples: []string{
+				"agent status",
+				"agent status -v",
+				"agent status --wait 10m",
+				"agent status --json",
+			},
+		},
+		stdout,
+		stderr,
+	)
 	var wait waitFlag
 	flags.Var(&wait, "wait",
 		"wait until the agent has failed, or is ready with its bus, at most `DURATION` if one is given")

@@ -30,16 +30,30 @@ import (
 
 // Run runs `agent settings`.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	flags := cli.NewFlags("settings", cli.Help{Arguments: "[-C AGENT_JSON] [-b BASE] [--explain] [--query PATH] [--json] [--timeout DURATION]",
-		Purpose: `Asks the settings sources as a boot would and prints the effective settings without secrets.
+	flags := cli.NewFlags(
+		"settings",
+		cli.Help{Arguments: "[-C AGENT_JSON] [-b BASE] [--explain] [--query PATH] [--json] [--timeout DURATION]",
+			Purpose: `Asks the settings sources as a boot would and prints the effective settings without secrets.
 Nothing is changed: no medium is ejected, nothing is erased or written, no network is brought
 up. Exit codes: 0 settings found (also in the cache), 1 none, no such value or bad agent.json,
 2 usage.`,
-		Examples: []string{"agent settings", "agent settings --explain", "agent settings --query disks.persistent", "agent settings --query agent_id"}}, stdout, stderr)
+			Examples: []string{
+				"agent settings",
+				"agent settings --explain",
+				"agent settings --query disks.persistent",
+				"agent settings --query agent_id",
+			}},
+		stdout,
+		stderr,
+	)
 	path := flags.String("C", "", "`AGENT_JSON` that names the sources; bosh/agent.json below BASE if not given")
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory with the cached state")
 	explain := flags.Bool("explain", false, "show where each value came from, and the outcome of each source")
-	query := flags.String("query", "", "print only the value at `PATH`, as 'agent settings' names it; objects and lists as JSON")
+	query := flags.String(
+		"query",
+		"",
+		"print only the value at `PATH`, as 'agent settings' names it; objects and lists as JSON",
+	)
 	asJSON := flags.Bool("json", false, "print a JSON document")
 	timeout := flags.Duration("timeout", 30*time.Second, "how long to wait for sources")
 	if code, ok := flags.Parse(args, 0, 0); !ok {
@@ -115,9 +129,12 @@ func Ask(ctx context.Context, config agentjson.Config, dirs vcap.Dirs, budget ti
 	}
 	a.results = results
 	// A second, read-only view of the store puts the answer in force over what is cached.
-	current, err := store.Open(dirs, store.Options{ReadOnly: true, Log: log, Fetch: func(context.Context) (store.Fetched, error) {
-		return store.Fetched{Raw: answer.Raw, From: answer.From}, fetchErr
-	}})
+	current, err := store.Open(
+		dirs,
+		store.Options{ReadOnly: true, Log: log, Fetch: func(context.Context) (store.Fetched, error) {
+			return store.Fetched{Raw: answer.Raw, From: answer.From}, fetchErr
+		}},
+	)
 	if err != nil {
 		return a, err
 	}
@@ -159,7 +176,10 @@ func (a Answer) Print(stdout, stderr io.Writer, explain bool, err error) {
 		fmt.Fprintf(stderr, "agent settings: this is the cached copy: %v\n", a.Loaded.Why)
 	}
 	if a.Loaded.Foreign != "" {
-		fmt.Fprintln(stderr, "agent settings: the state in the base directory belongs to another agent id; a boot would set it aside")
+		fmt.Fprintln(
+			stderr,
+			"agent settings: the state in the base directory belongs to another agent id; a boot would set it aside",
+		)
 	}
 	printFindings(stderr, a.Loaded.Report)
 	if explain {

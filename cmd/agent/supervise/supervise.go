@@ -37,11 +37,16 @@ const portPause = time.Second
 
 // Run runs `agent supervise`.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	flags := cli.NewFlags("supervise", cli.Help{Purpose: `Runs the jobs of this machine in place of monit, until it gets SIGTERM: it reads the monit
+	flags := cli.NewFlags(
+		"supervise",
+		cli.Help{Purpose: `Runs the jobs of this machine in place of monit, until it gets SIGTERM: it reads the monit
 files of the jobs, starts and stops what they name, restarts what has ended, and answers monit's
 HTTP requests on ` + strings.TrimPrefix(monit.DefaultURL, "http://") + `. The jobs keep running when it ends. SIGHUP makes it read the files again.
 With -M systemd the agent starts it in monit.service; there is no need to call it.`,
-		Examples: []string{"agent supervise"}}, stdout, stderr)
+			Examples: []string{"agent supervise"}},
+		stdout,
+		stderr,
+	)
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory")
 	if code, ok := flags.Parse(args, 0, 0); !ok {
 		return code

@@ -133,9 +133,21 @@ func (c *Chart) addRestart(d status.Document) {
 	c.Begin, c.Agent = o.Process, o.Process
 	if o.Unit < o.Process { // 0 if it is not known
 		c.Begin = o.Unit
-		c.Rows = append(c.Rows, Row{Kind: KindMachine, Label: "restart: unit until the program's start", Outcome: status.Done, Start: o.Unit, End: o.Process})
+		c.Rows = append(
+			c.Rows,
+			Row{
+				Kind:    KindMachine,
+				Label:   "restart: unit until the program's start",
+				Outcome: status.Done,
+				Start:   o.Unit,
+				End:     o.Process,
+			},
+		)
 	}
-	c.Rows = append(c.Rows, Row{Kind: KindMachine, Label: "restart: program start", Outcome: status.Done, Start: o.Process, End: 0})
+	c.Rows = append(
+		c.Rows,
+		Row{Kind: KindMachine, Label: "restart: program start", Outcome: status.Done, Start: o.Process, End: 0},
+	)
 }
 
 func times(n int) string {
@@ -163,8 +175,16 @@ func (c *Chart) addSteps(steps []status.Step, now int64) {
 		if s.Start == 0 && s.End == 0 {
 			continue
 		}
-		r := Row{Kind: KindStep, Label: s.Name, Outcome: s.Outcome, Start: s.Start, End: s.End, Running: s.Outcome == status.Running,
-			Background: s.Background, Note: s.Error}
+		r := Row{
+			Kind:       KindStep,
+			Label:      s.Name,
+			Outcome:    s.Outcome,
+			Start:      s.Start,
+			End:        s.End,
+			Running:    s.Outcome == status.Running,
+			Background: s.Background,
+			Note:       s.Error,
+		}
 		if s.End == 0 {
 			r.End = max(now, s.Start)
 		}
@@ -187,7 +207,14 @@ func (c *Chart) addSteps(steps []status.Step, now int64) {
 
 // sourceRow is that of a source or of a piece of work; one that has not ended reaches as far as its step.
 func sourceRow(p status.Part, step Row) Row {
-	r := Row{Kind: KindSource, Label: p.Name, Outcome: status.Skipped, Start: p.Start, End: p.End, Note: strings.TrimSuffix(p.Outcome+": "+p.Why, ": ")}
+	r := Row{
+		Kind:    KindSource,
+		Label:   p.Name,
+		Outcome: status.Skipped,
+		Start:   p.Start,
+		End:     p.End,
+		Note:    strings.TrimSuffix(p.Outcome+": "+p.Why, ": "),
+	}
 	switch {
 	case p.End == 0 && step.Running:
 		r.End, r.Outcome, r.Running = step.End, status.Running, true

@@ -15,10 +15,23 @@ import (
 // minAxis is the shortest axis that shows anything; a narrower terminal gets lines that are too long.
 const minAxis = 16
 
-var outcomeColors = map[status.Outcome]cli.Color{status.Warned: cli.Yellow, status.Broken: cli.Red, status.Running: cli.Bold, status.Skipped: cli.Grey, status.Canceled: cli.Grey}
+var outcomeColors = map[status.Outcome]cli.Color{
+	status.Warned:   cli.Yellow,
+	status.Broken:   cli.Red,
+	status.Running:  cli.Bold,
+	status.Skipped:  cli.Grey,
+	status.Canceled: cli.Grey,
+}
 
 // signs maps the outcome of a step to the character of its bar.
-var signs = map[status.Outcome]rune{status.Done: '=', status.Warned: '?', status.Broken: 'x', status.Running: '>', status.Skipped: '-', status.Canceled: '-'}
+var signs = map[status.Outcome]rune{
+	status.Done:     '=',
+	status.Warned:   '?',
+	status.Broken:   'x',
+	status.Running:  '>',
+	status.Skipped:  '-',
+	status.Canceled: '-',
+}
 
 const legend = "= done  . waiting  ? warned  x failed  > running  - unused  | moment  : ready"
 
@@ -35,16 +48,44 @@ func Text(w io.Writer, c Chart, width int) {
 	fmt.Fprintln(w)
 	for _, r := range c.Rows {
 		if r.Kind == KindTry {
-			fmt.Fprintln(w, p.Paint(cli.Bold, Clip(strings.TrimSuffix(fmt.Sprintf("%s, %s: %s", r.Label, Rounded(time.Duration(r.Start)), r.Note), ": "), width)))
+			fmt.Fprintln(
+				w,
+				p.Paint(
+					cli.Bold,
+					Clip(
+						strings.TrimSuffix(
+							fmt.Sprintf("%s, %s: %s", r.Label, Rounded(time.Duration(r.Start)), r.Note),
+							": ",
+						),
+						width,
+					),
+				),
+			)
 			continue
 		}
 		length := Rounded(r.Took())
 		if r.Kind == KindMark {
 			length = Rounded(time.Duration(r.Start))
 		}
-		fmt.Fprintf(w, "%*s%s |%s| %s\n", indent, "", pad(label(r), labels), p.Paint(outcomeColors[r.Outcome], bar(c, r, axis)), length)
+		fmt.Fprintf(
+			w,
+			"%*s%s |%s| %s\n",
+			indent,
+			"",
+			pad(label(r), labels),
+			p.Paint(outcomeColors[r.Outcome], bar(c, r, axis)),
+			length,
+		)
 	}
-	fmt.Fprintf(w, "%*s%s  %s\n%s\n", indent, "", pad("", labels), axisLine(c, axis), p.Paint(cli.Grey, Clip(legend, width)))
+	fmt.Fprintf(
+		w,
+		"%*s%s  %s\n%s\n",
+		indent,
+		"",
+		pad("", labels),
+		axisLine(c, axis),
+		p.Paint(cli.Grey, Clip(legend, width)),
+	)
 }
 
 func stateColor(s status.State) cli.Color {
@@ -145,7 +186,13 @@ func Blame(w io.Writer, c Chart, width int) {
 		} else if len(r.Waits) > 0 {
 			text += ": waited for " + longest(r.Waits).For
 		}
-		fmt.Fprintf(w, "%9s %9s  %s\n", Rounded(r.Took()), waited, p.Paint(outcomeColors[r.Outcome], Clip(text, width-21)))
+		fmt.Fprintf(
+			w,
+			"%9s %9s  %s\n",
+			Rounded(r.Took()),
+			waited,
+			p.Paint(outcomeColors[r.Outcome], Clip(text, width-21)),
+		)
 	}
 }
 

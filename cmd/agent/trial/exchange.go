@@ -45,7 +45,9 @@ func (m *machine) later(ctx context.Context, operation string) (string, error) {
 	}
 	defer func() { _ = log.Close() }() // the last line is logged
 	m.log.Logger.SetOutput(io.MultiWriter(m.log.Logger.Out, log))
-	m.log.Logger.SetFormatter(&logrus.TextFormatter{DisableColors: true, FullTimestamp: true, TimestampFormat: time.RFC3339})
+	m.log.Logger.SetFormatter(
+		&logrus.TextFormatter{DisableColors: true, FullTimestamp: true, TimestampFormat: time.RFC3339},
+	)
 	locked, err := m.lock()
 	if err != nil {
 		return "", err
@@ -328,8 +330,13 @@ func (m *machine) alert(ctx context.Context, r Record) error {
 		event = "execution failed"
 	}
 	now := time.Now()
-	mail := fmt.Sprintf("Message-id: <%d.trial@cambium-agent>\r\nService: bosh-agent\r\nEvent: %s\r\nAction: trial\r\nDate: %s\r\nDescription: %s\r\n",
-		now.UnixNano(), event, now.Format(time.RFC1123Z), oneline.Of(r.String()))
+	mail := fmt.Sprintf(
+		"Message-id: <%d.trial@cambium-agent>\r\nService: bosh-agent\r\nEvent: %s\r\nAction: trial\r\nDate: %s\r\nDescription: %s\r\n",
+		now.UnixNano(),
+		event,
+		now.Format(time.RFC1123Z),
+		oneline.Of(r.String()),
+	)
 	ctx, cancel := context.WithTimeout(ctx, alertTime)
 	defer cancel()
 	return retry.Do(ctx, retry.Backoff{Min: time.Second, Max: 5 * time.Second}, func(ctx context.Context) error {

@@ -52,16 +52,39 @@ func (v Version) Run(ctx context.Context, args []string, stdout, stderr io.Write
 call it; its job has put the binary where this command expects it. Exit codes: 0 done, or begun in the background, 1
 refused or failed, and of status that the last trial failed, 2 usage.`,
 		Terms: []cli.Term{
-			{Word: try, Text: "after a delay, in the background: mount this binary over the old one until the next reboot and restart the agent; without a heartbeat that the Director's server has confirmed, go back"},
+			{
+				Word: try,
+				Text: "after a delay, in the background: mount this binary over the old one until the next reboot and restart the agent; without a heartbeat that the Director's server has confirmed, go back",
+			},
 			{Word: keep, Text: "install an agent that a trial has confirmed, beside the old one, for good"},
 			{Word: showStatus, Text: "show the outcome"},
 			{Word: back, Text: "after a delay, in the background: restart the stemcell's agent in place of this one"}},
-		Examples: []string{"agent trial try", "agent trial try --time 10m", "agent trial status --json", "agent trial back --delay 1s"}},
+		Examples: []string{
+			"agent trial try",
+			"agent trial try --time 10m",
+			"agent trial status --json",
+			"agent trial back --delay 1s",
+		}},
 		stdout, stderr)
 	o := options{}
-	flags.DurationVar(&o.time, "time", 45*time.Second, "the `DURATION` in which the new agent must prove itself, 10s to 30m")
-	flags.DurationVar(&o.delay, "delay", 30*time.Second, "the `DURATION` between the end of this command and the restart, at most 10m: a Director must get the answer first")
-	flags.IntVar(&o.after, "after", 0, "do it in this process, after the end of process `PID`: what the command starts in the background")
+	flags.DurationVar(
+		&o.time,
+		"time",
+		45*time.Second,
+		"the `DURATION` in which the new agent must prove itself, 10s to 30m",
+	)
+	flags.DurationVar(
+		&o.delay,
+		"delay",
+		30*time.Second,
+		"the `DURATION` between the end of this command and the restart, at most 10m: a Director must get the answer first",
+	)
+	flags.IntVar(
+		&o.after,
+		"after",
+		0,
+		"do it in this process, after the end of process `PID`: what the command starts in the background",
+	)
 	flags.BoolVar(&o.json, "json", false, "with status: print the record")
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory")
 	if code, ok := flags.Parse(args, 1, 1); !ok {
@@ -107,7 +130,11 @@ func (m *machine) run(ctx context.Context, operation string) (string, error) {
 	if err := m.background(ctx, operation); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("begins %s after this command has ended; the outcome will be in %s", m.o.delay, m.o.dirs.TrialRecord()), nil
+	return fmt.Sprintf(
+		"begins %s after this command has ended; the outcome will be in %s",
+		m.o.delay,
+		m.o.dirs.TrialRecord(),
+	), nil
 }
 
 // show prints the outcome of the last operation.

@@ -63,14 +63,24 @@ func checkSettings(name string, data []byte) report.Report {
 	s, _ := settings.Decode(name, secret.NewJSON(data))
 	e := settings.Merge(s, settings.Update{})
 	if settings.IsPlaintextPassword(s.Env.Bosh.Password) {
-		rep.Add(report.Entry{Severity: report.Error, File: name, Path: passwordPath, Message: "not a hash of crypt(3), " +
-			"such as 'mkpasswd -m sha-512' prints: a boot goes on, but nobody can log in with it"})
+		rep.Add(
+			report.Entry{Severity: report.Error, File: name, Path: passwordPath, Message: "not a hash of crypt(3), " +
+				"such as 'mkpasswd -m sha-512' prints: a boot goes on, but nobody can log in with it"},
+		)
 	}
-	if len(e.Bus.URLs) == 0 || !strings.HasPrefix(e.Bus.URLs[0].Reveal(), "nats:") || s.AgentID == "" || e.Bus.Cert.Empty() {
+	if len(e.Bus.URLs) == 0 || !strings.HasPrefix(e.Bus.URLs[0].Reveal(), "nats:") || s.AgentID == "" ||
+		e.Bus.Cert.Empty() {
 		return rep
 	}
 	if _, err := natsbus.New(natsbus.Options{AgentID: s.AgentID, Identity: agent.NATSIdentity(e.Bus)}); err != nil {
-		rep.Add(report.Entry{Severity: report.Warning, File: name, Path: "mbus", Message: err.Error() + "; the boot's step bus would fail"})
+		rep.Add(
+			report.Entry{
+				Severity: report.Warning,
+				File:     name,
+				Path:     "mbus",
+				Message:  err.Error() + "; the boot's step bus would fail",
+			},
+		)
 	}
 	return rep
 }
@@ -80,15 +90,24 @@ func Kinds() []string { return slices.Sorted(maps.Keys(validators)) }
 
 // Run runs `agent validate`.
 func Run(_ context.Context, args []string, stdout, stderr io.Writer) int {
-	flags := cli.NewFlags("validate", cli.Help{Arguments: "[--json] [--system] [" + strings.Join(Kinds(), "|") + "] FILE...", Words: Kinds(),
-		Purpose: `Checks documents with the code that reads them at boot, and prints every finding with its
+	flags := cli.NewFlags(
+		"validate",
+		cli.Help{Arguments: "[--json] [--system] [" + strings.Join(Kinds(), "|") + "] FILE...", Words: Kinds(),
+			Purpose: `Checks documents with the code that reads them at boot, and prints every finding with its
 place: errors, which make the document unusable, and warnings. What keeps the document from being
 read at all comes first. FILE "-" is the standard input. Without a kind it is guessed from the
 content. Findings never show values. Exit codes: 0 no errors, 1 errors or unreadable, 2 usage.`,
-		Examples: []string{"agent validate /var/vcap/bosh/agent.json", "agent validate settings user-data.json",
-			"agent validate --json update-settings - < update.json", "agent validate --system"}}, stdout, stderr)
+			Examples: []string{"agent validate /var/vcap/bosh/agent.json", "agent validate settings user-data.json",
+				"agent validate --json update-settings - < update.json", "agent validate --system"}},
+		stdout,
+		stderr,
+	)
 	asJSON := flags.Bool("json", false, "print the findings as a JSON list")
-	system := flags.Bool("system", false, "check the files of this machine: agent.json and the cached settings and updates")
+	system := flags.Bool(
+		"system",
+		false,
+		"check the files of this machine: agent.json and the cached settings and updates",
+	)
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory of --system")
 	if code, ok := flags.Parse(args, 0, -1); !ok {
 		return code
@@ -204,7 +223,10 @@ func (d *document) print(w io.Writer, rep report.Report) {
 	switch {
 	case rep.Failed():
 		consequence := consequences[d.kind]
-		if !slices.ContainsFunc(rep.Entries, func(e report.Entry) bool { return e.Severity == report.Error && e.Path != passwordPath }) {
+		if !slices.ContainsFunc(
+			rep.Entries,
+			func(e report.Entry) bool { return e.Severity == report.Error && e.Path != passwordPath },
+		) {
 			consequence = "a boot would use it, and nobody could log in with the password"
 		}
 		cli.PrintFolded(w, cli.Width(w), "", 0, d.path+kind+": "+consequence)
