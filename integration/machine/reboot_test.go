@@ -29,6 +29,7 @@ func TestMachineRebootExplainsItself(t *testing.T) {
 
 	const back = "processes: running forker"
 	since := time.Now()
+	begin := since
 	if err := i.Reboot(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +37,7 @@ func TestMachineRebootExplainsItself(t *testing.T) {
 	wantAccount(t, l, i, since, "requested (reboot)", "last seen ", "disks: mounted ", back)
 	run(t, i, "systemctl", "restart", "bosh-agent")
 	ready(t, i)
-	wantScreen(t, i, "vcap", soon, "reboot: ", "requested (reboot)", back) // the same line, and not another alert
+	wantScreen(t, i, "vcap", soon, "reboot: ", "requested (reboot)", back) // the same line
 
 	since = time.Now()
 	cutPower(t, i)
@@ -60,6 +61,9 @@ func TestMachineRebootExplainsItself(t *testing.T) {
 	since = time.Now()
 	cutPower(t, i)
 	wantAccount(t, l, i, since, "disks: not mounted "+cids[0], "jobs: withheld")
+	if all := rebootAlerts(l, i, begin); len(all) != 4 {
+		t.Errorf("%d alerts about four reboots and a restart of the agent: %q", len(all), all)
+	}
 }
 
 func cutPower(t *testing.T, i *lab.Instance) {
@@ -79,12 +83,7 @@ func wantAccount(t *testing.T, l *lab.Lab, i *lab.Instance, since time.Time, tex
 	t.Helper()
 	var alerts []string
 	eventually.True(t, "an alert about the reboot", func() bool {
-		alerts = nil
-		for _, e := range l.Monitor.Events() {
-			if e.Kind == "alert" && e.Agent == i.AgentID && e.Time.After(since) && strings.Contains(string(e.Body), "the machine was rebooted") {
-				alerts = append(alerts, string(e.Body))
-			}
-		}
+		alerts = rebootAlerts(l, i, since)
 		return len(alerts) > 0
 	})
 	for _, text := range texts {
@@ -93,4 +92,14 @@ func wantAccount(t *testing.T, l *lab.Lab, i *lab.Instance, since time.Time, tex
 		}
 	}
 	wantScreen(t, i, "vcap", soon, texts...)
+}
+
+// rebootAlerts returns the alerts about reboots.
+func rebootAlerts(l *lab.Lab, i *lab.Instance, since time.Time) (alerts []string) {
+	for _, e := range l.Monitor.Events() {
+		if e.Kind == "alert" && e.Agent == i.AgentID && e.Time.After(since) && strings.Contains(string(e.Body), "the machine was rebooted") {
+			alerts = append(alerts, string(e.Body))
+		}
+	}
+	return alerts
 }
