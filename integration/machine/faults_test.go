@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"cambium/integration/faults"
+	"cambium/internal/eventually"
 	"cambium/internal/testca"
 	"cambium/lab"
 	"cambium/lab/netns"
@@ -102,13 +103,15 @@ func (m *faulty) metadata() *lab.Instance {
 	})
 }
 
-// deployed has a job and a persistent disk.
+// deployed has a persistent disk and a job, which runs.
 func (m *faulty) deployed() *lab.Instance {
-	return m.get("deployed", func() *lab.Instance {
+	i := m.get("deployed", func() *lab.Instance {
 		app := manifest([]release.Job{forker()}, tool("one"))
 		app.Groups[0].PersistentDisk = 256
 		return mustDeploy(m.all, m.l, app)
 	})
+	eventually.True(m.t, "the job to run", func() bool { return stateOf(m.t, i).JobState == "running" })
+	return i
 }
 
 // stored has a persistent disk and no job.
