@@ -27,17 +27,9 @@ type alive struct {
 	locked bool
 }
 
-// openAlive opens the file and tries to lock it. It replaces a file that other users can open.
+// openAlive opens the file and tries to lock it.
 func openAlive(path string) (*alive, error) {
-	name := alivePath(path)
-	info, err := os.Lstat(name)
-	if err == nil && info.Mode() != 0o600 {
-		err = os.Remove(name)
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("status: %w", err)
-	}
-	file, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
+	file, err := os.OpenFile(alivePath(path), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("status: %w", err)
 	}

@@ -181,8 +181,7 @@ func accountKnown(dirs vcap.Dirs) (bool, error) {
 	return bytes.Equal(have, []byte(account)), nil
 }
 
-// writeAccount writes the account to monit.user, unless it is there, and reports whether it has written. Earlier
-// versions of the agent gave each machine its own password, which is replaced.
+// writeAccount writes the account to monit.user, unless it is there, and reports whether it has written.
 func writeAccount(dirs vcap.Dirs) (written bool, err error) {
 	known, err := accountKnown(dirs)
 	if err != nil {
