@@ -63,6 +63,7 @@ var wanted = map[string]string{
 	"su-when-unlocked":    "yes",
 	"ssh":                 "0 0 vcap",
 	"banner":              "Authorized users only",
+	"ssh-errors":          "",
 	"guess":               "4 pam_pwquality.so yes",
 }
 
@@ -72,6 +73,7 @@ var wantedOfKernel = map[string]string{
 	"module-that-may": "yes",
 	"sysctls":         "1 1 1 1000000",
 	"boot":            "audit=1 enabled 1 kauditd",
+	"audit-drift":     "",
 	"clock":           "active _chrony yes",
 }
 

@@ -95,6 +95,7 @@ ssh -i "$KEY" -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o Bat
   'sudo -n id -u; sudo -n su -c "id -u"; sudo -n su - vcap -c "id -un"' >ssh.out 2>ssh.err </dev/null || true
 say ssh "$(cat ssh.out)"
 say banner "$(grep -o 'Authorized users only' ssh.err)"
+say ssh-errors "$(journalctl -b -q -p err -t sshd -o cat | sort -u)"
 say guess "$(grep -c 'password' /etc/pam.d/common-password) $(grep -o pam_pwquality.so /etc/pam.d/common-password) $(yes_no test -e /usr/lib/x86_64-linux-gnu/security/pam_pwquality.so)"
 
 # What only a machine with a kernel of its own has.
@@ -102,5 +103,6 @@ say modules "$(for m in usb-storage bluetooth tipc sctp dccp rds cramfs freevxfs
 say module-that-may "$(yes_no modprobe isofs)"
 say sysctls "$(sysctl -n net.ipv4.conf.default.log_martians net.ipv4.icmp_echo_ignore_broadcasts net.ipv4.icmp_ignore_bogus_error_responses kernel.keys.root_maxkeys)"
 say boot "$(grep -o audit=1 /proc/cmdline) $(auditctl -s | grep -o '^enabled .') $(pgrep -x kauditd >/dev/null && echo kauditd)"
+say audit-drift "$(agent plan | grep /audit)"
 say clock "$(systemctl is-active chrony) $(ps -o user= -C chronyd | sort -u) $(yes_no /var/vcap/bosh/bin/sync-time)"
 say secure-boot "$(od -An -tu1 -j4 -N1 /sys/firmware/efi/efivars/SecureBoot-* 2>/dev/null)"
