@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -35,7 +36,9 @@ func findReboot(ctx context.Context, d *display) *reboot {
 	}
 	why := last.Down
 	if why == "" {
-		why = platform.CrashCause("/", platform.Journal(ctx, true), last.Started)
+		// The agent may have had no time to record a request: systemd can take minutes to say that it shuts down.
+		journal := platform.Journal(ctx, true)
+		why = cmp.Or(platform.Requested(journal), platform.CrashCause("/", journal, last.Started))
 	}
 	return &reboot{last.AgentID, describeReboot(now.Began(), seen, why)}
 }

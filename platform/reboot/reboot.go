@@ -70,6 +70,24 @@ func Requester(journal string) string {
 	return last
 }
 
+// orderly is what systemd and its login manager write when the machine is shut down in order.
+var orderly = regexp.MustCompile(`(?i)systemd(?:-logind)?\[\d+\]: ` +
+	`(?:(?:The )?system (?:will|is) (reboot|power|halt)|Reached target .*\b(reboot|power ?off|halt)\b)`)
+
+// Requested describes a shutdown in order according to the journal of the boot that it ended, or returns "".
+func Requested(journal string) string {
+	all := orderly.FindAllStringSubmatch(journal, -1)
+	if len(all) == 0 {
+		return ""
+	}
+	last := all[len(all)-1]
+	how := map[string]string{"r": "reboot", "p": "poweroff", "h": "halt"}[strings.ToLower((last[1] + last[2])[:1])]
+	if by := Requester(journal); by != "" {
+		return "requested (" + how + ") by " + by
+	}
+	return "requested (" + how + ")"
+}
+
 // Traces of a crash in kernel messages.
 var (
 	panicked    = regexp.MustCompile(`Kernel panic - not syncing: (.*)`)

@@ -23,6 +23,24 @@ func TestRequester(t *testing.T) {
 	}
 }
 
+func TestRequested(t *testing.T) {
+	const client = "Nov 18 10:00:00 vm systemd[1]: Reboot requested from client PID 77 ('systemctl') (unit a.scope)...\n"
+	for _, c := range []struct{ name, journal, want string }{
+		{"a power cut", "Nov 18 10:00:00 vm systemd[1]: Started bosh-agent.service.\n", ""},
+		{"a target of another name", "Nov 18 10:00:00 vm systemd[1]: Reached target multi-user.target - Multi-User System.\n", ""},
+		{"logind", "Nov 18 10:00:00 vm systemd-logind[80]: The system will reboot now!\n", "requested (reboot)"},
+		{"logind, later", "Nov 18 10:00:00 vm systemd-logind[80]: System is powering down.\n", "requested (poweroff)"},
+		{"systemd", client + "Nov 18 10:00:09 vm systemd[1]: Reached target reboot.target - System Reboot.\n",
+			"requested (reboot) by the program systemctl"},
+		{"jammy", "Nov 18 10:00:09 vm systemd[1]: Reached target System Power Off.\n", "requested (poweroff)"},
+		{"a job", "Nov 18 10:00:09 vm job[77]: Reached target reboot.target\n", ""},
+	} {
+		if got := Requested(c.journal); got != c.want {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
 func TestCrash(t *testing.T) {
 	since := time.Now().Add(-time.Hour)
 	const panicText = "<0>[ 9.1] Kernel panic - not syncing: Fatal exception\n<4>[ 9.2] CPU: 0\n"
