@@ -10,17 +10,8 @@ import (
 // hardening lists the groups of directories that only harden the machine. needed lists those that jobs require.
 var (
 	hardening = []string{tree.SharedMemory, tree.Home}
-	needed    = []string{
-		tree.Log,
-		tree.Opt,
-		tree.Data,
-		tree.Temp,
-		tree.CanRestart,
-		tree.Blobs,
-		tree.Store,
-		tree.SSH,
-		tree.Associations,
-	}
+	needed    = []string{tree.Log, tree.Opt, tree.Data, tree.Temp, tree.CanRestart, tree.Blobs, tree.Store, tree.SSH,
+		tree.Associations}
 )
 
 // groups returns the goal for groups in the table of directories.

@@ -15,8 +15,8 @@ const settingsAnnounceAfter = 20 * time.Second
 // lookAtDisks is the advice for disk failures that have no advice of their own.
 const lookAtDisks = "look for errors of the disk in the kernel log ('journalctl -k')"
 
-// Steps returns the boot table. docs/operating.md also lists the steps, and a test compares the two. A row for a part
-// that the machine does not have is skipped: a dummy machine has no disks.
+// Steps returns the boot table. docs/operating.md also lists the steps, and a test compares the two. Steps
+// for parts that the machine lacks are skipped; a dummy machine, for example, has no disks.
 //
 // A deadline is at least the sum of cloudfoundry/bosh-agent's waits for the same work, because a failed first boot
 // costs the VM. The steps that lead to the bus run to their end even if another one has failed the boot, because the

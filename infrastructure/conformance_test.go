@@ -26,7 +26,7 @@ import (
 	"cambium/settings/agentjson"
 )
 
-// rig is where a CPI puts the settings for one type of source.
+// rig stores settings for one type of source, as a CPI does.
 type rig struct {
 	config agentjson.Source
 	root   string

@@ -109,8 +109,8 @@ func (s *service) pid(processes processes) int {
 	return pid
 }
 
-// find is like pid, but returns bounded.ErrHangs if the command lines cannot be read, so that a running process is not
-// started again.
+// find returns the service's pid, or 0 if it does not run. If command lines cannot be read, it returns bounded.ErrHangs:
+// the service may be running, and must not be started twice.
 func (s *service) find(processes processes) (pid int, err error) {
 	if s.Matching != nil {
 		pid, err = processes.matching(s.Matching)

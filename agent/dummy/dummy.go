@@ -57,7 +57,7 @@ func (h Handler) set(r mbus.Request, reply func(mbus.Reply)) (status string, ok 
 	return status, true
 }
 
-// failure returns the alert that the suite's specs of the Health Monitor expect.
+// failure returns the alert that the Director's Health Monitor specs expect.
 func failure() monit.Alert {
 	return monit.Alert{ID: "fake-monit-alert", Service: "fake-monit-service", Event: "failing", Action: "start",
 		Date: time.Date(2011, 5, 22, 15, 7, 41, 0, time.UTC), Description: "fake-monit-description"}

@@ -81,17 +81,8 @@ func makePlan(ctx context.Context, path string, dirs vcap.Dirs, timeout time.Dur
 }
 
 // driftSteps lists the steps that can be planned without a source or a disk.
-var driftSteps = []string{
-	"passwords",
-	"env-keys",
-	"ipv6",
-	"hostname",
-	"firewall",
-	"network",
-	"directories",
-	"dns",
-	"time",
-}
+var driftSteps = []string{"passwords", "env-keys", "ipv6", "hostname", "firewall", "network",
+	"directories", "dns", "time"}
 
 // drift returns the changes that a boot with the cached settings would make to a serving machine, each as "step:
 // change".

@@ -19,7 +19,7 @@ type Options struct {
 	MetaDataPath string
 	// UserDataPath names a file with user data: a settings document, or a pointer to a registry.
 	UserDataPath string
-	// UseRegistry prefers UserDataPath, if readable, over SettingsPath, as agents that knew this option did.
+	// UseRegistry makes UserDataPath win over SettingsPath if both can be read. Agents that had this option did the same.
 	UseRegistry bool
 }
 

@@ -322,8 +322,8 @@ func (u *unpacking) entry(archive *tar.Reader, header *tar.Header) error {
 	return nil
 }
 
-// room returns how many bytes may be added to the file system of root: the free space less the spare part, and at least
-// 1.
+// room returns the number of bytes that may still be written to root's file system: its free space minus the reserve,
+// and never less than 1.
 func room(root *os.Root) (int64, error) {
 	dir, err := root.Open(".")
 	if err != nil {

@@ -170,8 +170,7 @@ func (m manifest) compiled(packages []manifestPackage) (string, error) {
 	return b.String(), nil
 }
 
-// quoteValues quotes all string values, because readers of YAML differ about which texts are numbers: some take 1_0 or
-// 1,0 for one.
+// quoteValues quotes all string values. YAML parsers disagree about what a number is: some read 1_0 or 1,0 as one.
 func quoteValues(n *yaml.Node) {
 	for i, child := range n.Content {
 		if n.Kind == yaml.MappingNode && i%2 == 0 {

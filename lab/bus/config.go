@@ -1,6 +1,6 @@
-// Package bus runs the NATS server of a BOSH deployment: mutual TLS with certificates of one CA, users identified by
-// the subjects of their certificates, and only the permissions that a Director's nats-sync grants. The server runs in
-// the lab's process, or as Debian's nats-server program.
+// Package bus runs a NATS server as a BOSH deployment has it: mutual TLS under one CA, clients identified by the subject
+// of their certificate, and no permissions beyond those that a Director's nats-sync grants. The server is part of the
+// lab's process, or Debian's nats-server.
 package bus
 
 import (

@@ -44,8 +44,8 @@ func findKernel(dir string) (Kernel, error) {
 	return Kernel{Image: images[0], Modules: filepath.Join(dir, "lib", "modules", version), Version: version}, nil
 }
 
-// fetchKernel downloads the kernel of Debian's last point release, and not the one of its security updates, which was
-// tested less: 6.1.192 dereferences NULL in ext4_mb_load_buddy_gfp if ext4's cached bitmaps were reclaimed.
+// fetchKernel downloads the kernel of Debian's latest point release. Kernels from the security archive get less testing:
+// 6.1.192 dereferences NULL in ext4_mb_load_buddy_gfp after ext4's cached bitmaps have been reclaimed.
 func fetchKernel(ctx context.Context, dir string) error {
 	const script = `cd "$1"
 . /etc/os-release

@@ -70,11 +70,11 @@ func Requester(journal string) string {
 	return last
 }
 
-// orderly is what systemd and its login manager write when the machine is shut down in order.
+// orderly matches the lines that systemd and logind write during an orderly shutdown.
 var orderly = regexp.MustCompile(`(?i)systemd(?:-logind)?\[\d+\]: ` +
 	`(?:(?:The )?system (?:will|is) (reboot|power|halt)|Reached target .*\b(reboot|power ?off|halt)\b)`)
 
-// Requested describes a shutdown in order according to the journal of the boot that it ended, or returns "".
+// Requested describes the orderly shutdown that ended a boot, according to that boot's journal, or returns "".
 func Requested(journal string) string {
 	all := orderly.FindAllStringSubmatch(journal, -1)
 	if len(all) == 0 {

@@ -494,8 +494,8 @@ type Shown struct {
 	Key, Text, Disk string
 }
 
-// Describe describes what formatting a disk would destroy. which is "ephemeral", or the path of the ephemeral or of a
-// raw disk. Other disks are an error.
+// Describe shows what formatting the disk would destroy. which is "ephemeral" or the path of the ephemeral disk or of a
+// raw disk; any other path is an error.
 func (d *Disks) Describe(ctx context.Context, which string, ephemeral *settings.DiskHint,
 	raw []settings.DiskHint) (shown Shown, err error) {
 	if err := d.Machine.Lock(ctx); err != nil {

@@ -23,87 +23,42 @@ import (
 	"cambium/settings/store"
 )
 
+// units are those whose journal shows what happened to the agent.
+var units = []string{"bosh-agent", "monit", "systemd-networkd", "systemd-resolved"}
+
+// journal returns the command that prints the last lines of units in a boot.
+func journal(boot, lines string, units []string) []string {
+	argv := []string{"journalctl", "--no-pager", "-b", boot, "-n", lines, "-o", "short-precise"}
+	for _, unit := range units {
+		argv = append(argv, "-u", unit)
+	}
+	return argv
+}
+
 // programs maps files of the archive to the commands whose output they hold. The commands only read.
 var programs = map[string][]string{
-	"journal/this-boot.txt": {
-		"journalctl",
-		"--no-pager",
-		"-b",
-		"0",
-		"-n",
-		"5000",
-		"-o",
-		"short-precise",
-		"-u",
-		"bosh-agent",
-		"-u",
-		"monit",
-		"-u",
-		"systemd-networkd",
-		"-u",
-		"systemd-resolved",
-		"-u",
-		"chrony",
-		"-u",
-		"chronyd",
-		"-u",
-		"systemd-timesyncd",
-	},
-	"journal/last-boot.txt": {
-		"journalctl",
-		"--no-pager",
-		"-b",
-		"-1",
-		"-n",
-		"3000",
-		"-o",
-		"short-precise",
-		"-u",
-		"bosh-agent",
-		"-u",
-		"monit",
-		"-u",
-		"systemd-networkd",
-		"-u",
-		"systemd-resolved",
-	},
-	"journal/second-last.txt": {
-		"journalctl",
-		"--no-pager",
-		"-b",
-		"-2",
-		"-n",
-		"3000",
-		"-o",
-		"short-precise",
-		"-u",
-		"bosh-agent",
-		"-u",
-		"monit",
-		"-u",
-		"systemd-networkd",
-		"-u",
-		"systemd-resolved",
-	},
-	"journal/kernel.txt":    {"journalctl", "--no-pager", "-k", "-b", "0", "-n", "3000", "-o", "short-precise"},
-	"network/addresses.txt": {"ip", "-d", "-s", "address"},
-	"network/routes.txt":    {"ip", "route", "show", "table", "all"},
-	"network/neighbors.txt": {"ip", "neighbor"},
-	"network/networkd.txt":  {"networkctl", "--no-pager", "status", "--all"},
-	"network/resolver.txt":  {"resolvectl", "--no-pager", "status"},
-	"network/sockets.txt":   {"ss", "-tnlp"},
-	"network/rules.txt":     {"nft", "list", "ruleset"},
-	"disks/blocks.txt":      {"lsblk", "-o", "NAME,KNAME,TYPE,SIZE,FSTYPE,LABEL,UUID,MOUNTPOINTS,RO,MODEL,SERIAL"},
-	"disks/space.txt":       {"df", "-k"},
-	"disks/inodes.txt":      {"df", "-i"},
-	"disks/names.txt":       {"ls", "-lR", "/dev/disk"},
-	"units/all.txt":         {"systemctl", "--no-pager", "list-units", "--all"},
-	"units/failed.txt":      {"systemctl", "--no-pager", "status", "--state=failed"},
-	"units/agent.txt":       {"systemctl", "--no-pager", "show", "bosh-agent", "monit"},
-	"units/jobs.txt":        {"systemctl", "--no-pager", "list-jobs"},
-	"versions/kernel.txt":   {"uname", "-a"},
-	"versions/systemd.txt":  {"systemctl", "--version"},
-	"clock.txt":             {"timedatectl", "--no-pager", "status"},
+	"journal/this-boot.txt":   journal("0", "5000", append(units, "chrony", "chronyd", "systemd-timesyncd")),
+	"journal/last-boot.txt":   journal("-1", "3000", units),
+	"journal/second-last.txt": journal("-2", "3000", units),
+	"journal/kernel.txt":      {"journalctl", "--no-pager", "-k", "-b", "0", "-n", "3000", "-o", "short-precise"},
+	"network/addresses.txt":   {"ip", "-d", "-s", "address"},
+	"network/routes.txt":      {"ip", "route", "show", "table", "all"},
+	"network/neighbors.txt":   {"ip", "neighbor"},
+	"network/networkd.txt":    {"networkctl", "--no-pager", "status", "--all"},
+	"network/resolver.txt":    {"resolvectl", "--no-pager", "status"},
+	"network/sockets.txt":     {"ss", "-tnlp"},
+	"network/rules.txt":       {"nft", "list", "ruleset"},
+	"disks/blocks.txt":        {"lsblk", "-o", "NAME,KNAME,TYPE,SIZE,FSTYPE,LABEL,UUID,MOUNTPOINTS,RO,MODEL,SERIAL"},
+	"disks/space.txt":         {"df", "-k"},
+	"disks/inodes.txt":        {"df", "-i"},
+	"disks/names.txt":         {"ls", "-lR", "/dev/disk"},
+	"units/all.txt":           {"systemctl", "--no-pager", "list-units", "--all"},
+	"units/failed.txt":        {"systemctl", "--no-pager", "status", "--state=failed"},
+	"units/agent.txt":         {"systemctl", "--no-pager", "show", "bosh-agent", "monit"},
+	"units/jobs.txt":          {"systemctl", "--no-pager", "list-jobs"},
+	"versions/kernel.txt":     {"uname", "-a"},
+	"versions/systemd.txt":    {"systemctl", "--version"},
+	"clock.txt":               {"timedatectl", "--no-pager", "status"},
 }
 
 // copied maps files of the archive to files of the machine without secrets.

@@ -1,6 +1,5 @@
-// Package fetch is the HTTP client of the settings sources. It makes single requests without retries, with a deadline
-// for each phase and a limit on the size of the body. It sends nothing to hosts other than those in agent.json or the
-// user data.
+// Package fetch is the HTTP client of the settings sources. A request is not retried, has a deadline for each phase and a
+// limit on its body, and goes only to hosts named in agent.json or in the user data.
 package fetch
 
 import (

@@ -57,7 +57,7 @@ type State struct {
 	Path   string
 	Bytes  int64
 	Sector int
-	// Content is what was found on the whole disk, if it has no table.
+	// Content describes the whole disk if it has no table.
 	Content probe.Content
 	Table   Table
 	// Trailer is the kind of metadata at the end of a disk with a table, over which a partition must not be grown.

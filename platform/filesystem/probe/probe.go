@@ -1,7 +1,7 @@
 // Package probe identifies the content of a device from its bytes: signatures, superblocks and their consistency, or
 // that it is blank. It opens no devices or files; callers pass readers, and a writer to Wipe.
 //
-// It is large because the format, the consistency and the copies of superblocks belong together.
+// Format, consistency checks and backup superblocks are one package because none can be judged without the others.
 package probe
 
 import (
