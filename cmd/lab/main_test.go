@@ -191,7 +191,7 @@ func TestBoard(t *testing.T) {
 	}
 }
 
-func TestTimeline(t *testing.T) {
+func TestPrintFirstBoot(t *testing.T) {
 	var out bytes.Buffer
 	printFirstBoot(&out, status.Document{ReadyNS: 100e6, Steps: []status.Step{
 		{Name: "disk", Outcome: status.Done, Start: 50e6, End: 100e6},

@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -32,8 +33,8 @@ func drawTimeline(_ context.Context, c *call) error {
 	}
 	var chart timeline.Chart
 	err := json.NewDecoder(io.LimitReader(from, maxChart)).Decode(&chart)
-	if err == nil && len(chart.Rows) == 0 {
-		err = io.ErrUnexpectedEOF
+	if err == nil && (len(chart.Rows) == 0 || chart.End <= chart.Agent) {
+		err = errors.New("it has no rows, or no time")
 	}
 	if err != nil {
 		return fmt.Errorf("%s is not what agent timeline --json prints: %w", name, err)

@@ -72,7 +72,8 @@ func Requester(journal string) string {
 
 // orderly matches the lines that systemd and logind write during an orderly shutdown.
 var orderly = regexp.MustCompile(`(?i)systemd(?:-logind)?\[\d+\]: ` +
-	`(?:(?:The )?system (?:will|is) (reboot|power|halt)|Reached target .*\b(reboot|power ?off|halt)\b)`)
+	`(?:The system will (reboot|power|halt)[a-z ]* now!|System is (reboot|power|halt)ing|` +
+	`Reached target .*\b(reboot|power ?off|halt)\b)`)
 
 // Requested describes the orderly shutdown that ended a boot, according to that boot's journal, or returns "".
 func Requested(journal string) string {
@@ -81,7 +82,7 @@ func Requested(journal string) string {
 		return ""
 	}
 	last := all[len(all)-1]
-	how := map[string]string{"r": "reboot", "p": "poweroff", "h": "halt"}[strings.ToLower((last[1] + last[2])[:1])]
+	how := map[string]string{"r": "reboot", "p": "poweroff", "h": "halt"}[strings.ToLower((last[1] + last[2] + last[3])[:1])]
 	if by := Requester(journal); by != "" {
 		return "requested (" + how + ") by " + by
 	}
