@@ -82,12 +82,8 @@ func (r *Replaceable) Put(ctx context.Context, produce func(io.Writer) error) (i
 }
 
 // PutSigned calls Store.PutSigned on the store in use.
-func (r *Replaceable) PutSigned(
-	ctx context.Context,
-	url secret.URL,
-	headers map[string]secret.String,
-	produce func(io.Writer) error,
-) (string, error) {
+func (r *Replaceable) PutSigned(ctx context.Context, url secret.URL, headers map[string]secret.String,
+	produce func(io.Writer) error) (string, error) {
 	store, err := r.current()
 	if err != nil {
 		return "", err

@@ -213,12 +213,8 @@ func (s *Store) Put(ctx context.Context, produce func(io.Writer) error) (id, dig
 }
 
 // PutSigned uploads the output of produce to a signed URL and returns its digests.
-func (s *Store) PutSigned(
-	ctx context.Context,
-	url secret.URL,
-	headers map[string]secret.String,
-	produce func(io.Writer) error,
-) (digest string, err error) {
+func (s *Store) PutSigned(ctx context.Context, url secret.URL, headers map[string]secret.String,
+	produce func(io.Writer) error) (digest string, err error) {
 	content, err := newSpool(s.tmp, produce)
 	if err != nil {
 		return "", err

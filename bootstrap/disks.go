@@ -41,8 +41,7 @@ func adviseAttaching(err error) error {
 	if errors.Is(err, device.ErrAbsent) || errors.Is(err, device.ErrTimedOut) {
 		return advice.With(
 			"attach the disk that the settings name: the CPI has written where it is to be found ('agent settings')",
-			err,
-		)
+			err)
 	}
 	return err
 }

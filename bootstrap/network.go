@@ -107,11 +107,8 @@ func (m *Machine) probeNetwork(ctx context.Context, want network.Desired) {
 
 // observeNetwork waits for NICs that have not appeared yet. planErr reports networks in the settings that cannot be set
 // up; the others still can.
-func (m *Machine) observeNetwork(
-	ctx context.Context,
-	s *engine.Span,
-	nets map[string]settings.Network,
-) (have network.State, want network.Desired, planErr, err error) {
+func (m *Machine) observeNetwork(ctx context.Context, s *engine.Span,
+	nets map[string]settings.Network) (have network.State, want network.Desired, planErr, err error) {
 	have, err = m.Network.Observe(ctx)
 	if err != nil {
 		return have, want, nil, err
@@ -160,13 +157,8 @@ func awaitedOf(want network.Desired) string {
 
 // applyNetwork applies the changes. It rolls them back if they cut the machine off, unless this is the first
 // configuration, or the old one belonged to another agent. It reports whether it has rolled back.
-func (m *Machine) applyNetwork(
-	ctx context.Context,
-	s *engine.Span,
-	have network.State,
-	want network.Desired,
-	changes []network.Change,
-) (back bool, err error) {
+func (m *Machine) applyNetwork(ctx context.Context, s *engine.Span, have network.State, want network.Desired,
+	changes []network.Change) (back bool, err error) {
 	if m.First == nil || m.First() {
 		now, later := network.Split(changes)
 		if len(later) > 0 {
@@ -191,12 +183,8 @@ func (m *Machine) applyNetwork(
 }
 
 // resolve finds the addresses of dynamic networks, once after each change of the network.
-func (m *Machine) resolve(
-	ctx context.Context,
-	s *engine.Span,
-	nets map[string]settings.Network,
-	want network.Desired,
-) error {
+func (m *Machine) resolve(ctx context.Context, s *engine.Span, nets map[string]settings.Network,
+	want network.Desired) error {
 	found, err := wait.Resolve(ctx, m.Network, want.Dynamic)
 	if err != nil {
 		s.Warn("%s", err)

@@ -33,11 +33,8 @@ func dnsServers(names []string, nets map[string]settings.Network) (servers []net
 		default:
 			warnings = append(
 				warnings,
-				fmt.Sprintf(
-					"network %q: network %q is already the default for dns; these servers are not used",
-					name,
-					chosen,
-				),
+				fmt.Sprintf("network %q: network %q is already the default for dns; these servers are not used",
+					name, chosen),
 			)
 		}
 	}

@@ -113,10 +113,8 @@ func (n *networks) bind() map[string]string {
 	byMAC := map[network.MAC]string{}
 	for _, nic := range nics {
 		if other, twice := byMAC[nic.MAC]; twice {
-			n.warnings = append(
-				n.warnings,
-				fmt.Sprintf("links %s and %s have the same hardware address; %s is used", other, nic.Name, other),
-			)
+			n.warnings = append(n.warnings,
+				fmt.Sprintf("links %s and %s have the same hardware address; %s is used", other, nic.Name, other))
 			continue
 		}
 		byMAC[nic.MAC] = nic.Name
@@ -137,9 +135,7 @@ func (n *networks) bind() map[string]string {
 			if !known {
 				n.failed = append(n.failed, advice.With(
 					"attach the network card with that address ('ip link' lists those here), or correct "+origin(
-						name,
-						"mac",
-					),
+						name, "mac"),
 					fmt.Errorf("network %q: no NIC has the hardware address %s: %s", name, mac, listNICs(nics)),
 				))
 				continue
@@ -288,14 +284,8 @@ func (n *networks) overlaps(name, link string, prefix netip.Prefix) {
 		for _, l := range n.links {
 			for _, a := range l.Addresses {
 				if a.Network == other && l.Name != link && a.Prefix.Overlaps(prefix) {
-					n.warn(
-						name,
-						"subnet %s on %s overlaps with that of network %q on %s",
-						prefix.Masked(),
-						link,
-						other,
-						l.Name,
-					)
+					n.warn(name, "subnet %s on %s overlaps with that of network %q on %s", prefix.Masked(), link,
+						other, l.Name)
 				}
 			}
 		}
@@ -363,10 +353,8 @@ func (n *networks) routes(name string, l *network.WantLink) {
 			continue
 		}
 		if !l.DHCP &&
-			!slices.ContainsFunc(
-				l.Addresses,
-				func(a network.WantAddress) bool { return a.Prefix.Addr().Is4() == want.Gateway.Is4() },
-			) {
+			!slices.ContainsFunc(l.Addresses,
+				func(a network.WantAddress) bool { return a.Prefix.Addr().Is4() == want.Gateway.Is4() }) {
 			n.warn(name, "route to %s via %s ignored: %s has no address of that family", want.To, want.Gateway, l.Name)
 			continue
 		}

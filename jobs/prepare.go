@@ -70,10 +70,8 @@ func (i *Instance) fetch(ctx context.Context, spec Spec) error {
 	var work []stager
 	missing := i.missing(i.jobs(), jobs)
 	if len(missing) > 0 {
-		work = append(
-			work,
-			func(ctx context.Context) ([]*bundle.Staged, error) { return i.stageJobs(ctx, *spec.Archive, missing) },
-		)
+		work = append(work,
+			func(ctx context.Context) ([]*bundle.Staged, error) { return i.stageJobs(ctx, *spec.Archive, missing) })
 	}
 	for n, b := range packages {
 		if i.packages().Installed(b) {
@@ -142,13 +140,8 @@ func inParallel(ctx context.Context, workers int, work []stager) ([]*bundle.Stag
 }
 
 // InstallPackages installs missing packages, several at a time. The compiler uses it for dependencies.
-func InstallPackages(
-	ctx context.Context,
-	blobs blob.Opener,
-	packages bundle.Collection,
-	workers int,
-	list []Package,
-) error {
+func InstallPackages(ctx context.Context, blobs blob.Opener, packages bundle.Collection, workers int,
+	list []Package) error {
 	var work []stager
 	for _, p := range list {
 		work = append(work, one(func(ctx context.Context) (*bundle.Staged, error) {
@@ -160,12 +153,8 @@ func InstallPackages(
 }
 
 // stagePackage fetches and unpacks a package beside its place.
-func stagePackage(
-	ctx context.Context,
-	blobs blob.Opener,
-	packages bundle.Collection,
-	p Package,
-) (*bundle.Staged, error) {
+func stagePackage(ctx context.Context, blobs blob.Opener, packages bundle.Collection,
+	p Package) (*bundle.Staged, error) {
 	b, err := p.Bundle()
 	if err != nil {
 		return nil, err
@@ -179,12 +168,8 @@ func stagePackage(
 		return nil, err
 	}
 	// The content belongs to root and its group; only the bundle's directory is the group vcap's.
-	err = unpack(
-		ctx,
-		blobs,
-		ref,
-		bundle.Rules{Target: bundle.Into(staged.Root), UID: packages.Owner.UID, GID: os.Getegid()},
-	)
+	err = unpack(ctx, blobs, ref,
+		bundle.Rules{Target: bundle.Into(staged.Root), UID: packages.Owner.UID, GID: os.Getegid()})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("package %q: %w", p.Name, err), staged.Discard())
 	}
@@ -209,11 +194,8 @@ func closeArchive(c io.Closer) error {
 }
 
 // stageJobs fetches the archive with rendered templates once, and unpacks all missing jobs from it.
-func (i *Instance) stageJobs(
-	ctx context.Context,
-	archive Archive,
-	missing []bundle.Bundle,
-) (staged []*bundle.Staged, err error) {
+func (i *Instance) stageJobs(ctx context.Context, archive Archive,
+	missing []bundle.Bundle) (staged []*bundle.Staged, err error) {
 	ref, err := archive.ref()
 	if err != nil {
 		return nil, fmt.Errorf("rendered templates archive: %w", err)

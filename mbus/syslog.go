@@ -37,13 +37,9 @@ type Program struct{ Version, Supervisor string }
 
 // line formats the event and the program.
 func (s *Syslog) line(e Event) string {
-	e.extensions = append(
-		slices.Clip(e.extensions),
-		extension{"cs5", s.Program.Version},
-		extension{"cs5Label", "agentVersion"},
-		extension{"cs6", s.Program.Supervisor},
-		extension{"cs6Label", "supervisor"},
-	)
+	e.extensions = append(slices.Clip(e.extensions), extension{"cs5", s.Program.Version},
+		extension{"cs5Label", "agentVersion"}, extension{"cs6", s.Program.Supervisor},
+		extension{"cs6Label", "supervisor"})
 	return e.String()
 }
 

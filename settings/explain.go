@@ -21,8 +21,7 @@ type Line struct {
 // MarshalJSON encodes the line as an object with path, value, from and document.
 func (l Line) MarshalJSON() ([]byte, error) {
 	return json.Marshal(
-		map[string]string{"path": l.Path, "value": l.Value, "from": l.Origin.Path, "document": l.Origin.Document},
-	)
+		map[string]string{"path": l.Path, "value": l.Value, "from": l.Origin.Path, "document": l.Origin.Document})
 }
 
 // String formats the line for people.

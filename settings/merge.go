@@ -108,13 +108,9 @@ func (s Settings) Clone() Settings {
 	s.Disks.RawEphemeral = slices.Clone(s.Disks.RawEphemeral)
 	s.Env.PersistentDiskMountOptions = slices.Clone(s.Env.PersistentDiskMountOptions)
 	b := &s.Env.Bosh
-	b.AuthorizedKeys, b.NTP, b.Blobstores = slices.Clone(
-		b.AuthorizedKeys,
-	), slices.Clone(
+	b.AuthorizedKeys, b.NTP, b.Blobstores = slices.Clone(b.AuthorizedKeys), slices.Clone(
 		b.NTP,
-	), slices.Clone(
-		b.Blobstores,
-	)
+	), slices.Clone(b.Blobstores)
 	b.Mbus = b.Mbus.clone()
 	a := &b.Agent
 	b.SwapSizeMiB, a.TaskAnswerHoldSeconds = copied(b.SwapSizeMiB), copied(a.TaskAnswerHoldSeconds)

@@ -96,8 +96,7 @@ func OneMaybeTwo[A, B, R any](f func(context.Context, A, *B) (R, error)) Bind {
 
 // resume adapts a typed function to Row.Resume.
 func resume[R any](
-	f func(context.Context, json.RawMessage) (R, error),
-) func(context.Context, json.RawMessage) (any, error) {
+	f func(context.Context, json.RawMessage) (R, error)) func(context.Context, json.RawMessage) (any, error) {
 	return func(ctx context.Context, checkpoint json.RawMessage) (any, error) { return f(ctx, checkpoint) }
 }
 

@@ -20,12 +20,8 @@ type Compiler interface {
 // Uploads stores archives in the blobstore.
 type Uploads interface {
 	Put(ctx context.Context, produce func(io.Writer) error) (id, digest string, err error)
-	PutSigned(
-		ctx context.Context,
-		url secret.URL,
-		headers map[string]secret.String,
-		produce func(io.Writer) error,
-	) (digest string, err error)
+	PutSigned(ctx context.Context, url secret.URL, headers map[string]secret.String,
+		produce func(io.Writer) error) (digest string, err error)
 }
 
 // dependency is a compiled package that another one needs.
@@ -98,13 +94,8 @@ type signedCompilation struct {
 
 func compileSigned(d Deps) func(context.Context, signedCompilation) (compiled, error) {
 	return func(ctx context.Context, s signedCompilation) (compiled, error) {
-		request, err := compileRequest(
-			blob.Ref{SignedURL: s.SourceURL, Headers: s.Headers},
-			s.Digest,
-			s.Name,
-			s.Version,
-			s.Deps,
-		)
+		request, err := compileRequest(blob.Ref{SignedURL: s.SourceURL, Headers: s.Headers}, s.Digest, s.Name,
+			s.Version, s.Deps)
 		if err != nil {
 			return compiled{}, err
 		}

@@ -28,10 +28,8 @@ func fetchLogs(d Deps) func(context.Context, string, []string) (fetched, error) 
 		if err := d.Logs.Check(selection); err != nil {
 			return fetched{}, err
 		}
-		f.BlobstoreID, f.Digest, err = d.Uploads.Put(
-			ctx,
-			func(w io.Writer) error { return d.Logs.Collect(ctx, selection, w) },
-		)
+		f.BlobstoreID, f.Digest, err = d.Uploads.Put(ctx,
+			func(w io.Writer) error { return d.Logs.Collect(ctx, selection, w) })
 		return f, err
 	}
 }
@@ -58,12 +56,8 @@ func fetchLogsSigned(d Deps) func(context.Context, signedLogs) (fetched, error) 
 		if err := d.Logs.Check(selection); err != nil {
 			return fetched{}, err
 		}
-		f.Digest, err = d.Uploads.PutSigned(
-			ctx,
-			s.URL,
-			s.Headers,
-			func(w io.Writer) error { return d.Logs.Collect(ctx, selection, w) },
-		)
+		f.Digest, err = d.Uploads.PutSigned(ctx, s.URL, s.Headers,
+			func(w io.Writer) error { return d.Logs.Collect(ctx, selection, w) })
 		return f, err
 	}
 }

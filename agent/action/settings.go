@@ -127,12 +127,8 @@ func (s UpdateSettings) rotate(ctx context.Context, before, after settings.Bus) 
 }
 
 // apply changes the machine and then persists the update. Nothing after that can fail.
-func (s UpdateSettings) apply(
-	ctx context.Context,
-	u settings.Update,
-	before settings.Effective,
-	pending *store.Pending,
-) (err error) {
+func (s UpdateSettings) apply(ctx context.Context, u settings.Update, before settings.Effective,
+	pending *store.Pending) (err error) {
 	if u.Has("disk_associations") {
 		if err := s.Disks.Associate(ctx, pending.Effective.Associations); err != nil {
 			return fmt.Errorf("disk associations: %w", err)

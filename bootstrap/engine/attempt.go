@@ -232,10 +232,8 @@ func (a *attempt) runWithin(ctx context.Context, s Step, hangs func()) error {
 func (a *attempt) runRecovered(ctx context.Context, s Step) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf(
-				"defect in the agent: internal error %s, see its log",
-				defect.Report(a.log.WithField("step", s.Name), p),
-			)
+			err = fmt.Errorf("defect in the agent: internal error %s, see its log",
+				defect.Report(a.log.WithField("step", s.Name), p))
 		}
 	}()
 	return s.run(ctx, &Span{name: s.Name, attempt: a})

@@ -155,12 +155,8 @@ func (f *Fetcher) PublicKey(ctx context.Context) (key string, err error) {
 
 // withNetwork calls ask, and calls it again after bringing up a network if a source needs one. If the answer is
 // dispensable, it limits the time for bringing up the network, because a link may be down for good.
-func withNetwork(
-	ctx context.Context,
-	bringUp func(context.Context, json.RawMessage) (bool, error),
-	dispensable bool,
-	ask func() error,
-) error {
+func withNetwork(ctx context.Context, bringUp func(context.Context, json.RawMessage) (bool, error),
+	dispensable bool, ask func() error) error {
 	for {
 		err := ask()
 		var need *infrastructure.NeedNetwork

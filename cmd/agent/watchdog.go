@@ -11,13 +11,8 @@ import (
 
 // feedWatchdog sends WATCHDOG=1 to systemd as long as the dispatcher answers a ping, because a Director cannot use an
 // agent whose dispatcher hangs.
-func feedWatchdog(
-	ctx context.Context,
-	period time.Duration,
-	dispatcher mbus.Handler,
-	alive func() error,
-	log *logrus.Entry,
-) {
+func feedWatchdog(ctx context.Context, period time.Duration, dispatcher mbus.Handler, alive func() error,
+	log *logrus.Entry) {
 	if period <= 0 {
 		return
 	}

@@ -95,11 +95,8 @@ type read struct {
 
 // do runs a read, or joins the one in progress, and waits for it for at most deviceTimeout.
 func (r *reads) do(ctx context.Context, key, path string, run func(context.Context) (found, error)) (found, error) {
-	ctx, cancel := context.WithTimeoutCause(
-		ctx,
-		deviceTimeout,
-		fmt.Errorf("%s: no answer from the device in %v", path, deviceTimeout),
-	)
+	ctx, cancel := context.WithTimeoutCause(ctx, deviceTimeout,
+		fmt.Errorf("%s: no answer from the device in %v", path, deviceTimeout))
 	defer cancel()
 	r.mu.Lock()
 	now := r.under[key]

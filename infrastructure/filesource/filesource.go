@@ -51,8 +51,7 @@ func (s *Source) Settings(context.Context) (source.Answer, error) {
 	document, err := source.Decode(body)
 	if err != nil {
 		return source.Answer{}, source.NotYet(
-			fmt.Errorf("%s: %w; 'agent validate settings %s' shows where", path, err, path),
-		)
+			fmt.Errorf("%s: %w; 'agent validate settings %s' shows where", path, err, path))
 	}
 	return source.Answer{Raw: secret.NewJSON(document), From: "File " + path}, nil
 }

@@ -134,10 +134,8 @@ func (s *Source) PublicKey(ctx context.Context) (string, error) {
 		return "", nil
 	}
 	key := string(response.Body)
-	if strings.ContainsFunc(
-		key,
-		func(r rune) bool { return unicode.IsControl(r) && !unicode.IsSpace(r) || r == unicode.ReplacementChar },
-	) {
+	if strings.ContainsFunc(key,
+		func(r rune) bool { return unicode.IsControl(r) && !unicode.IsSpace(r) || r == unicode.ReplacementChar }) {
 		return "", source.Final(fmt.Errorf("%s: the ssh key is not text", at))
 	}
 	return key, nil

@@ -97,11 +97,8 @@ type Client struct {
 
 // Settings fetches the document to which the pointer refers, and returns it with its origin. instanceID may be nil, or
 // return "" if the source has no instance id.
-func (c Client) Settings(
-	ctx context.Context,
-	p Pointer,
-	instanceID func(context.Context) (string, error),
-) ([]byte, string, error) {
+func (c Client) Settings(ctx context.Context, p Pointer,
+	instanceID func(context.Context) (string, error)) ([]byte, string, error) {
 	endpoint := p.Endpoint.Reveal()
 	if !strings.HasPrefix(endpoint, "http") {
 		return file(strings.TrimPrefix(endpoint, "file://"))
@@ -122,10 +119,8 @@ func (c Client) Settings(
 	if len(p.NameServers) > 0 {
 		client.Lookup = resolver{servers: p.NameServers}.lookup
 	}
-	response, err := client.Do(
-		ctx,
-		fetch.Request{URL: address, Limit: source.MaxDocument, User: p.User, Password: p.Password},
-	)
+	response, err := client.Do(ctx,
+		fetch.Request{URL: address, Limit: source.MaxDocument, User: p.User, Password: p.Password})
 	if err != nil {
 		if source.KindOf(err) == source.Definite { // a bad endpoint; the CPI may correct it
 			err = source.NotYet(err)
@@ -171,8 +166,7 @@ func (c Client) key(ctx context.Context, p Pointer, instanceID func(context.Cont
 	}
 	if p.ServerName == "" {
 		return "", source.NotYet(
-			errors.New("the source has no instance id, and server.name is missing in the user data"),
-		)
+			errors.New("the source has no instance id, and server.name is missing in the user data"))
 	}
 	return p.ServerName, nil
 }

@@ -71,8 +71,7 @@ func ParseDigest(text string) (Digest, error) {
 		algorithm = strings.ToLower(algorithm)
 		if !alphanumeric(algorithm) || !alphanumeric(value) {
 			return Digest{}, errors.New(
-				"digest: a checksum consists of letters and digits, optionally after a name and a colon",
-			)
+				"digest: a checksum consists of letters and digits, optionally after a name and a colon")
 		}
 		if seen[algorithm] {
 			return Digest{}, fmt.Errorf("digest: more than one %s checksum", algorithm)

@@ -227,13 +227,9 @@ func (t *isoTree) rockRidge(record []byte, e *entry) (hidden bool, err error) {
 					return false, err
 				}
 			case kind == "CE" && len(field) >= 28:
-				block, offset, size := binary.LittleEndian.Uint32(
-					field[4:],
-				), binary.LittleEndian.Uint32(
+				block, offset, size := binary.LittleEndian.Uint32(field[4:]), binary.LittleEndian.Uint32(
 					field[12:],
-				), binary.LittleEndian.Uint32(
-					field[20:],
-				)
+				), binary.LittleEndian.Uint32(field[20:])
 				if size > isoSector {
 					return false, fmt.Errorf("%w: rock ridge continuation of %d bytes", ErrDamaged, size)
 				}

@@ -68,10 +68,8 @@ func content(path string) (string, error) {
 	}
 	if !slices.Contains(local, int64(on.Type)) {
 		return "", fmt.Errorf(
-			"%s is not read: a pid file must be on tmpfs or a local disk, not on a file system of type %#x",
-			path,
-			on.Type,
-		)
+			"%s is not read: a pid file must be on tmpfs or a local disk, not on a file system of type %#x", path,
+			on.Type)
 	}
 	// Through /proc, so that it is the same file even if the name was replaced. A lease of the job on it would hold an
 	// open without O_NONBLOCK up for 45 seconds.

@@ -70,13 +70,8 @@ func Debian(list, suite string) []Part {
 			continue
 		}
 		parts = append(parts, Part{Name: fields[0], Version: fields[1],
-			PURL: fmt.Sprintf(
-				"pkg:deb/debian/%s@%s?arch=%s&distro=%s",
-				fields[0],
-				url.PathEscape(fields[1]),
-				fields[2],
-				suite,
-			)})
+			PURL: fmt.Sprintf("pkg:deb/debian/%s@%s?arch=%s&distro=%s", fields[0], url.PathEscape(fields[1]),
+				fields[2], suite)})
 	}
 	return parts
 }
@@ -119,10 +114,8 @@ func (p Product) SPDX() ([]byte, error) {
 		o["externalRefs"] = []object{{"referenceCategory": "PACKAGE-MANAGER",
 			"referenceType": "purl", "referenceLocator": part.PURL}}
 		packages = append(packages, o)
-		relations = append(
-			relations,
-			object{"spdxElementId": root, "relationshipType": "CONTAINS", "relatedSpdxElement": id},
-		)
+		relations = append(relations,
+			object{"spdxElementId": root, "relationshipType": "CONTAINS", "relatedSpdxElement": id})
 	}
 	return encode(object{
 		"spdxVersion": "SPDX-2.3", "dataLicense": "CC0-1.0", "SPDXID": "SPDXRef-DOCUMENT", "name": p.Name,

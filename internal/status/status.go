@@ -299,10 +299,8 @@ func Open(path, version string) (*Recorder, error) {
 			old.Earlier[n-1].Steps = nil
 		}
 		r.doc.Reboot = old.Reboot
-		r.doc.Earlier = append(
-			old.Earlier,
-			Run{PID: old.PID, Started: old.Started, State: old.State, Verdict: old.Verdict, Steps: old.Steps},
-		)
+		r.doc.Earlier = append(old.Earlier,
+			Run{PID: old.PID, Started: old.Started, State: old.State, Verdict: old.Verdict, Steps: old.Steps})
 		if extra := len(r.doc.Earlier) - earlierKept; extra > 0 {
 			r.doc.Earlier = r.doc.Earlier[extra:]
 		}
@@ -403,10 +401,8 @@ func (r *Recorder) SetWarning(topic, text string) (changed bool, err error) {
 		wanted = []string{about + text}
 	}
 	r.mu.Lock()
-	others := slices.DeleteFunc(
-		slices.Clone(r.doc.Warnings),
-		func(w string) bool { return strings.HasPrefix(w, about) },
-	)
+	others := slices.DeleteFunc(slices.Clone(r.doc.Warnings),
+		func(w string) bool { return strings.HasPrefix(w, about) })
 	changed = !slices.Equal(r.doc.Warnings, append(others, wanted...))
 	r.mu.Unlock()
 	if !changed {

@@ -78,11 +78,8 @@ func (w *Writer) Write(data []byte) (int, error) {
 			return 0, err
 		}
 		if now < w.minFree+uint64(max(checkEvery, len(data))) { // until the next check
-			return 0, fmt.Errorf(
-				"the disk of %s has only %d MiB left: request less, or free some space",
-				w.file.Name(),
-				now>>20,
-			)
+			return 0, fmt.Errorf("the disk of %s has only %d MiB left: request less, or free some space",
+				w.file.Name(), now>>20)
 		}
 	}
 	return w.file.Write(data)

@@ -78,13 +78,8 @@ func (b *Box) draw(to *strings.Builder) {
 	fmt.Fprintf(to, `<rect x="%d" y="%d" width="%d" height="%d" rx="4" fill="#f6f8fa" stroke="%s"/>`+"\n",
 		b.left, top, b.right-b.left, b.height(), b.color)
 	for i, line := range b.lines() {
-		fmt.Fprintf(
-			to,
-			`<text x="%d" y="%d" fill="#1b1f24">%s</text>`+"\n",
-			b.left+padding,
-			top+padding+row*i+12,
-			html.EscapeString(line),
-		)
+		fmt.Fprintf(to, `<text x="%d" y="%d" fill="#1b1f24">%s</text>`+"\n", b.left+padding, top+padding+row*i+12,
+			html.EscapeString(line))
 	}
 }
 

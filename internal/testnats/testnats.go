@@ -233,8 +233,7 @@ func Envelope(method, replyTo string, arguments ...any) []byte {
 	}
 	// Values of tests always encode.
 	data, _ := json.Marshal(
-		map[string]any{"protocol": 3, "method": method, "arguments": arguments, "reply_to": replyTo},
-	)
+		map[string]any{"protocol": 3, "method": method, "arguments": arguments, "reply_to": replyTo})
 	return data
 }
 

@@ -133,15 +133,8 @@ func summary(t testing.TB, path string) string {
 	for at := int64(0); ; {
 		from, err := f.Seek(at, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
-			return fmt.Sprintf(
-				"mode %o, owner %d:%d, size %d, time %v, data %x",
-				st.Mode,
-				st.Uid,
-				st.Gid,
-				st.Size,
-				st.Mtim,
-				sum.Sum(nil),
-			)
+			return fmt.Sprintf("mode %o, owner %d:%d, size %d, time %v, data %x", st.Mode, st.Uid, st.Gid, st.Size,
+				st.Mtim, sum.Sum(nil))
 		}
 		if err != nil {
 			t.Fatal(err)

@@ -393,13 +393,8 @@ func (u *unpacking) own(root *os.Root, rel string) error {
 	return root.Lchown(rel, u.rules.UID, u.rules.GID)
 }
 
-func (u *unpacking) file(
-	archive io.Reader,
-	header *tar.Header,
-	root *os.Root,
-	rel string,
-	mode fs.FileMode,
-) (err error) {
+func (u *unpacking) file(archive io.Reader, header *tar.Header, root *os.Root, rel string,
+	mode fs.FileMode) (err error) {
 	u.written += header.Size
 	if u.written > u.rules.MaxBytes {
 		return fmt.Errorf("%w: unpacks to more than %d bytes", errHostile, u.rules.MaxBytes)

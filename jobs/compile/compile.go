@@ -157,11 +157,8 @@ func (c Compiler) source(ctx context.Context, r Request, work string) (compressi
 		return "", err
 	}
 	defer content.Close()
-	compression, err = bundle.Unpack(
-		ctx,
-		content,
-		bundle.Rules{Target: bundle.Into(root), UID: os.Geteuid(), GID: os.Getegid()},
-	)
+	compression, err = bundle.Unpack(ctx, content,
+		bundle.Rules{Target: bundle.Into(root), UID: os.Geteuid(), GID: os.Getegid()})
 	if err != nil {
 		return "", err
 	}
@@ -221,12 +218,8 @@ func (c Compiler) packaging(ctx context.Context, r Request, work string) error {
 	)
 	var exit *command.ExitError
 	if errors.As(err, &exit) {
-		return fmt.Errorf(
-			"packaging script: exit code %d\nstdout:\n%s\nstderr:\n%s",
-			exit.Status(),
-			end(stdout),
-			end(stderr),
-		)
+		return fmt.Errorf("packaging script: exit code %d\nstdout:\n%s\nstderr:\n%s", exit.Status(), end(stdout),
+			end(stderr))
 	}
 	return err
 }

@@ -76,11 +76,8 @@ func unpackRelease(ctx context.Context, tarball, work string) error {
 		return err
 	}
 	defer root.Close()
-	_, err = bundle.Unpack(
-		ctx,
-		file,
-		bundle.Rules{Target: bundle.Into(root), NoLinks: true, UID: os.Geteuid(), GID: os.Getegid()},
-	)
+	_, err = bundle.Unpack(ctx, file,
+		bundle.Rules{Target: bundle.Into(root), NoLinks: true, UID: os.Geteuid(), GID: os.Getegid()})
 	return err
 }
 
@@ -172,12 +169,8 @@ func (f files) Open(_ context.Context, ref blob.Ref) (io.ReadCloser, error) {
 	return ref.Digest.Verify(file)
 }
 
-func (c Compiler) releasePackages(
-	ctx context.Context,
-	work string,
-	order []manifestPackage,
-	stemcell string,
-) ([]manifestPackage, error) {
+func (c Compiler) releasePackages(ctx context.Context, work string, order []manifestPackage,
+	stemcell string) ([]manifestPackage, error) {
 	root, err := os.OpenRoot(work)
 	if err != nil {
 		return nil, err

@@ -29,11 +29,8 @@ func patterns(filters []string) ([]string, error) {
 			return nil, fmt.Errorf("log filter %q: the pattern must stay in the log directory", f)
 		}
 		if total += alternatives(f); total > maxAlternatives {
-			return nil, fmt.Errorf(
-				"log filter %q: more than %d alternatives in all: use fewer braces",
-				f,
-				maxAlternatives,
-			)
+			return nil, fmt.Errorf("log filter %q: more than %d alternatives in all: use fewer braces", f,
+				maxAlternatives)
 		}
 		globs = append(globs, f, f+"/**")
 	}

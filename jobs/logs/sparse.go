@@ -94,8 +94,7 @@ func sparseHeader(file *tar.Header, stored int64) ([]byte, error) {
 		records.WriteString(record(r[0], r[1]))
 	}
 	extended, err := block(
-		tar.Header{Name: "PaxHeaders.0/sparse", Size: int64(records.Len()), Mode: 0o644, ModTime: file.ModTime},
-	)
+		tar.Header{Name: "PaxHeaders.0/sparse", Size: int64(records.Len()), Mode: 0o644, ModTime: file.ModTime})
 	if err != nil {
 		return nil, err
 	}

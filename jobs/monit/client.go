@@ -108,10 +108,8 @@ func (c *Client) checkAccepted(conn net.Conn) error {
 	uid, err := c.Sockets.OtherEnd(conn)
 	if err == nil && uid != c.Owner {
 		return fmt.Errorf(
-			"a process of user %d accepted the connection to %s; it was not sent the password; end it",
-			uid,
-			conn.RemoteAddr(),
-		)
+			"a process of user %d accepted the connection to %s; it was not sent the password; end it", uid,
+			conn.RemoteAddr())
 	}
 	return nil
 }
@@ -123,11 +121,8 @@ func (c *Client) checkOwner(listener netip.AddrPort) error {
 	}
 	if uid != c.Owner {
 		return fmt.Errorf(
-			"a process of user %d, not of user %d, listens on %s; it was not sent the password; end it",
-			uid,
-			c.Owner,
-			listener,
-		)
+			"a process of user %d, not of user %d, listens on %s; it was not sent the password; end it", uid,
+			c.Owner, listener)
 	}
 	return nil
 }

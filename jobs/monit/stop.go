@@ -41,12 +41,8 @@ func (s Supervisor) StopAll(ctx context.Context, wait bool) error {
 			budget, strings.Join(left, ", "))
 	}
 	//lint:ignore ST1005 the Director looks for these words
-	return fmt.Errorf(
-		"Timed out waiting for services '%s' to stop after %v: %w",
-		strings.Join(waiting, ", "),
-		budget,
-		err,
-	)
+	return fmt.Errorf("Timed out waiting for services '%s' to stop after %v: %w", strings.Join(waiting, ", "),
+		budget, err)
 }
 
 // stopAndWait stops all services. If ctx ends first, it returns those that have not stopped.
@@ -88,10 +84,8 @@ func (s Supervisor) stopAndWait(ctx context.Context, seen *sightings) (waiting [
 // until polls the services until unfinished returns none. If ctx ends first, it returns the unfinished ones. It fails
 // if monit does not answer for as long as an action may take. That must not look like a timeout, which a Director takes
 // for a successful stop, because it is unknown what is running.
-func (s Supervisor) until(
-	ctx context.Context,
-	unfinished func([]Service) ([]string, error),
-) (waiting []string, err error) {
+func (s Supervisor) until(ctx context.Context,
+	unfinished func([]Service) ([]string, error)) (waiting []string, err error) {
 	for {
 		status, err := s.statusWithRetry(ctx)
 		if err != nil && ctx.Err() == nil {

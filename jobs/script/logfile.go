@@ -76,12 +76,9 @@ func openWithoutLinks(base, rel string) (file *os.File, target string, err error
 
 func openName(dir int, name string, last bool) (int, error) {
 	if last {
-		return unix.Openat(
-			dir,
-			name,
+		return unix.Openat(dir, name,
 			unix.O_WRONLY|unix.O_CREAT|unix.O_APPEND|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC,
-			0o640,
-		)
+			0o640)
 	}
 	const flags = unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	fd, err := unix.Openat(dir, name, flags, 0)

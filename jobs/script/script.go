@@ -127,13 +127,8 @@ func (r Runner) RunAll(ctx context.Context, jobs []string, name string, env map[
 	if len(failed) == 0 {
 		return nil
 	}
-	summary := fmt.Sprintf(
-		"%d of %d %s scripts failed. Failed Jobs: %s.",
-		len(failed),
-		len(with),
-		name,
-		strings.Join(failed, ", "),
-	)
+	summary := fmt.Sprintf("%d of %d %s scripts failed. Failed Jobs: %s.", len(failed), len(with), name,
+		strings.Join(failed, ", "))
 	if len(successful) > 0 {
 		summary += fmt.Sprintf(" Successful Jobs: %s.", strings.Join(successful, ", "))
 	}

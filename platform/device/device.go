@@ -199,10 +199,8 @@ func (r *Resolver) search(h Hint) (s search, err error) {
 	case o.Type == "virtio":
 		if h.CID != "" {
 			s.links, s.disks = append(s.links, "/dev/disk/by-id"), true
-			s.stages = append(
-				s.stages,
-				stage{match: byID(h.CID, r.pattern, o.IDReplacement), limit: byIDGrace, identifier: true},
-			)
+			s.stages = append(s.stages,
+				stage{match: byID(h.CID, r.pattern, o.IDReplacement), limit: byIDGrace, identifier: true})
 		}
 		if h.Path != "" {
 			match, paths := mapped(h.Path)
@@ -211,20 +209,14 @@ func (r *Resolver) search(h Hint) (s search, err error) {
 		}
 	case o.Type == "scsi" && h.DeviceID != "":
 		s.links = append(s.links, "/dev/disk/by-id")
-		s.stages, s.disks, s.rescan = append(
-			s.stages,
-			stage{match: scsiID(h.DeviceID), limit: scsiLimit, identifier: true},
-		), true, true
+		s.stages, s.disks, s.rescan = append(s.stages,
+			stage{match: scsiID(h.DeviceID), limit: scsiLimit, identifier: true}), true, true
 	case o.Type == "scsi" && h.VolumeID != "":
-		s.stages, s.disks, s.rescan = append(
-			s.stages,
-			stage{match: scsiVolume(h.VolumeID), limit: volumeLimit},
-		), true, true
+		s.stages, s.disks, s.rescan = append(s.stages,
+			stage{match: scsiVolume(h.VolumeID), limit: volumeLimit}), true, true
 	case o.Type == "scsi" && h.LUN != "" && h.HostDeviceID != "":
-		s.stages, s.disks, s.rescan = append(
-			s.stages,
-			stage{match: scsiLUN(h.LUN, h.HostDeviceID), limit: scsiLimit},
-		), true, true
+		s.stages, s.disks, s.rescan = append(s.stages,
+			stage{match: scsiLUN(h.LUN, h.HostDeviceID), limit: scsiLimit}), true, true
 	case o.Type == "scsi":
 	case h.Path != "":
 		s.paths = []string{h.Path}
@@ -438,12 +430,8 @@ func (r *Resolver) InstanceStorage(ctx context.Context, count int) ([]Device, er
 		return devices, nil
 	}
 	if errors.Is(err, ErrTimedOut) || errors.Is(err, context.DeadlineExceeded) {
-		return nil, fmt.Errorf(
-			"instance storage: %w: %d devices expected, %s",
-			ErrTimedOut,
-			count,
-			strings.Join(trace, "; "),
-		)
+		return nil, fmt.Errorf("instance storage: %w: %d devices expected, %s", ErrTimedOut, count,
+			strings.Join(trace, "; "))
 	}
 	return nil, fmt.Errorf("instance storage: %w", err)
 }

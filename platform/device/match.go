@@ -146,13 +146,8 @@ func scsiLUN(lun, hostDevice string) matcher {
 			}
 		}
 		sort.Strings(controllers)
-		return found, fmt.Sprintf(
-			"looked for LUN %s of vmbus device %s (%s) among %s",
-			lun,
-			hostDevice,
-			listing(controllers),
-			listing(seen),
-		)
+		return found, fmt.Sprintf("looked for LUN %s of vmbus device %s (%s) among %s", lun, hostDevice,
+			listing(controllers), listing(seen))
 	}
 }
 

@@ -71,11 +71,8 @@ var lockLimit = 4 * time.Minute
 
 // lock locks an open disk. If that fails, it closes the file.
 func lock(ctx context.Context, f *os.File) error {
-	ctx, cancel := context.WithTimeoutCause(
-		ctx,
-		lockLimit,
-		fmt.Errorf("another program has held its lock for %v: find that program with lslocks", lockLimit),
-	)
+	ctx, cancel := context.WithTimeoutCause(ctx, lockLimit,
+		fmt.Errorf("another program has held its lock for %v: find that program with lslocks", lockLimit))
 	defer cancel()
 	locked := make(chan error, 1)
 	go func() { locked <- unix.Flock(int(f.Fd()), unix.LOCK_EX) }()

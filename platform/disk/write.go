@@ -391,13 +391,8 @@ func verify(t layout.Table, f *os.File, size int64, sector int) error {
 		return fmt.Errorf("read back: %w", err)
 	}
 	if have.Label != t.Label || have.Lost != "" || have.Moved || len(have.Partitions) != len(t.Partitions) {
-		return fmt.Errorf(
-			"read back: table is %s with %d partitions, want %s with %d",
-			have.Label,
-			len(have.Partitions),
-			t.Label,
-			len(t.Partitions),
-		)
+		return fmt.Errorf("read back: table is %s with %d partitions, want %s with %d", have.Label,
+			len(have.Partitions), t.Label, len(t.Partitions))
 	}
 	for _, want := range t.Partitions {
 		got, ok := have.Partition(want.Number)

@@ -304,8 +304,7 @@ func queue(conn *nftables.Conn, t *nftables.Table, c Change) {
 	}
 	accept := nftables.ChainPolicyAccept
 	chain.Type, chain.Hooknum, chain.Priority, chain.Policy = nftables.ChainTypeFilter, hook(
-		c.Chain,
-	), priority(), &accept
+		c.Chain), priority(), &accept
 	chain = conn.AddChain(chain)
 	conn.FlushChain(chain)
 	for _, r := range c.rules {

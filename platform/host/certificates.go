@@ -118,10 +118,8 @@ func (h *Host) updateCertificates(ctx context.Context) error {
 	failed := []error{err}
 	for range 3 {
 		limited, cancel := context.WithTimeout(ctx, updateCertificatesLimit)
-		_, err := command.Run(
-			limited,
-			command.Cmd{Name: "update-ca-certificates", Args: []string{"-f"}, Grace: 5 * time.Second},
-		)
+		_, err := command.Run(limited,
+			command.Cmd{Name: "update-ca-certificates", Args: []string{"-f"}, Grace: 5 * time.Second})
 		cancel()
 		if err == nil {
 			return nil

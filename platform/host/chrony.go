@@ -37,11 +37,8 @@ func reloadChrony(ctx context.Context, socket string) (err error) {
 	if err := os.Remove(own); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	conn, err := net.DialUnix(
-		"unixgram",
-		&net.UnixAddr{Name: own, Net: "unixgram"},
-		&net.UnixAddr{Name: socket, Net: "unixgram"},
-	)
+	conn, err := net.DialUnix("unixgram", &net.UnixAddr{Name: own, Net: "unixgram"},
+		&net.UnixAddr{Name: socket, Net: "unixgram"})
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
 		if _, gone := os.Lstat(own); gone == nil {
 			return os.Remove(own)

@@ -53,8 +53,7 @@ func (h *Host) observeIPv6() (s ipv6State, err error) {
 
 // disabled matches the lines with which stemcells disable IPv6 at boot.
 var disabled = regexp.MustCompile(
-	`(?m)^([ \t]*net[./]ipv6[./]conf[./](?:all|default)[./]disable_ipv6[ \t]*=[ \t]*)1([ \t]*)$`,
-)
+	`(?m)^([ \t]*net[./]ipv6[./]conf[./](?:all|default)[./]disable_ipv6[ \t]*=[ \t]*)1([ \t]*)$`)
 
 func diffIPv6(have ipv6State) (changes []Change, err error) {
 	if !have.kernel {

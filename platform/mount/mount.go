@@ -47,8 +47,7 @@ func entries(infos []*mountinfo.Info) []Entry {
 	for _, i := range infos {
 		all = append(all, Entry{ID: i.ID, Source: i.Source, Target: i.Mountpoint, Type: i.FSType, Root: i.Root,
 			Number: blkdev.Number(
-				unix.Mkdev(uint32(i.Major), uint32(i.Minor)),
-			), Options: i.Options, Super: i.VFSOptions})
+				unix.Mkdev(uint32(i.Major), uint32(i.Minor))), Options: i.Options, Super: i.VFSOptions})
 	}
 	return all
 }
@@ -169,12 +168,8 @@ func MountDevice(ctx context.Context, source, target, kind string, options []str
 // first. Until then no other process can reach the file system by a path: it is mounted on place, cloned from there and
 // unmounted. If the kernel or a sandbox lacks these system calls, it stays mounted on place, whose parent only root can
 // access.
-func MountAdmitted(
-	ctx context.Context,
-	source, place, target, kind string,
-	options []string,
-	admit func(top *os.File) error,
-) error {
+func MountAdmitted(ctx context.Context, source, place, target, kind string, options []string,
+	admit func(top *os.File) error) error {
 	if place != target {
 		if err := release(place); err != nil {
 			return err

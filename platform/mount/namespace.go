@@ -36,10 +36,8 @@ func DetachElsewhere(m Entry) ([]Process, error) {
 	var failed []error
 	for _, ns := range elsewhere {
 		if err := detachIn(filepath.Join("/proc", strconv.Itoa(ns.PID), "ns/mnt"), ns.targets); err != nil {
-			failed = append(
-				failed,
-				fmt.Errorf("detach %s in the namespace of process %d: %w", ns.targets[0], ns.PID, err),
-			)
+			failed = append(failed,
+				fmt.Errorf("detach %s in the namespace of process %d: %w", ns.targets[0], ns.PID, err))
 			continue
 		}
 		changed = append(changed, ns.Process)
@@ -100,10 +98,8 @@ func targetsIn(proc string, m Entry, ownTable []Entry) (targets []string) {
 		return nil
 	}
 	for _, e := range entries(infos) {
-		stays := slices.ContainsFunc(
-			ownTable,
-			func(h Entry) bool { return h.Number == e.Number && h.Root == e.Root && h.Target == e.Target },
-		)
+		stays := slices.ContainsFunc(ownTable,
+			func(h Entry) bool { return h.Number == e.Number && h.Root == e.Root && h.Target == e.Target })
 		if m.of(e) && !stays {
 			targets = append(targets, e.Target)
 		}

@@ -171,9 +171,7 @@ func Invert(changes []Change, have State) (back []Change) {
 	if slices.ContainsFunc(back, func(c Change) bool { return c.Reload }) && !slices.ContainsFunc(back, Change.Runs) {
 		back = append(back, Change{Op: OpReload})
 	}
-	sort.SliceStable(
-		back,
-		func(i, j int) bool { return slices.Index(order, back[i].Op) < slices.Index(order, back[j].Op) },
-	)
+	sort.SliceStable(back,
+		func(i, j int) bool { return slices.Index(order, back[i].Op) < slices.Index(order, back[j].Op) })
 	return back
 }

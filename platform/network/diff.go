@@ -49,10 +49,8 @@ func Diff(have State, want Desired) ([]Change, error) {
 	if reload {
 		awaitedLinks := d.awaitedLinks(files)
 		awaited := slices.ContainsFunc(want.Links, func(l WantLink) bool { return len(l.Leases) > 0 })
-		changes = append(
-			changes,
-			Change{Op: OpReload, Awaited: awaitedLinks, Late: len(awaitedLinks) == 0 && !awaited && len(d.late) == 0},
-		)
+		changes = append(changes,
+			Change{Op: OpReload, Awaited: awaitedLinks, Late: len(awaitedLinks) == 0 && !awaited && len(d.late) == 0})
 	}
 	return slices.Concat(changes, d.late), errors.Join(d.failed...)
 }
@@ -83,14 +81,10 @@ func (d *differ) link(want WantLink) {
 		if d.have.NoIPv6 {
 			d.fail(want, "%w", advice.With("remove ipv6.disable=1 from the kernel's arguments",
 				errors.New("the kernel was started without IPv6 (ipv6.disable=1)")))
-			want.Addresses = slices.DeleteFunc(
-				slices.Clone(want.Addresses),
-				func(a WantAddress) bool { return a.Prefix.Addr().Is6() },
-			)
-			want.Routes = slices.DeleteFunc(
-				slices.Clone(want.Routes),
-				func(r WantRoute) bool { return r.To.Addr().Is6() },
-			)
+			want.Addresses = slices.DeleteFunc(slices.Clone(want.Addresses),
+				func(a WantAddress) bool { return a.Prefix.Addr().Is6() })
+			want.Routes = slices.DeleteFunc(slices.Clone(want.Routes),
+				func(r WantRoute) bool { return r.To.Addr().Is6() })
 		} else if have.IPv6Disabled {
 			d.add = append(d.add, Change{Op: OpEnableIPv6, Link: have.Name})
 		}
@@ -172,10 +166,8 @@ func (d *differ) leftovers(want WantLink, have Link) {
 		return slices.ContainsFunc(want.Addresses, func(a WantAddress) bool { return a.Prefix == p })
 	}
 	replaced := func(p netip.Prefix) bool {
-		return slices.ContainsFunc(
-			d.add,
-			func(c Change) bool { return c.Op == OpReplaceAddress && c.Link == have.Name && c.Was == p },
-		)
+		return slices.ContainsFunc(d.add,
+			func(c Change) bool { return c.Op == OpReplaceAddress && c.Link == have.Name && c.Was == p })
 	}
 	old := d.records[have.Name]
 	for _, r := range d.have.Routes {
@@ -301,10 +293,8 @@ func (d *differ) reload(files []Change) bool {
 	moved := func(c Change) bool { // from /run to /etc, with the same content
 		return c.Op == OpRemoveFile && path.Dir(c.Path) == networkd.RunDir ||
 			c.Op == OpWriteFile &&
-				slices.Contains(
-					d.have.Files,
-					networkd.File{Path: path.Join(networkd.RunDir, c.name()), Content: c.Content},
-				)
+				slices.Contains(d.have.Files,
+					networkd.File{Path: path.Join(networkd.RunDir, c.name()), Content: c.Content})
 	}
 	return slices.ContainsFunc(files, func(c Change) bool { return !moved(c) })
 }

@@ -172,10 +172,8 @@ func address(a netlink.Addr) (Address, bool) {
 func routes(h *netlink.Handle, names map[int]string) ([]Route, error) {
 	var all []Route
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		raw, err := Dump(
-			"routes",
-			func() ([]netlink.Route, error) { return h.RouteListFiltered(family, &netlink.Route{}, 0) },
-		)
+		raw, err := Dump("routes",
+			func() ([]netlink.Route, error) { return h.RouteListFiltered(family, &netlink.Route{}, 0) })
 		if err != nil {
 			return nil, err
 		}

@@ -11,12 +11,8 @@ import (
 
 // Converge applies want twice and returns the changes. It fails the test unless the first run makes the planned
 // changes, and the second none.
-func Converge[S, D any, C fmt.Stringer](
-	t testing.TB,
-	k platform.Kernel[S, D, C],
-	diff platform.Diff[S, D, C],
-	want D,
-) []string {
+func Converge[S, D any, C fmt.Stringer](t testing.TB, k platform.Kernel[S, D, C], diff platform.Diff[S, D, C],
+	want D) []string {
 	t.Helper()
 	planned, err := platform.Plan(t.Context(), k, diff, want)
 	if err != nil {

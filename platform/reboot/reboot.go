@@ -45,11 +45,9 @@ func Journal(ctx context.Context, previous bool) string {
 // secret.
 var (
 	byClient = regexp.MustCompile(
-		`(?i)(?:reboot|power-?off|halt|kexec|shutdown) requested from client PID \d+ \('([^']{1,40})'\)`,
-	)
+		`(?i)(?:reboot|power-?off|halt|kexec|shutdown) requested from client PID \d+ \('([^']{1,40})'\)`)
 	bySudo = regexp.MustCompile(
-		`sudo\[\d+\]: +(\S{1,40}) : .*COMMAND=\S*?\b(reboot|shutdown|poweroff|halt|systemctl)\b`,
-	)
+		`sudo\[\d+\]: +(\S{1,40}) : .*COMMAND=\S*?\b(reboot|shutdown|poweroff|halt|systemctl)\b`)
 	byButton = "Power key pressed"
 )
 
@@ -101,11 +99,8 @@ func inMessages(text, where string) string {
 		return fmt.Sprintf("the kernel panicked: %s (%s)", oneline.Of(m[1]), where)
 	}
 	if m := outOfMemory.FindAllStringSubmatch(text, -1); m != nil {
-		return fmt.Sprintf(
-			"the memory was used up, and the kernel killed %s before (%s)",
-			oneline.Of(m[len(m)-1][1]),
-			where,
-		)
+		return fmt.Sprintf("the memory was used up, and the kernel killed %s before (%s)",
+			oneline.Of(m[len(m)-1][1]), where)
 	}
 	return ""
 }

@@ -242,11 +242,8 @@ func diffEntry(found, source Found, e Entry, uid, gid int) ([]Change, error) {
 		case found.Type != wantType && e.JobOwned:
 			return nil, nil // see Warnings
 		case found.Type != wantType:
-			return nil, fmt.Errorf(
-				"%s is a %s, but another file type is expected there; move it away",
-				e.Path,
-				typeName(found.Type),
-			)
+			return nil, fmt.Errorf("%s is a %s, but another file type is expected there; move it away", e.Path,
+				typeName(found.Type))
 		case e.CreateOnly:
 			return nil, nil
 		}
@@ -278,21 +275,15 @@ func diffEntry(found, source Found, e Entry, uid, gid int) ([]Change, error) {
 		return nil, nil
 	case Tmpfs:
 		if !tmpfsSize.MatchString(e.Size) {
-			return nil, fmt.Errorf(
-				"tmpfs at %s: size %q is not a number with an optional k, m, g, t or %%",
-				e.Path,
-				e.Size,
-			)
+			return nil, fmt.Errorf("tmpfs at %s: size %q is not a number with an optional k, m, g, t or %%", e.Path,
+				e.Size)
 		}
 		switch {
 		case !found.Exists:
 			return []Change{change(OpMake), change(OpMountTmpfs)}, nil
 		case found.Type != fs.ModeDir:
-			return nil, fmt.Errorf(
-				"%s is a %s, not a directory to mount on; move it away",
-				e.Path,
-				typeName(found.Type),
-			)
+			return nil, fmt.Errorf("%s is a %s, not a directory to mount on; move it away", e.Path,
+				typeName(found.Type))
 		case !found.MountRoot:
 			return []Change{change(OpMountTmpfs)}, nil
 		case !found.Tmpfs:
@@ -358,10 +349,8 @@ func Warnings(have State, want Desired) (texts []string) {
 			texts = append(texts, fmt.Sprintf("something other than a tmpfs is mounted at %s; it is left alone",
 				e.Path))
 		case e.JobOwned && found.Exists && found.Type != fs.ModeDir:
-			texts = append(
-				texts,
-				fmt.Sprintf("%s is a %s, not a directory; it is left alone", e.Path, typeName(found.Type)),
-			)
+			texts = append(texts,
+				fmt.Sprintf("%s is a %s, not a directory; it is left alone", e.Path, typeName(found.Type)))
 		}
 		if e.OrRoot {
 			strict := e

@@ -68,11 +68,8 @@ type connection struct {
 // dialSystemd connects to systemd. It prefers systemd's private socket, which exists before the bus does and needs no
 // third process.
 func dialSystemd(ctx context.Context, root string) (*connection, error) {
-	conn, err := dial(
-		ctx,
-		filepath.Join(root, "run/systemd/private"),
-		func(conn *dbus.Conn) error { return ping(ctx, conn) },
-	)
+	conn, err := dial(ctx, filepath.Join(root, "run/systemd/private"),
+		func(conn *dbus.Conn) error { return ping(ctx, conn) })
 	if err != nil {
 		var busErr error
 		if conn, busErr = SystemBus(ctx, root); busErr != nil {

@@ -50,11 +50,8 @@ func (r *Runit) Setup(ctx context.Context, name string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, superviseTimeout)
 	defer cancel()
-	err := retry.Do(
-		ctx,
-		retry.Backoff{Min: 20 * time.Millisecond, Max: 200 * time.Millisecond},
-		func(context.Context) error { return r.supervised(name) },
-	)
+	err := retry.Do(ctx, retry.Backoff{Min: 20 * time.Millisecond, Max: 200 * time.Millisecond},
+		func(context.Context) error { return r.supervised(name) })
 	if err != nil {
 		return fmt.Errorf("set up %s: runsvdir does not supervise it: %w", name, err)
 	}

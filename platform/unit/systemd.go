@@ -197,10 +197,8 @@ func (s *Systemd) StartTransient(ctx context.Context, name, description string, 
 		"start",
 		func(c *systemd.Conn, ctx context.Context, name, mode string, result chan<- string) (int, error) {
 			return c.StartTransientUnitContext(ctx, name, mode, []systemd.Property{systemd.PropDescription(description),
-				systemd.PropExecStart(
-					argv,
-					true,
-				), {Name: "CollectMode", Value: dbus.MakeVariant("inactive-or-failed")}}, result)
+				systemd.PropExecStart(argv,
+					true), {Name: "CollectMode", Value: dbus.MakeVariant("inactive-or-failed")}}, result)
 		},
 		name,
 		"fail",
@@ -326,10 +324,8 @@ func (s *Systemd) PowerOff(ctx context.Context) error {
 	if err == nil {
 		return nil
 	}
-	err = fmt.Errorf(
-		"power off: %w",
-		errors.Join(fmt.Errorf("logind: %w", logindErr), fmt.Errorf("systemd: %w", typed(err))),
-	)
+	err = fmt.Errorf("power off: %w",
+		errors.Join(fmt.Errorf("logind: %w", logindErr), fmt.Errorf("systemd: %w", typed(err))))
 	if ctx.Err() != nil {
 		return err
 	}

@@ -173,10 +173,8 @@ func Diff(have State, want Desired) (changes []Change, err error) {
 			hash = secret.New(NoPassword)
 		}
 		if _, there := have.Accounts[name]; !there {
-			return nil, advice.With(
-				"make the account in the stemcell",
-				fmt.Errorf("password of %s: %w", name, errNoUser),
-			)
+			return nil, advice.With("make the account in the stemcell",
+				fmt.Errorf("password of %s: %w", name, errNoUser))
 		}
 		if strings.ContainsFunc(hash.Reveal(), func(r rune) bool { return r == ':' || r < ' ' || r > '~' }) {
 			return nil, fmt.Errorf("password of %s: the hash contains an invalid character", name)

@@ -99,10 +99,8 @@ func (c *Current) accept(ctx context.Context, next settings.Settings, loaded Loa
 	now := c.state.Load()
 	if known := now.settings.AgentID; now.present && known != next.AgentID {
 		if c.fetched {
-			return Loaded{}, fmt.Errorf(
-				"%s is for another agent id; an agent keeps its identity while it runs",
-				loaded.From,
-			)
+			return Loaded{}, fmt.Errorf("%s is for another agent id; an agent keeps its identity while it runs",
+				loaded.From)
 		}
 		loaded.Foreign = known
 		c.options.Log.WithField("path", now.place).

@@ -161,9 +161,7 @@ func (c *Current) readManagedCID() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf(
 			"%s is damaged (%w): run mount_disk, or agent disk accept CID --yes for the disk that belongs on the store",
-			path,
-			err,
-		)
+			path, err)
 	}
 	if err := c.disk.tighten(path); err != nil {
 		c.options.Log.WithField("path", path).WithError(err).Warn("cannot restrict the mode of a file to 0600")

@@ -156,10 +156,8 @@ func onRoot(o Ephemeral) (l Layout, made []layout.Partition, err error) {
 	available := s.Bytes - free
 	if available < smallestOnRoot {
 		return l, nil, fmt.Errorf(
-			"insufficient remaining disk space (%d bytes) for ephemeral partition (min: %d bytes)",
-			available,
-			smallestOnRoot,
-		)
+			"insufficient remaining disk space (%d bytes) for ephemeral partition (min: %d bytes)", available,
+			smallestOnRoot)
 	}
 	swap, err := swapBytes(available, o.RAM, o.SwapMiB)
 	if err != nil {

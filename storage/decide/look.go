@@ -28,20 +28,11 @@ func lookAt(disk string, s probe.Superblock, from int64) string {
 	switch check := s.RepairCommand("$d", true); {
 	case s.Start < 0:
 	case s.Backup > 0 && check != "":
-		command = fmt.Sprintf(
-			"d=$(losetup --read-only --find --show --offset %d %s); %s; losetup --detach $d",
-			at,
-			disk,
-			check,
-		)
+		command = fmt.Sprintf("d=$(losetup --read-only --find --show --offset %d %s); %s; losetup --detach $d", at,
+			disk, check)
 	case s.Backup == 0 && managed:
-		command = fmt.Sprintf(
-			"mount -t %s -o ro,%s,loop,offset=%d %s /mnt",
-			f.Name,
-			strings.Join(f.Look, ","),
-			at,
-			disk,
-		)
+		command = fmt.Sprintf("mount -t %s -o ro,%s,loop,offset=%d %s /mnt", f.Name, strings.Join(f.Look, ","), at,
+			disk)
 	}
 	if command == "" {
 		return ""

@@ -49,11 +49,7 @@ func Migrate(o Migration) (MigrationAction, error) {
 		return RefuseMigration, fmt.Errorf("nothing is mounted on %s", o.Store)
 	case o.Recorded == to:
 		return RefuseMigration, fmt.Errorf(
-			"%s is on record as the store and %s is mounted there: run mount_disk %s first",
-			to,
-			from,
-			from,
-		)
+			"%s is on record as the store and %s is mounted there: run mount_disk %s first", to, from, from)
 	case from == to:
 		return RefuseMigration, fmt.Errorf("%s is both the store and the migration target", to)
 	case o.WantFrom != "" && o.WantFrom != from:
@@ -99,12 +95,8 @@ func BeginCopy(from, to Disk, empty bool) (identity.Store, error) {
 	same := to.Statement.CID == to.CID && to.Statement.Of(from.CID, from.FileSystem)
 	switch {
 	case to.Statement.Err != nil:
-		return s, fmt.Errorf(
-			"what %s says about itself is not understood (%w): %s",
-			to.CID,
-			to.Statement.Err,
-			keepIt(to.CID),
-		)
+		return s, fmt.Errorf("what %s says about itself is not understood (%w): %s", to.CID, to.Statement.Err,
+			keepIt(to.CID))
 	case to.Statement.Incomplete && !same:
 		return s, fmt.Errorf("%s holds an incomplete copy of %s, not of this %s: %s", to.CID,
 			cmp.Or(to.Statement.Origin.CID, "another disk"), from.CID, keepIt(to.CID))
@@ -116,10 +108,8 @@ func BeginCopy(from, to Disk, empty bool) (identity.Store, error) {
 
 func keepIt(cid string) string {
 	return fmt.Sprintf(
-		"run 'agent disk accept %s --yes' and mount_disk %s to keep what is on it, and migrate_disk again",
-		cid,
-		cid,
-	)
+		"run 'agent disk accept %s --yes' and mount_disk %s to keep what is on it, and migrate_disk again", cid,
+		cid)
 }
 
 // Usage counts bytes and files: those in a store, or those for which a disk has room.
@@ -131,18 +121,12 @@ func CheckRoom(need, free, reusable Usage, countsFiles bool) error {
 	free.Bytes += reusable.Bytes
 	free.Files += reusable.Files
 	if need.Bytes > free.Bytes {
-		return fmt.Errorf(
-			"the new disk is too small: %d MiB are used on the old one, %d MiB are free",
-			need.Bytes>>20,
-			free.Bytes>>20,
-		)
+		return fmt.Errorf("the new disk is too small: %d MiB are used on the old one, %d MiB are free",
+			need.Bytes>>20, free.Bytes>>20)
 	}
 	if countsFiles && need.Files > free.Files {
-		return fmt.Errorf(
-			"the new disk has too few inodes: %d are used on the old one, %d are free",
-			need.Files,
-			free.Files,
-		)
+		return fmt.Errorf("the new disk has too few inodes: %d are used on the old one, %d are free", need.Files,
+			free.Files)
 	}
 	return nil
 }

@@ -129,8 +129,7 @@ func place(o Observed) (placement, error) {
 		return placement{}, fmt.Errorf("it is mounted on %s: unmount it there (umount %s)", o.MountedOn, o.MountedOn)
 	case o.StoreTaken && o.TargetTaken:
 		return placement{}, errors.New(
-			"store and migration target are both in use: run unmount_disk for one of the two disks first",
-		)
+			"store and migration target are both in use: run unmount_disk for one of the two disks first")
 	case o.StoreTaken:
 		at.Directory = o.MigrationTarget
 	}
@@ -149,9 +148,7 @@ func MountDisk(o Observed) (Plan, error) {
 		return Plan{}, fmt.Errorf("%s is not a block device: correct the disk's hint", o.Disk.Path)
 	case !o.Directory && o.Directories:
 		return Plan{}, fmt.Errorf(
-			"%s is not a directory, which BindMountPersistentDisk requires: correct the disk's hint",
-			o.Disk.Path,
-		)
+			"%s is not a directory, which BindMountPersistentDisk requires: correct the disk's hint", o.Disk.Path)
 	}
 	at, err := place(o)
 	if err != nil {

@@ -104,10 +104,8 @@ func (o Replaced) mayBeStore(s layout.State) (found, look string) {
 	case o.Unlisted != nil:
 		return fmt.Sprintf("cannot determine whether %s holds files: %v", content, o.Unlisted), ""
 	case o.Journal && empty(o.Names):
-		return fmt.Sprintf(
-			"it holds %s that looks empty, but was in use, and its journal may hold files",
-			content,
-		), look
+		return fmt.Sprintf("it holds %s that looks empty, but was in use, and its journal may hold files",
+			content), look
 	case ephemeralData(o.Names):
 		return "", ""
 	}

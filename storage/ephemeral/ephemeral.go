@@ -68,12 +68,8 @@ func (w wanted) named() bool { return w.hint != nil && !w.hint.Empty() }
 
 // Setup prepares swap and data on the ephemeral disk and mounts the data. hint is nil or empty if the CPI named no
 // disk. swapMiB is env.bosh.swap_size.
-func (d *Disks) Setup(
-	ctx context.Context,
-	hint *settings.DiskHint,
-	swapMiB *uint64,
-	agentID string,
-) ([]decide.Change, error) {
+func (d *Disks) Setup(ctx context.Context, hint *settings.DiskHint, swapMiB *uint64,
+	agentID string) ([]decide.Change, error) {
 	if err := d.Machine.Lock(ctx); err != nil {
 		return nil, err
 	}
@@ -100,12 +96,8 @@ func (d *Disks) Setup(
 }
 
 // Plan returns the changes that Setup would make. It does not wait or write.
-func (d *Disks) Plan(
-	ctx context.Context,
-	hint *settings.DiskHint,
-	swapMiB *uint64,
-	agentID string,
-) ([]decide.Change, error) {
+func (d *Disks) Plan(ctx context.Context, hint *settings.DiskHint, swapMiB *uint64,
+	agentID string) ([]decide.Change, error) {
 	if err := d.Machine.Lock(ctx); err != nil {
 		return nil, err
 	}

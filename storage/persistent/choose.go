@@ -75,13 +75,8 @@ func (d *Disks) jobDevices(v surroundings) map[blkdev.Number]bool {
 
 // readInTime reads a candidate, for at most readLimit. It returns false if it cannot be read. A disk that hangs is
 // abandoned, and unmounted whenever it responds.
-func (d *Disks) readInTime(
-	ctx context.Context,
-	v surroundings,
-	cid string,
-	dev device.Device,
-	replay bool,
-) (decide.Disk, bool) {
+func (d *Disks) readInTime(ctx context.Context, v surroundings, cid string, dev device.Device,
+	replay bool) (decide.Disk, bool) {
 	type answer struct {
 		disk decide.Disk
 		err  error
@@ -109,13 +104,8 @@ func (d *Disks) readInTime(
 }
 
 // readIdentity reads the statement of another disk. The result has no CID if the disk has no file system.
-func (d *Disks) readIdentity(
-	ctx context.Context,
-	v surroundings,
-	cid string,
-	dev device.Device,
-	replay bool,
-) (found decide.Disk, err error) {
+func (d *Disks) readIdentity(ctx context.Context, v surroundings, cid string, dev device.Device,
+	replay bool) (found decide.Disk, err error) {
 	found = decide.Disk{CID: cid, Path: dev.Path}
 	if d.BindMounted {
 		if !dev.Directory {

@@ -71,10 +71,8 @@ func (d *Disks) CheckKnown(associations []settings.DiskAssociation) error {
 }
 
 // Associate links persistent disks under the names by which jobs find them.
-func (d *Disks) Associate(
-	ctx context.Context,
-	associations []settings.DiskAssociation,
-) (made []decide.Change, err error) {
+func (d *Disks) Associate(ctx context.Context,
+	associations []settings.DiskAssociation) (made []decide.Change, err error) {
 	if err := d.Machine.Lock(ctx); err != nil {
 		return nil, err
 	}
@@ -115,10 +113,8 @@ func (d *Disks) PlanAssociate(ctx context.Context, associations []settings.DiskA
 }
 
 // planLink returns the change that links a disk, if any is needed.
-func (d *Disks) planLink(
-	a settings.DiskAssociation,
-	find func(device.Hint) (device.Device, error),
-) ([]decide.Change, error) {
+func (d *Disks) planLink(a settings.DiskAssociation,
+	find func(device.Hint) (device.Device, error)) ([]decide.Change, error) {
 	link, err := linkIn(d.Machine.Dirs.DiskAssociations(), a.Name)
 	if err != nil {
 		return nil, fmt.Errorf("associate disk %s: %w", a.CID, err)

@@ -102,13 +102,8 @@ func (d *Disks) plan(ctx context.Context, v surroundings, p settings.PersistentD
 }
 
 // planChoice predicts the decision of placing, as far as possible without replaying a journal.
-func (d *Disks) planChoice(
-	ctx context.Context,
-	v surroundings,
-	o decide.Observed,
-	plan *decide.Plan,
-	dev device.Device,
-) error {
+func (d *Disks) planChoice(ctx context.Context, v surroundings, o decide.Observed, plan *decide.Plan,
+	dev device.Device) error {
 	at := &placing{Disks: d, o: o, plan: *plan, identified: dev.Identified}
 	disk := decide.Disk{CID: o.CID, Path: o.Disk.Path, FileSystem: o.Volume.Content.UUID, Statement: o.Statement}
 	if !plan.Placed.Store {
@@ -146,9 +141,7 @@ func (d *Disks) Describe(ctx context.Context, cid string, a record.Action) (text
 	}
 	if a == record.Format && (d.BindMounted || d.Preformatted) {
 		return "", "", fmt.Errorf(
-			"the agent does not format disk %s: according to agent.json, disks come formatted",
-			cid,
-		)
+			"the agent does not format disk %s: according to agent.json, disks come formatted", cid)
 	}
 	if shown, err = d.fingerprint(l.Device); err != nil || d.BindMounted {
 		return "the directory " + l.Path, shown, err
@@ -172,11 +165,6 @@ func (d *Disks) fingerprint(dev device.Device) (string, error) {
 // dropLapsedRequest removes an operator's request from v if it was made about another disk. With acting set, it also
 // removes it from the file.
 func (d *Disks) dropLapsedRequest(v surroundings, cid string, dev device.Device, acting bool) error {
-	return d.Machine.DropLapsedRequest(
-		v.Record,
-		cid,
-		dev.Path,
-		acting,
-		func() (string, error) { return d.fingerprint(dev) },
-	)
+	return d.Machine.DropLapsedRequest(v.Record, cid, dev.Path, acting,
+		func() (string, error) { return d.fingerprint(dev) })
 }

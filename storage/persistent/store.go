@@ -103,11 +103,8 @@ func (d *Disks) ObserveMigration() (o decide.Migration, err error) {
 		taken     bool
 	}{{v.Store, v.OnStore, v.StoreTaken}, {v.MigrationTarget, v.OnTarget, v.TargetTaken}} {
 		if dir.taken && dir.cid == "" {
-			return o, fmt.Errorf(
-				"%s has a file system that is not a known persistent disk: unmount it (umount %s)",
-				dir.path,
-				dir.path,
-			)
+			return o, fmt.Errorf("%s has a file system that is not a known persistent disk: unmount it (umount %s)",
+				dir.path, dir.path)
 		}
 	}
 	return decide.Migration{Store: v.Store, Target: v.MigrationTarget, From: v.OnStoreIs, To: v.onTarget,

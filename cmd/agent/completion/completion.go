@@ -103,20 +103,14 @@ func bracketless(text string) string {
 func fish(program string, all []cli.Description) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Completion of %s for fish.\n", program)
-	fmt.Fprintf(
-		&b,
+	fmt.Fprintf(&b,
 		"complete -c %s -f -n __fish_use_subcommand -a help -d 'list the commands, or show the help of one'\n",
-		program,
-	)
+		program)
 	for _, d := range all {
 		fmt.Fprintf(&b, "complete -c %s -f -n __fish_use_subcommand -a %s -d %s\n", program, d.Name, single(d.Summary))
 	}
-	fmt.Fprintf(
-		&b,
-		"complete -c %s -f -n '__fish_seen_subcommand_from help' -a %s\n",
-		program,
-		single(commandNames(all)),
-	)
+	fmt.Fprintf(&b, "complete -c %s -f -n '__fish_seen_subcommand_from help' -a %s\n", program,
+		single(commandNames(all)))
 	for _, d := range all {
 		within := "-n '__fish_seen_subcommand_from " + d.Name + "'"
 		for _, f := range d.Flags {

@@ -57,11 +57,8 @@ nothing done, 2 usage.`,
 		Examples: []string{"agent disk accept vol-0a1b2c3d --yes", "agent disk release vol-0a1b2c3d",
 			"agent disk format vol-0a1b2c3d --yes", "agent disk format ephemeral"}}, stdout, stderr)
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory")
-	yes := flags.Bool(
-		"yes",
-		false,
-		"accept, format: confirm that this disk is meant; to format, that all data on it is lost",
-	)
+	yes := flags.Bool("yes", false,
+		"accept, format: confirm that this disk is meant; to format, that all data on it is lost")
 	if code, ok := flags.Parse(args, 2, 2); !ok {
 		return code
 	}
@@ -79,13 +76,8 @@ nothing done, 2 usage.`,
 		fmt.Fprintln(stdout, shown.Text)
 		if !*yes {
 			what := map[record.Action]string{record.Accept: "accept", record.Format: "erase"}[action]
-			fmt.Fprintf(
-				stderr,
-				"agent disk: nothing was done; to %s this disk, run 'agent disk %s %s --yes'\n",
-				what,
-				action,
-				cid,
-			)
+			fmt.Fprintf(stderr, "agent disk: nothing was done; to %s this disk, run 'agent disk %s %s --yes'\n",
+				what, action, cid)
 			return cli.ExitFailed
 		}
 	}

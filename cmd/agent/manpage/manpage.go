@@ -94,11 +94,8 @@ func (r *roff) line(text string) { r.WriteString(text + "\n") }
 
 func (r *roff) title(name, version string) {
 	r.line(
-		fmt.Sprintf(
-			`.TH "%s" 8 "" "%s" "System administration"`,
-			strings.ToUpper(escape(name)),
-			escape(strings.TrimSpace("Cambium "+version)),
-		),
+		fmt.Sprintf(`.TH "%s" 8 "" "%s" "System administration"`, strings.ToUpper(escape(name)),
+			escape(strings.TrimSpace("Cambium "+version))),
 	)
 }
 

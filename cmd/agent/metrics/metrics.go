@@ -108,25 +108,13 @@ func restricted(p printer, m observe.Facts) {
 	}
 	p.family("cambium_job_process_running", "1 if a supervised process is running.")
 	for _, s := range m.Supervisor.Services {
-		p.sample(
-			"cambium_job_process_running",
-			truth(s.State == "running"),
-			"name",
-			s.Name,
-			"monitored",
-			fmt.Sprint(s.Monitored),
-		)
+		p.sample("cambium_job_process_running", truth(s.State == "running"), "name", s.Name, "monitored",
+			fmt.Sprint(s.Monitored))
 	}
 	p.family("cambium_certificate_expiry_timestamp_seconds", "When a certificate expires.")
 	for _, c := range m.Identity.Certificates {
-		p.sample(
-			"cambium_certificate_expiry_timestamp_seconds",
-			float64(c.NotAfter.Unix()),
-			"role",
-			c.Role,
-			"name",
-			c.Name,
-		)
+		p.sample("cambium_certificate_expiry_timestamp_seconds", float64(c.NotAfter.Unix()), "role", c.Role, "name",
+			c.Name)
 	}
 }
 
@@ -146,10 +134,8 @@ func boot(p printer, d status.Document) {
 	p.sample("cambium_boot_tries", float64(max(d.Try, 1)))
 	p.family("cambium_boot_failed", "1 from the first failed try until one succeeds.")
 	p.sample("cambium_boot_failed", truth(d.Verdict != ""))
-	p.family(
-		"cambium_boot_mark_seconds",
-		"Time from the start of the agent until the event in the label first happened.",
-	)
+	p.family("cambium_boot_mark_seconds",
+		"Time from the start of the agent until the event in the label first happened.")
 	for _, mark := range d.Marks {
 		p.sample("cambium_boot_mark_seconds", time.Duration(mark.At).Seconds(), "mark", mark.Name)
 	}

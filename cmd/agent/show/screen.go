@@ -130,10 +130,7 @@ func (s screen) state(d status.Document) string {
 	case d.NextTry != nil:
 		return fmt.Sprintf(
 			"%s, try %d; the next try is at %s, or as soon as disks or links change, or with 'agent retry'",
-			d.State,
-			d.Try,
-			d.NextTry.Format(time.RFC3339),
-		)
+			d.State, d.Try, d.NextTry.Format(time.RFC3339))
 	default:
 		return string(d.State)
 	}
@@ -201,10 +198,7 @@ func (s screen) step(step status.Step) {
 	if step.Error != "" {
 		text += ": " + step.Error
 	}
-	lead := s.palette.Paint(
-		outcomeColors[step.Outcome],
-		fmt.Sprintf("%-9s", step.Outcome),
-	) + fmt.Sprintf(
+	lead := s.palette.Paint(outcomeColors[step.Outcome], fmt.Sprintf("%-9s", step.Outcome)) + fmt.Sprintf(
 		" %10s  ",
 		took,
 	)
@@ -212,11 +206,8 @@ func (s screen) step(step status.Step) {
 	detail := strings.Repeat(" ", stepIndent)
 	for _, wait := range step.Waits {
 		if wait.End > 0 {
-			s.folded(
-				detail,
-				stepIndent,
-				fmt.Sprintf("waited %s for %s", roundTime(time.Duration(wait.End-wait.Start)), wait.For),
-			)
+			s.folded(detail, stepIndent,
+				fmt.Sprintf("waited %s for %s", roundTime(time.Duration(wait.End-wait.Start)), wait.For))
 		}
 	}
 	for _, fact := range slices.Concat(step.Evidence, step.Changes) {

@@ -49,11 +49,8 @@ up. Exit codes: 0 settings found (also in the cache), 1 none, no such value or b
 	path := flags.String("C", "", "`AGENT_JSON` that names the sources; bosh/agent.json below BASE if not given")
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory with the cached state")
 	explain := flags.Bool("explain", false, "show where each value came from, and the outcome of each source")
-	query := flags.String(
-		"query",
-		"",
-		"print only the value at `PATH`, as 'agent settings' names it; objects and lists as JSON",
-	)
+	query := flags.String("query", "",
+		"print only the value at `PATH`, as 'agent settings' names it; objects and lists as JSON")
 	asJSON := flags.Bool("json", false, "print a JSON document")
 	timeout := flags.Duration("timeout", 30*time.Second, "how long to wait for sources")
 	if code, ok := flags.Parse(args, 0, 0); !ok {
@@ -176,10 +173,8 @@ func (a Answer) Print(stdout, stderr io.Writer, explain bool, err error) {
 		fmt.Fprintf(stderr, "agent settings: this is the cached copy: %v\n", a.Loaded.Why)
 	}
 	if a.Loaded.Foreign != "" {
-		fmt.Fprintln(
-			stderr,
-			"agent settings: the state in the base directory belongs to another agent id; a boot would set it aside",
-		)
+		fmt.Fprintln(stderr,
+			"agent settings: the state in the base directory belongs to another agent id; a boot would set it aside")
 	}
 	printFindings(stderr, a.Loaded.Report)
 	if explain {

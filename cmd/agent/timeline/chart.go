@@ -144,10 +144,8 @@ func (c *Chart) addRestart(d status.Document) {
 			},
 		)
 	}
-	c.Rows = append(
-		c.Rows,
-		Row{Kind: KindMachine, Label: "restart: program start", Outcome: status.Done, Start: o.Process, End: 0},
-	)
+	c.Rows = append(c.Rows,
+		Row{Kind: KindMachine, Label: "restart: program start", Outcome: status.Done, Start: o.Process, End: 0})
 }
 
 func times(n int) string {

@@ -54,9 +54,7 @@ func Text(w io.Writer, c Chart, width int) {
 					cli.Bold,
 					Clip(
 						strings.TrimSuffix(
-							fmt.Sprintf("%s, %s: %s", r.Label, Rounded(time.Duration(r.Start)), r.Note),
-							": ",
-						),
+							fmt.Sprintf("%s, %s: %s", r.Label, Rounded(time.Duration(r.Start)), r.Note), ": "),
 						width,
 					),
 				),
@@ -67,25 +65,11 @@ func Text(w io.Writer, c Chart, width int) {
 		if r.Kind == KindMark {
 			length = Rounded(time.Duration(r.Start))
 		}
-		fmt.Fprintf(
-			w,
-			"%*s%s |%s| %s\n",
-			indent,
-			"",
-			pad(label(r), labels),
-			p.Paint(outcomeColors[r.Outcome], bar(c, r, axis)),
-			length,
-		)
+		fmt.Fprintf(w, "%*s%s |%s| %s\n", indent, "", pad(label(r), labels),
+			p.Paint(outcomeColors[r.Outcome], bar(c, r, axis)), length)
 	}
-	fmt.Fprintf(
-		w,
-		"%*s%s  %s\n%s\n",
-		indent,
-		"",
-		pad("", labels),
-		axisLine(c, axis),
-		p.Paint(cli.Grey, Clip(legend, width)),
-	)
+	fmt.Fprintf(w, "%*s%s  %s\n%s\n", indent, "", pad("", labels), axisLine(c, axis),
+		p.Paint(cli.Grey, Clip(legend, width)))
 }
 
 func stateColor(s status.State) cli.Color {
@@ -186,13 +170,8 @@ func Blame(w io.Writer, c Chart, width int) {
 		} else if len(r.Waits) > 0 {
 			text += ": waited for " + longest(r.Waits).For
 		}
-		fmt.Fprintf(
-			w,
-			"%9s %9s  %s\n",
-			Rounded(r.Took()),
-			waited,
-			p.Paint(outcomeColors[r.Outcome], Clip(text, width-21)),
-		)
+		fmt.Fprintf(w, "%9s %9s  %s\n", Rounded(r.Took()), waited,
+			p.Paint(outcomeColors[r.Outcome], Clip(text, width-21)))
 	}
 }
 

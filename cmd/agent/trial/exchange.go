@@ -46,8 +46,7 @@ func (m *machine) later(ctx context.Context, operation string) (string, error) {
 	defer func() { _ = log.Close() }() // the last line is logged
 	m.log.Logger.SetOutput(io.MultiWriter(m.log.Logger.Out, log))
 	m.log.Logger.SetFormatter(
-		&logrus.TextFormatter{DisableColors: true, FullTimestamp: true, TimestampFormat: time.RFC3339},
-	)
+		&logrus.TextFormatter{DisableColors: true, FullTimestamp: true, TimestampFormat: time.RFC3339})
 	locked, err := m.lock()
 	if err != nil {
 		return "", err

@@ -67,24 +67,16 @@ refused or failed, and of status that the last trial failed, 2 usage.`,
 		}},
 		stdout, stderr)
 	o := options{}
-	flags.DurationVar(
-		&o.time,
-		"time",
-		45*time.Second,
-		"the `DURATION` in which the new agent must prove itself, 10s to 30m",
-	)
+	flags.DurationVar(&o.time, "time", 45*time.Second,
+		"the `DURATION` in which the new agent must prove itself, 10s to 30m")
 	flags.DurationVar(
 		&o.delay,
 		"delay",
 		30*time.Second,
 		"the `DURATION` between the end of this command and the restart, at most 10m: a Director must get the answer first",
 	)
-	flags.IntVar(
-		&o.after,
-		"after",
-		0,
-		"do it in this process, after the end of process `PID`: what the command starts in the background",
-	)
+	flags.IntVar(&o.after, "after", 0,
+		"do it in this process, after the end of process `PID`: what the command starts in the background")
 	flags.BoolVar(&o.json, "json", false, "with status: print the record")
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory")
 	if code, ok := flags.Parse(args, 1, 1); !ok {
@@ -130,11 +122,8 @@ func (m *machine) run(ctx context.Context, operation string) (string, error) {
 	if err := m.background(ctx, operation); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf(
-		"begins %s after this command has ended; the outcome will be in %s",
-		m.o.delay,
-		m.o.dirs.TrialRecord(),
-	), nil
+	return fmt.Sprintf("begins %s after this command has ended; the outcome will be in %s", m.o.delay,
+		m.o.dirs.TrialRecord()), nil
 }
 
 // show prints the outcome of the last operation.

@@ -103,11 +103,8 @@ content. Findings never show values. Exit codes: 0 no errors, 1 errors or unread
 		stderr,
 	)
 	asJSON := flags.Bool("json", false, "print the findings as a JSON list")
-	system := flags.Bool(
-		"system",
-		false,
-		"check the files of this machine: agent.json and the cached settings and updates",
-	)
+	system := flags.Bool("system", false,
+		"check the files of this machine: agent.json and the cached settings and updates")
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory of --system")
 	if code, ok := flags.Parse(args, 0, -1); !ok {
 		return code
@@ -223,10 +220,8 @@ func (d *document) print(w io.Writer, rep report.Report) {
 	switch {
 	case rep.Failed():
 		consequence := consequences[d.kind]
-		if !slices.ContainsFunc(
-			rep.Entries,
-			func(e report.Entry) bool { return e.Severity == report.Error && e.Path != passwordPath },
-		) {
+		if !slices.ContainsFunc(rep.Entries,
+			func(e report.Entry) bool { return e.Severity == report.Error && e.Path != passwordPath }) {
 			consequence = "a boot would use it, and nobody could log in with the password"
 		}
 		cli.PrintFolded(w, cli.Width(w), "", 0, d.path+kind+": "+consequence)

@@ -136,12 +136,8 @@ func (c Client) Do(ctx context.Context, r Request) (Response, error) {
 	defer response.Body.Close()
 	if response.ContentLength > r.Limit {
 		return fail(
-			fmt.Errorf(
-				"%w: %d KiB announced, the limit is %d KiB",
-				source.ErrTooLarge,
-				response.ContentLength>>10,
-				r.Limit>>10,
-			),
+			fmt.Errorf("%w: %d KiB announced, the limit is %d KiB", source.ErrTooLarge, response.ContentLength>>10,
+				r.Limit>>10),
 		)
 	}
 	body, err := source.ReadAll(response.Body, r.Limit)
@@ -215,10 +211,8 @@ func sameHost(next *http.Request, via []*http.Request) error {
 	upgrade := first.Scheme == "http" && next.URL.Scheme == "https"
 	if !strings.EqualFold(first.Hostname(), next.URL.Hostname()) || downgrade ||
 		port(first) != port(next.URL) && !upgrade {
-		return fmt.Errorf(
-			"redirect to another server refused (%s)",
-			secret.RedactURL(next.URL.Scheme+"://"+next.URL.Host),
-		)
+		return fmt.Errorf("redirect to another server refused (%s)",
+			secret.RedactURL(next.URL.Scheme+"://"+next.URL.Host))
 	}
 	return nil
 }

@@ -106,10 +106,8 @@ func FirstSuperblockLost(r io.ReaderAt, size int64) (bool, error) {
 		}
 		s.judgeBytes(buffer[:p.to-p.from], p.from)
 	}
-	return slices.ContainsFunc(
-		s.residue.Found,
-		func(b Superblock) bool { return b.Start == 0 && b.Kind.Managed() },
-	), nil
+	return slices.ContainsFunc(s.residue.Found,
+		func(b Superblock) bool { return b.Start == 0 && b.Kind.Managed() }), nil
 }
 
 type survey struct {

@@ -47,14 +47,8 @@ const (
 //
 // A change is final, and made without asking, if undoing it might restore what no longer belongs to the machine: an
 // address that is no longer wanted, or another agent's configuration. The first configuration is final, too.
-func Apply(
-	ctx context.Context,
-	k *network.Kernel,
-	have network.State,
-	want network.Desired,
-	changes []network.Change,
-	options Options,
-) (Outcome, error) {
+func Apply(ctx context.Context, k *network.Kernel, have network.State, want network.Desired,
+	changes []network.Change, options Options) (Outcome, error) {
 	if !options.SameAgent || len(network.Invert(changes, have)) == 0 || !have.Configured() ||
 		losesAddress(changes, want) {
 		made, err := k.Apply(ctx, changes)
@@ -121,10 +115,8 @@ func doubt(ctx context.Context, k *network.Kernel, want network.Desired, before 
 func losesAddress(changes []network.Change, want network.Desired) bool {
 	return slices.ContainsFunc(changes, func(c network.Change) bool {
 		return c.Op == network.OpRemoveAddress && !slices.ContainsFunc(want.Links, func(l network.WantLink) bool {
-			return slices.ContainsFunc(
-				l.Addresses,
-				func(a network.WantAddress) bool { return a.Prefix.Addr() == c.Address.Addr() },
-			)
+			return slices.ContainsFunc(l.Addresses,
+				func(a network.WantAddress) bool { return a.Prefix.Addr() == c.Address.Addr() })
 		})
 	})
 }

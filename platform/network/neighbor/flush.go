@@ -27,10 +27,8 @@ func Flush(ctx context.Context, ips []netip.Addr) error {
 		return fmt.Errorf("open netlink: %w", err)
 	}
 	defer h.Close()
-	entries, err := network.Dump(
-		"neighbors",
-		func() ([]netlink.Neigh, error) { return h.NeighList(0, netlink.FAMILY_ALL) },
-	)
+	entries, err := network.Dump("neighbors",
+		func() ([]netlink.Neigh, error) { return h.NeighList(0, netlink.FAMILY_ALL) })
 	if err != nil {
 		return err
 	}

@@ -46,12 +46,10 @@ func dialND(l network.Link, from netip.Addr) (*ndConn, error) {
 	filter.Data[ndAdvertisement/32] &^= 1 << (ndAdvertisement % 32)
 	conn, err := rawsocket.Open(unix.AF_INET6, unix.SOCK_RAW, unix.IPPROTO_ICMPV6,
 		&unix.SockaddrInet6{Addr: from.As16(), ZoneId: uint32(l.Index)}, func(fd int) error {
-			return errors.Join(
-				unix.SetsockoptICMPv6Filter(fd, unix.IPPROTO_ICMPV6, unix.ICMPV6_FILTER, &filter),
+			return errors.Join(unix.SetsockoptICMPv6Filter(fd, unix.IPPROTO_ICMPV6, unix.ICMPV6_FILTER, &filter),
 				unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF, l.Index),
 				unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS, ndHopLimit),
-				unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_LOOP, 0),
-			)
+				unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_LOOP, 0))
 		})
 	if err != nil {
 		return nil, fmt.Errorf("neighbor discovery on %s: %w", l.Name, err)

@@ -128,20 +128,12 @@ func awaitDAD(ctx context.Context, k *network.Kernel, want network.WantLink) (fo
 			case l.Addresses[i].DADFailed:
 				found = append(
 					found,
-					fmt.Sprintf(
-						"network %q: address %s on %s is also used by another machine",
-						a.Network,
-						a.Prefix.Addr(),
-						l.Name,
-					),
+					fmt.Sprintf("network %q: address %s on %s is also used by another machine", a.Network,
+						a.Prefix.Addr(), l.Name),
 				)
 			case l.Addresses[i].Tentative:
-				return fmt.Errorf(
-					"network %q: address %s on %s is still being checked for duplicates",
-					a.Network,
-					a.Prefix.Addr(),
-					l.Name,
-				)
+				return fmt.Errorf("network %q: address %s on %s is still being checked for duplicates", a.Network,
+					a.Prefix.Addr(), l.Name)
 			}
 		}
 		return nil

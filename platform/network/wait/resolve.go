@@ -119,10 +119,8 @@ func defaultRoute(have network.State, n network.Dynamic) (best network.Route, fo
 // primary returns the address of a dynamic network on its link: the leased one, else the first global one, else (for
 // IPv4) the first.
 func primary(l network.Link, ipv6 bool) (netip.Prefix, bool) {
-	family := slices.DeleteFunc(
-		slices.Clone(l.Addresses),
-		func(a network.Address) bool { return a.Prefix.Addr().Is6() != ipv6 },
-	)
+	family := slices.DeleteFunc(slices.Clone(l.Addresses),
+		func(a network.Address) bool { return a.Prefix.Addr().Is6() != ipv6 })
 	for _, fits := range []func(network.Address) bool{func(a network.Address) bool { return a.Global() && a.Dynamic }, network.Address.Global} {
 		if i := slices.IndexFunc(family, fits); i >= 0 {
 			return family[i].Prefix, true

@@ -52,23 +52,15 @@ func missingAddresses(have network.Link, want network.WantLink, awaitIPv6 bool) 
 				missing,
 				retry.Final(advice.With(
 					"find the other machine, and give one of the two another address",
-					fmt.Errorf(
-						"network %q: address %s on %s is used by another machine",
-						a.Network,
-						a.Prefix,
-						have.Name,
-					),
+					fmt.Errorf("network %q: address %s on %s is used by another machine", a.Network, a.Prefix,
+						have.Name),
 				)),
 			)
 		case have.Addresses[i].Tentative && awaitIPv6:
 			missing = append(
 				missing,
-				fmt.Errorf(
-					"network %q: address %s on %s is still being checked for duplicates",
-					a.Network,
-					a.Prefix,
-					have.Name,
-				),
+				fmt.Errorf("network %q: address %s on %s is still being checked for duplicates", a.Network,
+					a.Prefix, have.Name),
 			)
 		}
 	}
@@ -88,10 +80,8 @@ func missingLeases(have network.Link, want network.WantLink, awaitIPv6 bool) (mi
 		if l.IP.Is6() && !awaitIPv6 && len(want.Leases) > 1 {
 			continue // do not wait for router advertisements
 		}
-		family := slices.ContainsFunc(
-			leased,
-			func(ip netip.Addr) bool { return !l.IP.IsValid() || ip.Is4() == l.IP.Is4() },
-		)
+		family := slices.ContainsFunc(leased,
+			func(ip netip.Addr) bool { return !l.IP.IsValid() || ip.Is4() == l.IP.Is4() })
 		switch {
 		case !family:
 			missing = append(
@@ -102,13 +92,8 @@ func missingLeases(have network.Link, want network.WantLink, awaitIPv6 bool) (mi
 		case l.IP.IsValid() && !slices.Contains(leased, l.IP):
 			warnings = append(
 				warnings,
-				fmt.Sprintf(
-					"network %q: the DHCP server assigned %v on %s, not %s",
-					l.Network,
-					leased,
-					have.Name,
-					l.IP,
-				),
+				fmt.Sprintf("network %q: the DHCP server assigned %v on %s, not %s", l.Network, leased, have.Name,
+					l.IP),
 			)
 		}
 	}

@@ -238,11 +238,8 @@ func (m *Machine) createTable(ctx context.Context, c decide.Change, onRecord boo
 // growFileSystem grows a mounted file system. Some sandboxes lack the capability that ext4 needs for that. If
 // mountedNow is set, so that nothing uses the file system yet, it is then unmounted, grown and mounted again. notGrown
 // is the error of growing it, because of which a mount must not fail.
-func (m *Machine) growFileSystem(
-	ctx context.Context,
-	c decide.Change,
-	mountedNow bool,
-) (grown bool, notGrown, err error) {
+func (m *Machine) growFileSystem(ctx context.Context, c decide.Change,
+	mountedNow bool) (grown bool, notGrown, err error) {
 	grown, notGrown = filesystem.Grow(c.Device, c.Target, c.FileSystem)
 	if errors.Is(notGrown, unix.EPERM) && mountedNow && filesystem.GrowsUnmounted(c.FileSystem) {
 		m.Log.WithError(notGrown).Warn("cannot grow the mounted file system; growing it unmounted")

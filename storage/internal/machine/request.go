@@ -39,12 +39,8 @@ func Fingerprint(path string, d record.Disk) (string, error) {
 
 // DropLapsedRequest removes an operator's request from r if it was not made about the disk at path, whose fingerprint
 // found returns. With acting set, it also removes it from the file.
-func (m *Machine) DropLapsedRequest(
-	r record.Record,
-	key, path string,
-	acting bool,
-	found func() (string, error),
-) error {
+func (m *Machine) DropLapsedRequest(r record.Record, key, path string, acting bool,
+	found func() (string, error)) error {
 	asked := r.Asked[key]
 	if asked == "" {
 		return nil
