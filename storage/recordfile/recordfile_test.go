@@ -75,8 +75,8 @@ func TestChangesAreNotLost(t *testing.T) {
 	}
 }
 
-// TestDamageIsSetAside covers contract D.16. The record is replaced atomically, so a truncated file means damage, not an
-// empty record. The next change starts a new record and keeps the damaged one.
+// Contract D.16: the record is replaced atomically, so a truncated file means damage, not an empty record. The next
+// change starts a new record and keeps the damaged one.
 func TestDamageIsSetAside(t *testing.T) {
 	for name, content := range map[string]string{
 		"empty": "", "zeros": "\x00\x00", "half": `{"version":1,"disks":{"vol-1":`, "other type": `[]`, "null": "null", "without disks": `{"version":1,"disks":null}`,
