@@ -57,10 +57,10 @@ func otherDisk(cid, path, conflict string, recorded, found record.Disk) *Refusal
 
 // refuseFormatting returns a refusal if the disk is on record: such a disk is never formatted, whatever it contains and
 // whatever the settings allow.
-func (o Persistent) refuseFormatting(found string) error {
+func (o Persistent) refuseFormatting(r record.Record, found string) error {
 	content := probe.Superblock{UUID: o.Volume.Content.UUID}
 	for _, s := range append(slices.Clone(o.Superblocks), content) {
-		if of, record, known := o.Record.Find(o.CID, s.UUID, o.Disk.Table.GUID); known {
+		if of, record, known := r.Find(o.CID, s.UUID, o.Disk.Table.GUID); known {
 			return &Refusal{o.Disk.Path, fmt.Sprintf("%s, and disk %s is on record with %s: disks on record are "+
 				"never formatted", found, of, record),
 				"Attach the right disk, or repair this one. " + giveUp(o.CID)}

@@ -31,12 +31,11 @@ func TestDisksOnRecordAreNeverFormatted(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o.FileSystem = probe.Ext4
-			o.Record, o.Residue = record.Record{}, zeros
-			if p, err := MountPersistent(o, "/store"); err != nil || !p.has(MakeFileSystem) {
+			o.Residue = zeros
+			if p, err := MountPersistent(o, record.New(), "/store"); err != nil || !p.has(MakeFileSystem) {
 				t.Fatalf("without a record it is not formatted, so this shows nothing: %v %v", p, err)
 			}
-			o.Record = records
-			p, err := MountPersistent(o, "/store")
+			p, err := MountPersistent(o, records, "/store")
 			r, refused := errors.AsType[*Refusal](err)
 			if !refused || !strings.Contains(r.Found, "is on record") || len(p.Changes) > 0 ||
 				!strings.Contains(err.Error(), "agent disk format "+o.CID+" --yes") {
@@ -50,15 +49,13 @@ func TestMountingChecksIdentity(t *testing.T) {
 	records := record.Record{Disks: map[string]record.Disk{"vol-1": {FileSystem: "U", Table: "T", Bytes: 100 * testMiB}}}
 	with := func(uuid string, change func(*Persistent)) Persistent {
 		o := Persistent{CID: "vol-1", Disk: gptDisk("bosh-partition-0"), Volume: volumeOf(probe.XFS),
-			Record: records, FileSystem: probe.Ext4}
+			FileSystem: probe.Ext4}
 		o.Volume.Content.UUID = uuid
 		if change != nil {
 			change(&o)
 		}
 		return o
 	}
-	accepted := records
-	accepted.Asked = map[string]record.Action{"vol-1": record.Accept}
 	for _, c := range []struct {
 		name  string
 		o     Persistent
@@ -67,7 +64,6 @@ func TestMountingChecksIdentity(t *testing.T) {
 		{"its own", with("U", nil), ""},
 		{"grown", with("U", func(o *Persistent) { o.Disk.Bytes *= 2 }), ""},
 		{"another", with("V", nil), "has a different file system"},
-		{"another that was accepted", with("V", func(o *Persistent) { o.Record = accepted }), ""},
 		{"shrunk", with("U", func(o *Persistent) { o.Disk.Bytes-- }), "is smaller"},
 		{"a clone under a new CID", with("U", func(o *Persistent) { o.CID = "vol-2" }), ""},
 		{"a stranger under a new CID", with("V", func(o *Persistent) { o.CID = "vol-2" }), ""},
@@ -77,7 +73,7 @@ func TestMountingChecksIdentity(t *testing.T) {
 		}), "has a different file system"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p, err := MountPersistent(c.o, "/store")
+			p, err := MountPersistent(c.o, records, "/store")
 			if c.wrong == "" {
 				if err != nil || !p.has(Mount) {
 					t.Errorf("plan %v, error %v; want it mounted", p.Changes, err)
@@ -94,13 +90,17 @@ func TestMountingChecksIdentity(t *testing.T) {
 			}
 		})
 	}
+	records.Asked = map[string]record.Action{"vol-1": record.Accept}
+	if p, err := MountPersistent(with("V", nil), records, "/store"); err != nil || !p.has(Mount) {
+		t.Errorf("another that was accepted: plan %v, error %v; want it mounted", p.Changes, err)
+	}
 }
 
 // TestDuplicateUUID: XFS refuses to mount a UUID that is already mounted.
 func TestDuplicateUUID(t *testing.T) {
 	for kind, want := range map[probe.Kind]bool{probe.XFS: true, probe.Ext4: false} {
 		o := Persistent{CID: "vol-2", Disk: gptDisk("x"), Volume: volumeOf(kind), DuplicateUUID: true, MountOptions: []string{"noatime"}}
-		p, err := MountPersistent(o, "/store")
+		p, err := MountPersistent(o, record.New(), "/store")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -213,7 +213,7 @@ func (c matrixCell) observed() Observed {
 		p.Finished = p.Pending && v.content.Data() && !v.fresh
 	}
 	o := observedDisk(p, r, "")
-	if NeedsSuperblocks(o.Persistent) {
+	if NeedsSuperblocks(o) {
 		o.Superblocks = v.superblocks(testMiB)
 		if t.older {
 			o.Superblocks = append(o.Superblocks, probe.Superblock{Kind: probe.Ext4})

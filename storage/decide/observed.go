@@ -56,7 +56,7 @@ type Observed struct {
 }
 
 // Request returns the operator's request about the disk, or "".
-func (o Observed) Request() record.Action { return o.Surroundings.Record.Asked[o.CID] }
+func (o Observed) Request() record.Action { return o.Record.Asked[o.CID] }
 
 // InspectDisks is returned by StoreDisk instead of a CID if the disks themselves must be inspected.
 const InspectDisks = "."
@@ -187,16 +187,16 @@ func (o Observed) prepare(at placement) (p Plan, err error) {
 		return p, nil
 	case at.Mounted:
 		if !o.Directories {
-			if err := checkIdentity(o.CID, o.Disk.Path, o.Surroundings.Record, o.Found); err != nil {
+			if err := checkIdentity(o.CID, o.Disk.Path, o.Record, o.Found); err != nil {
 				return p, err
 			}
 			p = GrowMounted(o.Persistent, at.Directory)
 		}
 		// A migration was interrupted while the store was read-only.
-		p.MakeWritable = at.Directory == o.Store && o.Surroundings.Record.ReadOnly
+		p.MakeWritable = at.Directory == o.Store && o.Record.ReadOnly
 		return p, nil
 	}
-	if p, err = MountPersistent(o.Persistent, at.Directory); err != nil {
+	if p, err = MountPersistent(o.Persistent, o.Record, at.Directory); err != nil {
 		return p, err
 	}
 	if i := slices.IndexFunc(p.Changes, Change.formats); o.Boot && o.Request() != record.Format && i >= 0 {
@@ -221,7 +221,7 @@ func Describe(o Observed) string {
 	if sb := o.superblock(); sb != "" {
 		text += ", " + sb
 	}
-	if of, _, known := o.Surroundings.Record.Find(o.CID, o.Volume.Content.UUID, o.Disk.Table.GUID); known {
+	if of, _, known := o.Record.Find(o.CID, o.Volume.Content.UUID, o.Disk.Table.GUID); known {
 		text += ", on record as the store of " + of
 	}
 	if o.MountedOn != "" {

@@ -11,7 +11,7 @@ import (
 
 // observedDisk returns the facts about a disk on a machine without other mounts.
 func observedDisk(p Persistent, r record.Record, told string) Observed {
-	p.CID, p.Record, p.FileSystem, p.Label = "vol-1", r, probe.Ext4, "gpt"
+	p.CID, p.FileSystem, p.Label = "vol-1", probe.Ext4, "gpt"
 	return Observed{Persistent: p, Surroundings: Surroundings{Record: r, ManagedCID: told, Known: []string{"vol-1"}, Store: "/store", MigrationTarget: "/target"}}
 }
 

@@ -30,8 +30,6 @@ type Persistent struct {
 	// Superblocks lists the ext and xfs superblocks found anywhere on the disk. They are searched for only if
 	// NeedsSuperblocks returns true.
 	Superblocks []probe.Superblock
-	// Record is the agent's record of disks.
-	Record record.Record
 	// DuplicateUUID is set if a file system with the same UUID is mounted, so that the disk is a clone.
 	DuplicateUUID bool
 
@@ -56,9 +54,9 @@ func PersistentPart(path string, preformatted bool) string {
 }
 
 // foreign returns the refusal of a persistent disk because of its content, with ways to inspect, repair or release it.
-func (o Persistent) foreign(v judgment) *Refusal {
+func (o Persistent) foreign(r record.Record, v judgment) *Refusal {
 	remedy := fmt.Sprintf("Attach the right disk: %s is expected to be blank, or to have a single partition with ext4 or xfs", o.CID)
-	if known, ok := o.Record.Disks[o.CID]; ok {
+	if known, ok := r.Disks[o.CID]; ok {
 		remedy = fmt.Sprintf("Attach the right disk: %s is on record with %s", o.CID, known)
 	}
 	remedy += ". " + v.Advice
@@ -74,10 +72,10 @@ func (o Persistent) foreign(v judgment) *Refusal {
 
 // MountPersistent plans to mount a persistent disk on target. A disk with a file system of ours is mounted, and grown
 // if it became larger. A blank disk is partitioned and formatted first, and an unfinished one of ours completed. Any
-// other disk is refused.
-func MountPersistent(o Persistent, target string) (p Plan, err error) {
+// other disk is refused, and so is one that is not the disk of this CID in the record r.
+func MountPersistent(o Persistent, r record.Record, target string) (p Plan, err error) {
 	if o.Damaged == nil {
-		if err := checkIdentity(o.CID, o.Disk.Path, o.Record, o.identity()); err != nil {
+		if err := checkIdentity(o.CID, o.Disk.Path, r, o.identity()); err != nil {
 			return p, err
 		}
 	}
@@ -89,8 +87,8 @@ func MountPersistent(o Persistent, target string) (p Plan, err error) {
 			return p, fmt.Errorf("%s is blank; there is nothing to mount: attach a disk with a file system",
 				o.Disk.Path)
 		}
-		if recorded := o.Record.Disks[o.CID]; recorded.FileSystem != "" && !o.Volume.Content.Kind.Managed() &&
-			o.Record.Asked[o.CID] == "" && o.Damaged == nil {
+		if recorded := r.Disks[o.CID]; recorded.FileSystem != "" && !o.Volume.Content.Kind.Managed() &&
+			r.Asked[o.CID] == "" && o.Damaged == nil {
 			// This file system has no identifier to compare.
 			return p, otherDisk(o.CID, o.Disk.Path, "has a different file system", recorded, o.identity())
 		}
@@ -98,7 +96,7 @@ func MountPersistent(o Persistent, target string) (p Plan, err error) {
 		p.SizeCheck = o.sizeCheck(target)
 		return p, nil
 	}
-	v, err := o.judge()
+	v, err := o.judge(r)
 	if err != nil {
 		return p, err
 	}
@@ -107,7 +105,7 @@ func MountPersistent(o Persistent, target string) (p Plan, err error) {
 	made := Volume{Content: probe.Content{Kind: o.FileSystem}}
 	switch v.Verdict {
 	case refuse:
-		return p, o.foreign(v)
+		return p, o.foreign(r, v)
 	case create:
 		parts := newPersistent(o.Disk, o.Label)
 		if o.Serial != "" {
@@ -184,21 +182,22 @@ func (p Plan) has(op Op) bool {
 
 // judge returns the verdict on a disk after applying settings and requests. Only an operator's request formats a disk
 // with a superblock.
-func (o Persistent) judge() (judgment, error) {
+func (o Persistent) judge(r record.Record) (judgment, error) {
+	forced := r.Asked[o.CID] == record.Format
 	o.Superblocks = slices.Concat(o.Superblocks, o.Residue.Superblocks())
 	found := judge(o)
 	v := found
-	if o.forced() {
+	if forced {
 		v = judgment{Verdict: create, Proof: v.Proof + "; an operator asked to format it"}
 	} else if v.Verdict == refuse && o.AllowForeign {
 		v = judgment{Verdict: create, Proof: v.Proof + "; formatting foreign disks is allowed"}
 	}
-	if !o.forced() && (v.Verdict == create || v.Verdict == format || v.Verdict == keep && o.Pending && !o.Finished) {
-		if err := o.refuseFormatting(v.Proof); err != nil {
+	if !forced && (v.Verdict == create || v.Verdict == format || v.Verdict == keep && o.Pending && !o.Finished) {
+		if err := o.refuseFormatting(r, v.Proof); err != nil {
 			return v, err
 		}
 	}
-	if sb := o.superblock(); !o.forced() && found.Verdict == refuse && o.AllowForeign && sb != "" {
+	if sb := o.superblock(); !forced && found.Verdict == refuse && o.AllowForeign && sb != "" {
 		found.Superblock = sb
 		return found, nil
 	}
@@ -214,9 +213,6 @@ func (o Persistent) judge() (judgment, error) {
 	}
 	return v, nil
 }
-
-// forced reports whether an operator requested to format this disk, whatever it contains.
-func (o Persistent) forced() bool { return o.Record.Asked[o.CID] == record.Format }
 
 // verdict tells which changes may be made to a persistent disk.
 type verdict int
@@ -240,9 +236,9 @@ type judgment struct {
 
 // NeedsSuperblocks reports whether a setting allows formatting a partitioned disk if it has no superblock, so that the
 // caller has to set Superblocks. For a disk without partitions, Residue already contains them.
-func NeedsSuperblocks(o Persistent) bool {
-	return !o.Preformatted && !o.forced() && o.AllowForeign && len(o.Disk.Table.Partitions) > 0 &&
-		judge(o).Verdict == refuse
+func NeedsSuperblocks(o Observed) bool {
+	return !o.Preformatted && o.Request() != record.Format && o.AllowForeign && len(o.Disk.Table.Partitions) > 0 &&
+		judge(o.Persistent).Verdict == refuse
 }
 
 // superblock describes an ext or xfs superblock on the disk, or returns "".

@@ -118,11 +118,11 @@ func TestJudge(t *testing.T) {
 		if got := judge(o); got.Verdict != c.want || !strings.Contains(inBrief(got), c.says) {
 			t.Errorf("%s: verdict %+v; want %d with %q", c.name, got, c.want, c.says)
 		}
-		o.CID, o.Record, o.AllowForeign, o.FileSystem, o.Label = "vol-1", onRecord, true, probe.Ext4, layout.GPT
-		if got, err := o.judge(); err == nil && got.Verdict != keep {
+		o.CID, o.AllowForeign, o.FileSystem, o.Label = "vol-1", true, probe.Ext4, layout.GPT
+		if got, err := o.judge(onRecord); err == nil && got.Verdict != keep {
 			t.Errorf("%s, on record: verdict %+v, want it never formatted", c.name, got)
 		}
-		o.Record, o.Damaged = record.Record{}, layout.ErrDamaged
+		o.Damaged = layout.ErrDamaged
 		if damaged := judge(o); damaged.Verdict != refuse {
 			t.Errorf("%s, table damaged: verdict %d, want it refused", c.name, damaged.Verdict)
 		}
@@ -154,8 +154,8 @@ func TestJudgeWhereNewVolumesHoldNoise(t *testing.T) {
 		if got := judge(o); got.Verdict != c.want {
 			t.Errorf("%s: %+v, want %d", c.name, got, c.want)
 		}
-		o.CID, o.Record, o.FileSystem, o.Label = "vol-1", onRecord, probe.Ext4, layout.GPT
-		if got, err := o.judge(); err == nil && got.Verdict != refuse {
+		o.CID, o.FileSystem, o.Label = "vol-1", probe.Ext4, layout.GPT
+		if got, err := o.judge(onRecord); err == nil && got.Verdict != refuse {
 			t.Errorf("%s, on record: %+v, want it refused", c.name, got)
 		}
 	}
@@ -272,7 +272,7 @@ func TestMountPersistent(t *testing.T) {
 			if c.o.Residue.NonZero == 0 { // not looked
 				c.o.Residue = zeros
 			}
-			p, err := MountPersistent(c.o, "/store")
+			p, err := MountPersistent(c.o, record.New(), "/store")
 			notGrown := p.NotGrown
 			wantError(t, err, c.fails)
 			if got := ops(p); got != c.want || p.Begin != "" || p.Finish || notGrown != c.notGrown {

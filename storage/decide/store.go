@@ -66,7 +66,7 @@ func (o *Outranked) Unwrap() error { return o.Refusal }
 // CheckChoice refuses a disk unless it is the newest complete store as far as is known. The first matching rule of the
 // table in docs/adr/0036-a-store-says-who-it-is.md applies.
 func CheckChoice(c Choice) error {
-	if asked := c.Surroundings.Record.Asked[c.CID]; asked == record.Accept || asked == record.Format {
+	if asked := c.Record.Asked[c.CID]; asked == record.Accept || asked == record.Format {
 		return nil
 	}
 	if err := CheckCopy(c.CID, c.Path, c.Statement); err != nil {
@@ -133,8 +133,8 @@ func (c Choice) sourceOf(o Disk) error {
 
 // chooseByRecord decides by the records on the machine.
 func (c Choice) chooseByRecord() error {
-	recorded, byOther := c.Surroundings.Record.StoreDisk(c.ManagedCID)
-	source := c.Surroundings.Record.Disks[c.Statement.Origin.CID]
+	recorded, byOther := c.Record.StoreDisk(c.ManagedCID)
+	source := c.Record.Disks[c.Statement.Origin.CID]
 	if c.unused() && recorded == c.Statement.Origin.CID && source.Generation > c.Statement.Origin.Generation &&
 		c.Statement.Of(recorded, source.FileSystem) {
 		return c.refuse(fmt.Sprintf("it is a copy of %s, which has been the store since", recorded),

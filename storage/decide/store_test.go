@@ -37,7 +37,7 @@ func TestChoose(t *testing.T) {
 	none := record.New()
 	stale := recorded("a")
 	stale.Disks["a"] = record.Disk{FileSystem: "u-a", Generation: 6}
-	ofA := func(c Choice) Choice { c.Surroundings.Record, c.ManagedCID = recorded("a"), "a"; return c }
+	ofA := func(c Choice) Choice { c.Record, c.ManagedCID = recorded("a"), "a"; return c }
 	for _, c := range []struct {
 		name  string
 		c     Choice

@@ -255,7 +255,7 @@ func (p *placing) admitToTarget(top *os.File, disk decide.Disk) error {
 
 // becomeStore writes the statement of a disk that becomes the store.
 func (p *placing) becomeStore(top *os.File, disk decide.Disk) error {
-	if text := decide.DescribeReverted(disk, p.o.Surroundings.Record); text != "" {
+	if text := decide.DescribeReverted(disk, p.o.Record); text != "" {
 		if p.o.Directories && p.o.Request() == "" && canSeeAttributes() {
 			return &decide.Refusal{Path: disk.Path, Found: "it is not the directory that was the store (" + text +
 				"): its volume may not be mounted", Remedy: "Mount it, or, if this is the right one, run 'agent disk accept " +

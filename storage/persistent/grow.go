@@ -14,11 +14,11 @@ import (
 
 // growStore grows the disk on the store to the size of its device. The caller holds the lock.
 func (d *Disks) growStore(ctx context.Context, path string) {
-	o := decide.Persistent{Preformatted: d.Preformatted}
+	o := decide.Observed{Persistent: decide.Persistent{Preformatted: d.Preformatted}}
 	s, err := d.inspect(path)
 	err = d.observeDisk(ctx, &o, s, err, true)
 	if err == nil {
-		_, err = d.Machine.Apply(ctx, "", decide.GrowMounted(o, d.Machine.Dirs.Store()))
+		_, err = d.Machine.Apply(ctx, "", decide.GrowMounted(o.Persistent, d.Machine.Dirs.Store()))
 	}
 	if err != nil {
 		d.Machine.Log.WithError(err).Warn("cannot grow the disk on the store")

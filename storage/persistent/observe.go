@@ -144,7 +144,7 @@ func (d *Disks) observe(ctx context.Context, v surroundings, p settings.Persiste
 	o.Found, _ = d.identity(inspected, inspectErr)
 	o.Disk.Bytes = o.Found.Bytes
 	o.Serial = machine.Serial(dev.Number)
-	if err := d.observeDisk(ctx, &o.Persistent, inspected, inspectErr, acting); err != nil {
+	if err := d.observeDisk(ctx, &o, inspected, inspectErr, acting); err != nil {
 		return o, err
 	}
 	return o, d.observeStatement(v, &o, acting)
@@ -171,7 +171,7 @@ func (d *Disks) observeStatement(v surroundings, o *decide.Observed, acting bool
 
 // desiredState returns the desired state of a disk according to settings and agent.json.
 func (d *Disks) desiredState(v surroundings, p settings.PersistentDisk) decide.Persistent {
-	o := decide.Persistent{CID: p.CID, Record: v.Record, Label: d.Label, FileSystem: probe.Ext4,
+	o := decide.Persistent{CID: p.CID, Label: d.Label, FileSystem: probe.Ext4,
 		MountOptions: p.MountOptions,
 		AllowForeign: d.Foreign() == "format", AllowNoise: d.Blank() == "noise", Preformatted: d.Preformatted}
 	if p.FileSystem != "" {
@@ -207,9 +207,9 @@ func (d *Disks) observeDirectory(o *decide.Observed) (err error) {
 }
 
 // observeDisk observes the content of a disk. s and err are the result of inspect.
-func (d *Disks) observeDisk(ctx context.Context, o *decide.Persistent, s layout.State, err error, acting bool) error {
+func (d *Disks) observeDisk(ctx context.Context, o *decide.Observed, s layout.State, err error, acting bool) error {
 	if d.Preformatted {
-		return d.observePreformatted(o, s.Path)
+		return d.observePreformatted(&o.Persistent, s.Path)
 	}
 	if o.Disk = s; errors.Is(err, layout.ErrDamaged) {
 		o.Damaged, err = err, nil
@@ -221,7 +221,7 @@ func (d *Disks) observeDisk(ctx context.Context, o *decide.Persistent, s layout.
 		}
 	case 1:
 		if err == nil {
-			err = d.observePartition(ctx, o, acting)
+			err = d.observePartition(ctx, &o.Persistent, acting)
 		}
 	}
 	if err == nil && decide.NeedsSuperblocks(*o) {
