@@ -55,7 +55,8 @@ func PersistentPart(path string, preformatted bool) string {
 
 // foreign returns the refusal of a persistent disk because of its content, with ways to inspect, repair or release it.
 func (o Persistent) foreign(r record.Record, v judgment) *Refusal {
-	remedy := fmt.Sprintf("Attach the right disk: %s is expected to be blank, or to have a single partition with ext4 or xfs", o.CID)
+	remedy := fmt.Sprintf("Attach the right disk: %s is expected to be blank, or to have a single partition with "+
+		"ext4 or xfs", o.CID)
 	if known, ok := r.Disks[o.CID]; ok {
 		remedy = fmt.Sprintf("Attach the right disk: %s is on record with %s", o.CID, known)
 	}
@@ -111,8 +112,8 @@ func MountPersistent(o Persistent, r record.Record, target string) (p Plan, err 
 		if o.Serial != "" {
 			proof += ", serial " + o.Serial
 		}
-		p.add(Change{Op: CreateTable, Device: o.Disk.Path, Proof: proof, What: "create " + Layout{Label: o.Label, Data: 1}.describe(parts),
-			Destructive: true, Label: o.Label, Partitions: parts})
+		p.add(Change{Op: CreateTable, Device: o.Disk.Path, Proof: proof, Destructive: true, Label: o.Label,
+			What: "create " + Layout{Label: o.Label, Data: 1}.describe(parts), Partitions: parts})
 		p.makeFileSystem(o, "new partition", false)
 		p.nameFinished(o.Disk.Path, o.Label)
 		p.use(o.Part(), made, 0, target, o.MountOptions)
@@ -168,7 +169,8 @@ func (p *Plan) namePartition(path, proof, name string) {
 }
 
 func (p *Plan) makeFileSystem(o Persistent, proof string, destructive bool) {
-	p.add(Change{Op: MakeFileSystem, Device: o.Part(), Proof: proof, What: "make " + string(o.FileSystem), FileSystem: o.FileSystem, Destructive: destructive})
+	p.add(Change{Op: MakeFileSystem, Device: o.Part(), Proof: proof, Destructive: destructive,
+		What: "make " + string(o.FileSystem), FileSystem: o.FileSystem})
 }
 
 func (p Plan) has(op Op) bool {
@@ -285,7 +287,8 @@ func judge(o Persistent) judgment {
 	case !content.Blank():
 		return refuse("partition %d holds %s", p.Number, content)
 	case o.Pending:
-		return judgment{Verdict: format, Proof: fmt.Sprintf("partition %d has no file system, and says that it is being prepared", p.Number)}
+		return judgment{Verdict: format,
+			Proof: fmt.Sprintf("partition %d has no file system, and says that it is being prepared", p.Number)}
 	case !o.Residue.IsEmpty() && !(o.Residue.Noise && o.AllowNoise):
 		return o.notBlank(fmt.Sprintf("partition %d has no file system", p.Number), p.Start)
 	case strings.HasPrefix(p.Name, persistentPrefix):
