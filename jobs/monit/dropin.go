@@ -22,8 +22,8 @@ type DropIn struct {
 	Content []byte
 	// Link is the program of the unit, a link to Agent. Releases look for a process named monit.
 	Link, Agent string
-	// Reload makes the service manager read its units again.
-	Reload func(ctx context.Context) error
+	// Reload makes the service manager use the drop-in at path as it now is, or its absence.
+	Reload func(ctx context.Context, unit, path string) error
 	// Before is called with the services, and whether they are monitored, before the program of a running unit is
 	// replaced. If it is nil, the new program is told afterwards.
 	Before func(monitored map[string]bool) error
@@ -85,7 +85,7 @@ func (d DropIn) apply(ctx context.Context) error {
 		}
 	}
 	if err == nil {
-		err = d.Reload(ctx)
+		err = d.Reload(ctx, UnitName, d.Path)
 	}
 	if err != nil {
 		return fmt.Errorf("supervisor: %w", err)

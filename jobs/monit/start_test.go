@@ -105,7 +105,8 @@ func newStarter(t *testing.T, have string, running bool) (Starter, *fakeMachine)
 	dirs := vcap.New(t.TempDir())
 	f := &fakeMachine{dirs: dirs}
 	if have != "" {
-		if err := errors.Join(os.MkdirAll(dirs.MonitJobs(), 0o700), os.WriteFile(dirs.MonitUser(), []byte(have), 0o644)); err != nil {
+		if err := errors.Join(os.MkdirAll(dirs.MonitJobs(), 0o700),
+			os.WriteFile(dirs.MonitUser(), []byte(have), 0o644)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -118,7 +119,8 @@ func newStarter(t *testing.T, have string, running bool) (Starter, *fakeMachine)
 	web := httptest.NewServer(f)
 	t.Cleanup(web.Close)
 	stopped := []string{"/stopped.monitrc"}
-	return Starter{Dirs: dirs, Services: f, Client: &Client{URL: web.URL, UserFile: dirs.MonitUser(), Daemon: f, Owner: uint32(os.Getuid())},
+	return Starter{Dirs: dirs, Services: f, Client: &Client{URL: web.URL, UserFile: dirs.MonitUser(), Daemon: f,
+		Owner: uint32(os.Getuid())},
 		FilesOfStopped: func(context.Context) ([]string, error) { return stopped, nil },
 		KeepStopped: func(context.Context) (removed []string, err error) {
 			f.mu.Lock()
@@ -172,8 +174,10 @@ func TestStartGivesMonitTheAccountThatReleasesKnow(t *testing.T) {
 			}
 			planned, planErr := s.Plan(t.Context())
 			made, err = s.Start(t.Context())
-			if did := f.did(); errors.Join(planErr, err) != nil || len(planned)+len(made) != 0 || did != "keep stopped, started" {
-				t.Errorf("the second time: planned %s, made %s (%s), %v, %v; want nothing", short(planned), short(made), did, planErr, err)
+			if did := f.did(); errors.Join(planErr,
+				err) != nil || len(planned)+len(made) != 0 || did != "keep stopped, started" {
+				t.Errorf("the second time: planned %s, made %s (%s), %v, %v; want nothing", short(planned), short(made), did,
+					planErr, err)
 			}
 		})
 	}
@@ -197,7 +201,7 @@ func TestSwitch(t *testing.T) {
 	}
 	var before map[string]bool
 	s.Program = DropIn{Path: filepath.Join(run, "unit.d", "x.conf"), Content: SupervisorUnit("/agent"), Agent: "/agent",
-		Link: filepath.Join(run, "bin", "monit"), Reload: func(context.Context) error { return nil },
+		Link: filepath.Join(run, "bin", "monit"), Reload: func(context.Context, string, string) error { return nil },
 		Before: func(monitored map[string]bool) error { before = monitored; return nil }}
 	if _, err := s.Start(t.Context()); err != nil {
 		t.Fatal(err)

@@ -145,6 +145,7 @@ func (p *peer) fail(c net.Conn, to *dbus.Message, name, text string) {
 
 func (p *peer) signal(c net.Conn, member string, body ...any) {
 	p.send(c, &dbus.Message{Type: dbus.TypeSignal, Body: body, Headers: map[dbus.HeaderField]dbus.Variant{
-		dbus.FieldPath: dbus.MakeVariant(dbus.ObjectPath("/org/freedesktop/systemd1")), dbus.FieldInterface: dbus.MakeVariant("org.freedesktop.systemd1.Manager"),
-		dbus.FieldMember: dbus.MakeVariant(member)}})
+		dbus.FieldPath:      dbus.MakeVariant(dbus.ObjectPath("/org/freedesktop/systemd1")),
+		dbus.FieldInterface: dbus.MakeVariant("org.freedesktop.systemd1.Manager"),
+		dbus.FieldMember:    dbus.MakeVariant(member)}})
 }

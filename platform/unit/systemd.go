@@ -15,6 +15,8 @@ import (
 	"github.com/godbus/dbus/v5"
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
+
+	"cambium/internal/atomicfile"
 )
 
 // Systemd controls units of systemd. It connects at the first call and keeps the connection until Close. The zero value
@@ -151,14 +153,21 @@ func (s *Systemd) Reload(ctx context.Context, name string) error {
 	return s.job(ctx, "reload-or-restart", (*systemd.Conn).ReloadOrRestartUnitContext, name, "replace")
 }
 
-// ReloadUnits makes systemd read its unit files again.
-func (s *Systemd) ReloadUnits(ctx context.Context) error {
-	s.logCommand("systemctl daemon-reload")
+// ReloadUnits makes systemd read its unit files again, unless it says that it knows the drop-in of the unit name as it
+// now is, or that it is gone: systemd reads the files of a unit that it has not loaded when it needs them. A reload takes
+// seconds on a slow machine, since it also runs systemd's generators.
+func (s *Systemd) ReloadUnits(ctx context.Context, name, dropIn string) error {
 	conn, err := s.connect(ctx)
-	if err == nil {
-		err = conn.ReloadContext(ctx)
-	}
 	if err != nil {
+		return fmt.Errorf("daemon-reload: %w", err)
+	}
+	used, known := conn.property(ctx, full(name), "DropInPaths").([]string)
+	if known && slices.Contains(used, dropIn) == atomicfile.Exists(dropIn) &&
+		conn.property(ctx, full(name), "NeedDaemonReload") == false {
+		return nil
+	}
+	s.logCommand("systemctl daemon-reload")
+	if err := conn.ReloadContext(ctx); err != nil {
 		return fmt.Errorf("daemon-reload: %w", typed(err))
 	}
 	return nil

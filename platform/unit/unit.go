@@ -69,7 +69,8 @@ func Booted(root string) bool {
 
 // full adds the suffix .service to a name without one, as systemctl does.
 func full(name string) string {
-	for _, suffix := range []string{".service", ".socket", ".target", ".mount", ".timer", ".scope", ".slice", ".path", ".device", ".swap", ".automount"} {
+	for _, suffix := range []string{".service", ".socket", ".target", ".mount", ".timer", ".scope", ".slice", ".path",
+		".device", ".swap", ".automount"} {
 		if strings.HasSuffix(name, suffix) {
 			return name
 		}

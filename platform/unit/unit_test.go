@@ -32,6 +32,9 @@ type fakeSystemd struct {
 	condition bool
 	early     bool // the signal overtakes the reply, as it may
 	silent    bool // no signal ever
+	// dropIns are those of every unit, and stale is set if files have changed since systemd read them.
+	dropIns []string
+	stale   bool
 }
 
 func (s fakeSystemd) answer(p *peer, c net.Conn, m *dbus.Message) {
@@ -58,11 +61,14 @@ func (s fakeSystemd) answer(p *peer, c net.Conn, m *dbus.Message) {
 	case "GetUnitByPID":
 		p.fail(c, m, "org.freedesktop.systemd1.NoUnitForPID", "not a service")
 	case "Get":
-		of := map[string]any{"ActiveState": s.active, "ConditionResult": s.condition}
+		of := map[string]any{"ActiveState": s.active, "ConditionResult": s.condition,
+			"DropInPaths": s.dropIns, "NeedDaemonReload": s.stale}
 		p.reply(c, m, dbus.MakeVariant(of[m.Body[1].(string)]))
 	case "GetAll":
-		p.reply(c, m, map[string]dbus.Variant{"LoadState": dbus.MakeVariant("loaded"), "ActiveState": dbus.MakeVariant(s.active),
-			"SubState": dbus.MakeVariant("running"), "MainPID": dbus.MakeVariant(uint32(42)), "Result": dbus.MakeVariant("exit-code")})
+		p.reply(c, m, map[string]dbus.Variant{"LoadState": dbus.MakeVariant("loaded"),
+			"ActiveState": dbus.MakeVariant(s.active),
+			"SubState":    dbus.MakeVariant("running"), "MainPID": dbus.MakeVariant(uint32(42)),
+			"Result": dbus.MakeVariant("exit-code")})
 	default:
 		p.reply(c, m)
 	}
@@ -82,7 +88,8 @@ func TestSystemdJobs(t *testing.T) {
 		{"start failed", fakeSystemd{result: "failed", active: "failed"}, func(ctx context.Context, s *Systemd) error { return s.Start(ctx, "monit") },
 			func(err error) bool {
 				var job *JobError
-				return errors.As(err, &job) && job.Result == "failed" && job.State.Active == "failed" && job.State.Result == "exit-code"
+				return errors.As(err, &job) && job.Result == "failed" && job.State.Active == "failed" &&
+					job.State.Result == "exit-code"
 			}},
 		{"condition does not hold", fakeSystemd{result: "done", active: "inactive"}, func(ctx context.Context, s *Systemd) error { return s.Start(ctx, "monit") },
 			func(err error) bool { return errors.Is(err, ErrCondition) }},
@@ -131,6 +138,41 @@ func TestSystemdHoldsTheFirstMessageBack(t *testing.T) {
 	t.Cleanup(s.Close)
 	if got, err := s.State(bounded(t), "monit"); err != nil || got.Active != "active" {
 		t.Errorf("got %+v, %v", got, err)
+	}
+}
+
+// TestReloadUnits: a reload costs seconds of a boot, but without a necessary one systemd would start monit as before.
+func TestReloadUnits(t *testing.T) {
+	root := t.TempDir()
+	written, removed := filepath.Join(root, "written.conf"), filepath.Join(root, "removed.conf")
+	if err := os.WriteFile(written, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		name   string
+		peer   fakeSystemd
+		dropIn string
+		reload bool
+	}{
+		{"a unit that systemd has just read", fakeSystemd{dropIns: []string{"/etc/x.conf", written}}, written, false},
+		{"a unit read before the drop-in", fakeSystemd{stale: true}, written, true},
+		{"a drop-in that changed", fakeSystemd{dropIns: []string{written}, stale: true}, written, true},
+		{"an old systemd, which lists directories only when it reloads", fakeSystemd{}, written, true},
+		{"a unit that still uses what is removed", fakeSystemd{dropIns: []string{removed}}, removed, true},
+		{"a unit without what is removed", fakeSystemd{dropIns: []string{written}}, removed, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			root := t.TempDir()
+			p := listen(t, filepath.Join(root, "run/systemd/private"), tc.peer.answer)
+			s := &Systemd{Root: root}
+			t.Cleanup(s.Close)
+			if err := s.ReloadUnits(bounded(t), "monit", tc.dropIn); err != nil {
+				t.Fatal(err)
+			}
+			if reloaded := strings.HasSuffix(p.members(), " Reload"); reloaded != tc.reload {
+				t.Errorf("calls %s, want a reload %v", p.members(), tc.reload)
+			}
+		})
 	}
 }
 
@@ -323,7 +365,8 @@ func TestSystemdConcurrentJobs(t *testing.T) {
 
 func TestStartIsLoggedInSystemctlsWords(t *testing.T) {
 	root := t.TempDir()
-	listen(t, filepath.Join(root, "run/systemd/private"), fakeSystemd{result: "done", active: "active", condition: true}.answer)
+	listen(t, filepath.Join(root, "run/systemd/private"),
+		fakeSystemd{result: "done", active: "active", condition: true}.answer)
 	var out strings.Builder
 	log := logrus.New()
 	log.SetOutput(&out)

@@ -289,7 +289,7 @@ func (m *machine) clean(ctx context.Context) {
 		}
 	}
 	if reload {
-		if err := m.systemd.ReloadUnits(ctx); err != nil {
+		if err := m.systemd.ReloadUnits(ctx, monit.UnitName, dropIn); err != nil {
 			m.log.WithError(err).Warn("systemd does not forget this agent's supervisor")
 		}
 	}
