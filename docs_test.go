@@ -96,7 +96,8 @@ var wording = []phrase{
 	turn("what ", `\bwhat (is|was) there\b`, never, "name the noun"),
 	turn("of which there", `\bof which there\b`, never, "a clause with a noun"),
 	turn(" this is: ", `\bwhich [a-z]+ this is: `, never, "identify the …:"),
-	turn(", that ", `, that (it|they) (is|are) [a-z]+ is (no|not a) (problem|reason|error)\b`, never, "a clause with a noun"),
+	turn(", that ", `, that (it|they) (is|are) [a-z]+ is (no|not a) (problem|reason|error)\b`, never,
+		"a clause with a noun"),
 	// What is left behind, behind a controller or late is behind; what follows is after.
 	turn("behind", `\bbehind\b`, `\b(left|leaves?|nothing|files|mount|%s|lags|round) behind\b|`+
 		`\b(clock|hours|is|moment|still be|be|waits|or|return ")\W* ?behind|\bbehind"|`+
@@ -115,7 +116,8 @@ var wording = []phrase{
 	turn("into", `\bbelongs? into\b`, never, "belongs in"),
 	turn("control group", `\bcontrol groups? of version\b`, never, "cgroup v1, cgroup v2"),
 	turn(" of ", `\bis of (another|the other) [a-z]+\b`, never, "has a different …, or belongs to another …"),
-	turn(" not ", `\b(Debug|Info|Warn|Error)\("[a-z' ]+ not (written|sent|set|listed|flushed|notified|recorded|removed)"`, never,
+	turn(" not ", `\b(Debug|Info|Warn|Error)\("[a-z' ]+ not (written|sent|set|listed|flushed|notified|recorded|removed)"`,
+		never,
 		"cannot write, send, …"),
 }
 

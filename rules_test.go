@@ -55,9 +55,11 @@ var mayImport = map[string][]string{
 	"stemcell-assets":           {},
 	"lab":                       {"lab", "mbus", "settings", "stemcell-assets"},
 	"integration":               {"integration", "lab", "mbus", "settings", "stemcell-assets"},
-	"cmd/agent":                 {"agent", "blobstore", "bootstrap", "infrastructure", "jobs", "desired", "mbus", "platform", "settings", "storage", "supervisor", "cmd/agent"},
-	"cmd/cpi":                   {"lab/cpi", "lab/iaas"},
-	"cmd/lab":                   {"lab", "mbus", "settings", "stemcell-assets", "cmd/lab", "cmd/agent/cli", "cmd/agent/completion", "cmd/agent/timeline"},
+	"cmd/agent": {"agent", "blobstore", "bootstrap", "infrastructure", "jobs", "desired", "mbus",
+		"platform", "settings", "storage", "supervisor", "cmd/agent"},
+	"cmd/cpi": {"lab/cpi", "lab/iaas"},
+	"cmd/lab": {"lab", "mbus", "settings", "stemcell-assets", "cmd/lab", "cmd/agent/cli",
+		"cmd/agent/completion", "cmd/agent/timeline"},
 }
 
 type pkg struct {
@@ -296,7 +298,8 @@ func TestContextsComeFromTheTop(t *testing.T) {
 // TestLabIsNotInTheAgent: nor is a helper of tests, which all import package testing.
 func TestLabIsNotInTheAgent(t *testing.T) {
 	for _, p := range linked(t) {
-		for _, forbidden := range []string{"cambium/lab", "cambium/integration", "github.com/nats-io/nats-server", "testing"} {
+		for _, forbidden := range []string{"cambium/lab", "cambium/integration", "github.com/nats-io/nats-server",
+			"testing"} {
 			if strings.HasPrefix(p.ImportPath, forbidden) {
 				t.Errorf("cmd/agent links %s", p.ImportPath)
 			}
@@ -333,7 +336,8 @@ func TestEveryPackageHasAComment(t *testing.T) {
 		}
 		found := false
 		for _, name := range p.GoFiles {
-			f, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, name), nil, parser.PackageClauseOnly|parser.ParseComments)
+			f, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, name), nil,
+				parser.PackageClauseOnly|parser.ParseComments)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -443,14 +447,16 @@ var byHandle = map[string][]string{
 // byPath are the functions that open or change what a path names. os.OpenRoot and unix.Open, by which a directory that
 // root alone can replace is opened first, are not among them.
 var byPath = map[string]bool{
-	"os.Open": true, "os.OpenFile": true, "os.Create": true, "os.CreateTemp": true, "os.ReadFile": true, "os.WriteFile": true, "os.ReadDir": true,
+	"os.Open": true, "os.OpenFile": true, "os.Create": true, "os.CreateTemp": true, "os.ReadFile": true,
+	"os.WriteFile": true, "os.ReadDir": true,
 	"os.Chown": true, "os.Lchown": true, "os.Chmod": true, "os.Chtimes": true, "os.Truncate": true,
 	"os.Mkdir": true, "os.MkdirAll": true, "os.MkdirTemp": true, "os.Symlink": true, "os.Link": true,
 	"os.Remove": true, "os.RemoveAll": true, "os.Rename": true, "os.CopyFS": true,
 	"filepath.Walk": true, "filepath.WalkDir": true, "filepath.Glob": true,
 	"atomicfile.Write": true, "atomicfile.WriteIfChanged": true, "atomicfile.Remove": true,
-	"unix.Mkdir": true, "unix.Rmdir": true, "unix.Unlink": true, "unix.Rename": true, "unix.Link": true, "unix.Symlink": true,
-	"unix.Chown": true, "unix.Lchown": true, "unix.Chmod": true, "unix.Truncate": true, "unix.Mknod": true,
+	"unix.Mkdir": true, "unix.Rmdir": true, "unix.Unlink": true, "unix.Rename": true, "unix.Link": true,
+	"unix.Symlink": true,
+	"unix.Chown":   true, "unix.Lchown": true, "unix.Chmod": true, "unix.Truncate": true, "unix.Mknod": true,
 }
 
 func TestJobsDirectoriesAreWalkedByHandle(t *testing.T) {
@@ -483,8 +489,10 @@ func TestJobsDirectoriesAreWalkedByHandle(t *testing.T) {
 				if !ok || rootsOwn[set.Position(call.Pos()).Line] {
 					return true
 				}
-				if function := selected(call.Fun); byPath[function] && (len(call.Args) == 0 || selected(call.Args[0]) != "os.DevNull") {
-					t.Errorf("%s: %s takes a path below a directory that jobs can write to; use an os.Root", set.Position(call.Pos()), function)
+				if function := selected(call.Fun); byPath[function] &&
+					(len(call.Args) == 0 || selected(call.Args[0]) != "os.DevNull") {
+					t.Errorf("%s: %s takes a path below a directory that jobs can write to; use an os.Root", set.Position(call.Pos()),
+						function)
 				}
 				return true
 			})

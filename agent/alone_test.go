@@ -39,7 +39,8 @@ func TestAlone(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 		d.Wait()
-		if want := []string{"get_state", "alone ended", "start"}; len(order) != 3 || order[0] != want[0] || order[1] != want[1] || order[2] != want[2] {
+		if want := []string{"get_state", "alone ended", "start"}; len(order) != 3 || order[0] != want[0] ||
+			order[1] != want[1] || order[2] != want[2] {
 			t.Errorf("got %q, want %q", order, want)
 		}
 		// A request that has ended before interrupts nothing.

@@ -190,7 +190,8 @@ func (c *BusClient) expect(grace time.Duration) {
 		if current {
 			c.bus.Overdue = true
 			c.record()
-			c.options.Log.WithFields(logrus.Fields{"server": c.bus.Server, "since": c.bus.Since.Format(time.RFC3339), "reason": c.bus.Reason}).
+			c.options.Log.WithFields(logrus.Fields{"server": c.bus.Server, "since": c.bus.Since.Format(time.RFC3339),
+				"reason": c.bus.Reason}).
 				Warn("agent is degraded: it has no bus")
 		}
 		c.mu.Unlock()

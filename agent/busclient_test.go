@@ -101,7 +101,8 @@ func newClientUnderTest(t *testing.T, ctx context.Context) *clientUnderTest {
 				c.made = append(c.made, f)
 				return f, nil
 			}},
-			"https": {Reachable: status.BusListening, New: func(settings.Effective, BusEvents) (Transport, error) { return nil, errors.New("no certificate") }},
+			"https": {Reachable: status.BusListening,
+				New: func(settings.Effective, BusEvents) (Transport, error) { return nil, errors.New("no certificate") }},
 		}})
 	go func() { c.ended <- c.Run(ctx) }()
 	t.Cleanup(func() {
@@ -123,8 +124,10 @@ func TestBusClientStartsOneBus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		c := newClientUnderTest(t, ctx)
-		for url, want := range map[string]string{"": errNoBus.Error(), "nats://%zz": "is not valid", "amqp://u:hunter2@h": "want scheme nats or https", "https://h:1": "no certificate"} {
-			if err := c.Start(ctx, named(url)); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "hunter2") {
+		for url, want := range map[string]string{"": errNoBus.Error(), "nats://%zz": "is not valid",
+			"amqp://u:hunter2@h": "want scheme nats or https", "https://h:1": "no certificate"} {
+			if err := c.Start(ctx, named(url)); err == nil || !strings.Contains(err.Error(), want) ||
+				strings.Contains(err.Error(), "hunter2") {
 				t.Errorf("%q: got %v, want %q in it", url, err, want)
 			}
 		}
@@ -202,8 +205,10 @@ func TestBusClientKeepsAccountOfTheBus(t *testing.T) {
 			time.Sleep(step.after)
 			synctest.Wait()
 			d := c.status.Snapshot()
-			if d.Bus.State != step.state || d.Bus.Tries != step.tries || d.Bus.Reason != step.reason || d.State != step.agent || d.Bus.Since.Before(begin.Add(-time.Second)) {
-				t.Errorf("step %d: agent %s, bus %s; want %s, %s with %d tries because of %q", n, d.State, d.Bus, step.agent, step.state, step.tries, step.reason)
+			if d.Bus.State != step.state || d.Bus.Tries != step.tries || d.Bus.Reason != step.reason || d.State != step.agent ||
+				d.Bus.Since.Before(begin.Add(-time.Second)) {
+				t.Errorf("step %d: agent %s, bus %s; want %s, %s with %d tries because of %q", n, d.State, d.Bus, step.agent,
+					step.state, step.tries, step.reason)
 			}
 		}
 		if changes != 12 { // seven failures, three connections, and twice overdue
@@ -281,7 +286,8 @@ func TestBusClientAlertsOnce(t *testing.T) {
 				if c.want == "" && len(sent) == 0 {
 					return
 				}
-				if len(sent) != 1 || !strings.HasPrefix(sent[0], "hm alert ") || !strings.Contains(sent[0], "Severity:1") || !strings.Contains(sent[0], "Summary:"+c.want+" ") {
+				if len(sent) != 1 || !strings.HasPrefix(sent[0], "hm alert ") || !strings.Contains(sent[0], "Severity:1") ||
+					!strings.Contains(sent[0], "Summary:"+c.want+" ") {
 					t.Errorf("sent %q, want %q alone", sent, c.want)
 				}
 			})

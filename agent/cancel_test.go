@@ -27,12 +27,14 @@ func TestCancelMidway(t *testing.T) {
 	_, elsewhere := w.blob(t, map[string]string{"./f": "x"})
 	jobsOf := map[string]map[string]string{"web": {"bin/wait": sh(wait), "bin/pre-start": sh("exit 0")}}
 	applied := w.spec(t, "h1", jobsOf, nil)
-	hangs := w.spec(t, "h2", jobsOf, map[string]any{"p": map[string]any{"name": "p", "version": "1", "sha1": elsewhere, "signed_url": w.web.URL + "/hang"}})
+	hangs := w.spec(t, "h2", jobsOf, map[string]any{"p": map[string]any{"name": "p", "version": "1", "sha1": elsewhere,
+		"signed_url": w.web.URL + "/hang"}})
 	if got := w.director.Task(agentID, "apply", applied); got != `{"value":"applied"}` {
 		t.Fatalf("apply: %s", got)
 	}
 	signed := func(get, put string) map[string]any {
-		return map[string]any{"package_get_signed_url": w.web.URL + get, "upload_signed_url": w.web.URL + put, "digest": digest, "name": "pkg", "version": "1", "deps": map[string]any{}}
+		return map[string]any{"package_get_signed_url": w.web.URL + get, "upload_signed_url": w.web.URL + put,
+			"digest": digest, "name": "pkg", "version": "1", "deps": map[string]any{}}
 	}
 	// Holes would not be read; packing this takes long enough.
 	endless := filepath.Join(w.dirs.SysLog(), "endless.log")
@@ -75,14 +77,16 @@ func TestCancelMidway(t *testing.T) {
 				end = w.director.Call(agentID, "get_task", found[1])
 				return end != reply
 			})
-			if !strings.Contains(end, "Action Failed get_task: Task "+found[1]+" result: ") || !strings.Contains(end, "task was canceled") {
+			if !strings.Contains(end, "Action Failed get_task: Task "+found[1]+" result: ") ||
+				!strings.Contains(end, "task was canceled") {
 				t.Errorf("got %s, want an exception that says it was canceled", end)
 			}
 			for _, pid := range strings.Fields(contentOf(w.pidFile())) {
 				eventually.True(t, "process "+pid+" is gone", func() bool { return gone(pid) })
 			}
 			if after := w.files(t); !slices.Equal(before, after) {
-				t.Errorf("left on the disk:\n%s", strings.Join(slices.DeleteFunc(after, func(f string) bool { return slices.Contains(before, f) }), "\n"))
+				t.Errorf("left on the disk:\n%s", strings.Join(slices.DeleteFunc(after,
+					func(f string) bool { return slices.Contains(before, f) }), "\n"))
 			}
 			w.supervisor.stuck = false
 			if got := w.director.Task(agentID, "run_script", "pre-start", map[string]any{}); got != `{"value":{}}` {

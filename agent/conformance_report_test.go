@@ -81,7 +81,8 @@ func conformsReport(t *testing.T, c conformanceCase) {
 		// A supervisor that does not answer is waited for.
 		synctest.Test(t, func(t *testing.T) { sameBody(t, c, c.Heartbeat.beat(t)) })
 	case c.Services != nil:
-		instance := &jobs.Instance{Dirs: vcap.New(t.TempDir()), Supervisor: monit.Supervisor{Client: serveStatus(t, c)}, Log: quiet()}
+		instance := &jobs.Instance{Dirs: vcap.New(t.TempDir()), Supervisor: monit.Supervisor{Client: serveStatus(t, c)},
+			Log: quiet()}
 		if c.Stopped {
 			check(t, os.MkdirAll(instance.Dirs.Monit(), 0o755))
 			write(t, instance.Dirs.MonitStopped(), "")
@@ -136,7 +137,8 @@ func serveStatus(t *testing.T, c conformanceCase) *monit.Client {
 			fmt.Fprintf(w, `<service name="s%d"><type>3</type><status>%d</status><monitor>%d</monitor><pendingaction>0</pendingaction></service>`, i, s.Status, s.Monitor)
 			fmt.Fprintf(&group, "<service>s%d</service>", i)
 		}
-		fmt.Fprintf(w, `</services><servicegroups><servicegroup name="vcap">%s</servicegroup></servicegroups></monit>`, group.String())
+		fmt.Fprintf(w, `</services><servicegroups><servicegroup name="vcap">%s</servicegroup></servicegroups></monit>`,
+			group.String())
 	}))
 	t.Cleanup(web.Close)
 	if c.Dead {

@@ -115,7 +115,8 @@ func TestConformance(t *testing.T) {
 			fixtures := w.fixtures(t)
 			for _, c := range cases {
 				switch {
-				case c.Early, c.reports(), c.Shown != nil, c.Server != "", c.Effective != nil, c.Only != "" && c.Only != transport, c.HTTPS != nil && transport != "https":
+				case c.Early, c.reports(), c.Shown != nil, c.Server != "", c.Effective != nil, c.Only != "" &&
+					c.Only != transport, c.HTTPS != nil && transport != "https":
 				case c.HTTPS != nil:
 					t.Run(c.Rule, func(t *testing.T) { w.conformsHTTPS(t, c) })
 				default:
@@ -147,11 +148,14 @@ func TestConformance(t *testing.T) {
 func conformsServer(t *testing.T, c conformanceCase) {
 	d := testnats.Start(t, nil, agentID)
 	d.Down()
-	d.SetServerCertificate(must[testca.Pair](t)(d.CA.Issue(testca.Request{CommonName: c.Server, Hosts: []string{"127.0.0.1"}})))
+	d.SetServerCertificate(must[testca.Pair](t)(d.CA.Issue(testca.Request{CommonName: c.Server,
+		Hosts: []string{"127.0.0.1"}})))
 	d.Up()
 	pair := d.Client(testca.AgentName(agentID))
-	bus := must[*natsbus.Bus](t)(natsbus.New(natsbus.Options{AgentID: agentID, Handler: NewDispatcher(t.Context(), quiet()), Log: quiet(), Identity: natsbus.Identity{
-		URLs: []secret.URL{d.URL()}, CA: string(d.CA.PEM), Certificate: string(pair.Certificate), PrivateKey: secret.New(string(pair.PrivateKey))}}))
+	bus := must[*natsbus.Bus](t)(natsbus.New(natsbus.Options{AgentID: agentID,
+		Handler: NewDispatcher(t.Context(), quiet()), Log: quiet(), Identity: natsbus.Identity{
+			URLs: []secret.URL{d.URL()}, CA: string(d.CA.PEM), Certificate: string(pair.Certificate),
+			PrivateKey: secret.New(string(pair.PrivateKey))}}))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- bus.Run(ctx) }()
@@ -206,7 +210,8 @@ func TestConformanceHasTheLiterals(t *testing.T) {
 			about.WriteString(strings.ReplaceAll(line, `\"`, `"`))
 		}
 	}
-	for _, literal := range []string{"unknown message ", "restarting agent", "Timed out waiting for service", `"started"`, `"synced"`, `"success"`, `"running"`,
+	for _, literal := range []string{"unknown message ", "restarting agent", "Timed out waiting for service", `"started"`,
+		`"synced"`, `"success"`, `"running"`,
 		`"blobstore_id"`, `"exit_code"`, `"stdout"`, `"stderr"`, `"result"`, `"sha1"`, `["disk-1"]`, `"handle": true`} {
 		if !strings.Contains(about.String(), literal) {
 			t.Errorf("no case has %s", literal)
@@ -219,9 +224,10 @@ func TestConformanceNamesTests(t *testing.T) {
 	for _, c := range conformanceCases(t) {
 		for _, shown := range c.Shown {
 			dir, name, _ := strings.Cut(shown, ".")
-			if !slices.ContainsFunc(must[[]string](t)(filepath.Glob(filepath.Join("..", dir, "*_test.go"))), func(file string) bool {
-				return strings.Contains(read(t, file), "\nfunc "+name+"(t *testing.T) {")
-			}) {
+			if !slices.ContainsFunc(must[[]string](t)(filepath.Glob(filepath.Join("..", dir, "*_test.go"))),
+				func(file string) bool {
+					return strings.Contains(read(t, file), "\nfunc "+name+"(t *testing.T) {")
+				}) {
 				t.Errorf("%s: there is no test %s", c.Rule, shown)
 			}
 		}
@@ -230,7 +236,8 @@ func TestConformanceNamesTests(t *testing.T) {
 
 // conformsHTTPS sends a request to the port and compares status, headers and body.
 func (w *workshop) conformsHTTPS(t *testing.T, c conformanceCase) {
-	r := must[*http.Request](t)(http.NewRequest(c.HTTPS.Method, strings.TrimSuffix(w.https, "/agent")+c.HTTPS.Path, strings.NewReader(c.HTTPS.Body)))
+	r := must[*http.Request](t)(http.NewRequest(c.HTTPS.Method, strings.TrimSuffix(w.https, "/agent")+c.HTTPS.Path,
+		strings.NewReader(c.HTTPS.Body)))
 	if c.HTTPS.Password != "" {
 		r.SetBasicAuth("mbus", c.HTTPS.Password)
 	}
@@ -378,7 +385,8 @@ func (w *workshop) follow(t *testing.T, transport string, c conformanceCase, rep
 
 func (w *world) cancel(t *testing.T, transport, id string) {
 	t.Helper()
-	if got := w.ask(t, transport, fmt.Sprintf(`{"method":"cancel_task","arguments":[%q],"reply_to":"REPLY"}`, id)); got != `{"value":"canceled"}` {
+	if got := w.ask(t, transport, fmt.Sprintf(`{"method":"cancel_task","arguments":[%q],"reply_to":"REPLY"}`,
+		id)); got != `{"value":"canceled"}` {
 		t.Fatalf("cancel_task: %s", got)
 	}
 }

@@ -128,7 +128,8 @@ func TestVerdictOfTheFirstBoot(t *testing.T) {
 		d.FailBoot("ephemeral disk: refused: it holds data", true)
 		synctest.Wait()
 		got := strings.Join(a.take(), "\n")
-		for _, want := range []string{`ping {"exception":{"message":"ephemeral disk: refused: it holds data"}}`, "get_state silence"} {
+		for _, want := range []string{`ping {"exception":{"message":"ephemeral disk: refused: it holds data"}}`,
+			"get_state silence"} {
 			if !strings.Contains(got, want) {
 				t.Errorf("got %q, want %q in it", got, want)
 			}
@@ -185,7 +186,8 @@ func TestRequestsBeforeReady(t *testing.T) {
 		var a answered
 		table := pingTable()
 		for _, name := range []string{"start", "stop"} {
-			table[name] = action.Row{Lane: action.Instance, Bind: action.None(func(context.Context) (string, error) { return name + "ed", nil })}
+			table[name] = action.Row{Lane: action.Instance,
+				Bind: action.None(func(context.Context) (string, error) { return name + "ed", nil })}
 		}
 		ask(d, &a, "get_state") // will be dropped: its caller gives up after 45 s
 		ask(d, &a, "sync_dns")
@@ -251,7 +253,8 @@ func TestInterruptedTasks(t *testing.T) {
 		lost.ID:    fmt.Sprintf(`{"exception":{"message":"Action Failed get_task: Task %s result: the agent restarted while the task was running"}}`, lost.ID),
 	} {
 		var got string
-		d.Handle(t.Context(), mbus.Request{Method: "get_task", Arguments: rawArguments(fmt.Sprintf("%q", id))}, func(r mbus.Reply) { got = string(r.Encode(0)) })
+		d.Handle(t.Context(), mbus.Request{Method: "get_task", Arguments: rawArguments(fmt.Sprintf("%q", id))},
+			func(r mbus.Reply) { got = string(r.Encode(0)) })
 		if got != want {
 			t.Errorf("got %s, want %s", got, want)
 		}

@@ -21,14 +21,15 @@ import (
 func heldTask(t *testing.T, hold time.Duration) (w *world, id string, release func(error)) {
 	t.Helper()
 	end := make(chan error, 1)
-	row := action.Row{Mode: action.Async, Lane: action.Overlap, Cancelable: true, Bind: action.None(func(ctx context.Context) (string, error) {
-		select {
-		case err := <-end:
-			return "ended", err
-		case <-ctx.Done():
-			return "", context.Cause(ctx)
-		}
-	})}
+	row := action.Row{Mode: action.Async, Lane: action.Overlap, Cancelable: true,
+		Bind: action.None(func(ctx context.Context) (string, error) {
+			select {
+			case err := <-end:
+				return "ended", err
+			case <-ctx.Done():
+				return "", context.Cause(ctx)
+			}
+		})}
 	w = newWorld(t, action.Table{"work": row})
 	w.dispatcher.AnswerHold = func() time.Duration { return hold }
 	w.ready()
@@ -122,10 +123,11 @@ func TestGetTaskIsNotHeld(t *testing.T) {
 // it is held until the task ends.
 func TestCancelAnswersAHeldQuestion(t *testing.T) {
 	end := make(chan struct{})
-	row := action.Row{Mode: action.Async, Lane: action.Overlap, Cancelable: true, Bind: action.None(func(ctx context.Context) (string, error) {
-		<-end // takes its time to notice
-		return "", context.Cause(ctx)
-	})}
+	row := action.Row{Mode: action.Async, Lane: action.Overlap, Cancelable: true,
+		Bind: action.None(func(ctx context.Context) (string, error) {
+			<-end // takes its time to notice
+			return "", context.Cause(ctx)
+		})}
 	w := newWorld(t, action.Table{"work": row})
 	w.dispatcher.AnswerHold = func() time.Duration { return time.Hour }
 	w.ready()

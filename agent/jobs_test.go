@@ -34,10 +34,12 @@ func TestInstanceUpdate(t *testing.T) {
 		return map[string]any{"p": map[string]any{"name": "p", "version": "1.1", "sha1": digest, "blobstore_id": pkg}}
 	}
 	spec := w.spec(t, "h1", map[string]map[string]string{"aux": {}, "web": {
-		"bin/pre-start": sh("echo pre-start >> " + trace), "bin/pre-stop": sh("echo pre-stop $BOSH_VM_NEXT_STATE >> " + trace),
-		"bin/drain": sh("echo drain $@ >> " + trace + "; echo 0"),
+		"bin/pre-start": sh("echo pre-start >> " + trace),
+		"bin/pre-stop":  sh("echo pre-stop $BOSH_VM_NEXT_STATE >> " + trace),
+		"bin/drain":     sh("echo drain $@ >> " + trace + "; echo 0"),
 	}}, packages(digest))
-	spec["networks"] = map[string]any{"default": map[string]any{"type": "dynamic", "ip": ""}, "static": map[string]any{"ip": "10.9.9.9"}, "local": map[string]any{"ip": "127.0.0.1"}}
+	spec["networks"] = map[string]any{"default": map[string]any{"type": "dynamic", "ip": ""},
+		"static": map[string]any{"ip": "10.9.9.9"}, "local": map[string]any{"ip": "127.0.0.1"}}
 	next := maps.Clone(spec)
 	next["configuration_hash"], next["packages"] = "h2", packages("abcd")
 	env := func(next string) map[string]any {
@@ -68,7 +70,8 @@ func TestInstanceUpdate(t *testing.T) {
 		t.Errorf("got trace\n%s\nwant\n%s", got, want)
 	}
 	applied := must[jobs.Spec](t)((&jobs.SpecFile{Dirs: w.dirs}).Spec())
-	if applied.NetworkString("default", "ip") != "10.1.2.3" || applied.NetworkString("default", "gateway") != "10.0.0.1" || applied.NetworkString("static", "ip") != "10.9.9.9" {
+	if applied.NetworkString("default", "ip") != "10.1.2.3" ||
+		applied.NetworkString("default", "gateway") != "10.0.0.1" || applied.NetworkString("static", "ip") != "10.9.9.9" {
 		t.Errorf("got networks %v, want the lease's and the spec's own", applied.Networks)
 	}
 }
@@ -112,7 +115,8 @@ func TestDigestsAreOfWhatWasStored(t *testing.T) {
 		if !c.signed {
 			content, key = []byte(read(t, filepath.Join(w.dirs.Blobs(), got.BlobstoreID))), "k"
 		}
-		if sum := fmt.Sprintf("%x", sha1.Sum(content)); !strings.HasPrefix(got.Digest, sum) || !bytes.HasPrefix(content, []byte{0x1f, 0x8b}) || key != "k" {
+		if sum := fmt.Sprintf("%x", sha1.Sum(content)); !strings.HasPrefix(got.Digest, sum) ||
+			!bytes.HasPrefix(content, []byte{0x1f, 0x8b}) || key != "k" {
 			t.Errorf("%s: got %s for %d bytes with sha1 %s, header %q", c.method, reply, len(content), sum, key)
 		}
 	}
@@ -123,7 +127,8 @@ func TestStoppingAgentLeavesScriptsAlone(t *testing.T) {
 	w := newWorkshop(t)
 	w.ready()
 	waiting := sh("echo $$ > " + w.pidFile() + ".new; mv " + w.pidFile() + ".new " + w.pidFile() + "; exec sleep 1000")
-	if got := w.director.Task(agentID, "apply", w.spec(t, "h", map[string]map[string]string{"web": {"bin/drain": waiting}}, nil)); got != `{"value":"applied"}` {
+	if got := w.director.Task(agentID, "apply",
+		w.spec(t, "h", map[string]map[string]string{"web": {"bin/drain": waiting}}, nil)); got != `{"value":"applied"}` {
 		t.Fatalf("apply: %s", got)
 	}
 	w.director.Call(agentID, "drain", "shutdown")
@@ -146,7 +151,8 @@ func TestQueuedDrainAndErrandAreCanceled(t *testing.T) {
 	w.machine.migrate = make(chan struct{})
 	w.director.Call(agentID, "migrate_disk")
 	ends := map[string]string{}
-	for method, want := range map[string]string{"drain": `{"value":0}`, "run_errand": `{"value":{"stdout":"","stderr":"","exit_code":143}}`} {
+	for method, want := range map[string]string{"drain": `{"value":0}`,
+		"run_errand": `{"value":{"stdout":"","stderr":"","exit_code":143}}`} {
 		id := handle.FindStringSubmatch(w.director.Call(agentID, method, "shutdown"))[1]
 		w.cancel(t, "nats", id)
 		ends[id] = want

@@ -75,7 +75,8 @@ type workshop struct {
 func newWorkshop(t *testing.T) *workshop {
 	t.Helper()
 	w := &workshop{world: newWorld(t, nil), root: t.TempDir(), hanging: make(chan struct{})}
-	for _, dir := range []string{w.dirs.SensitiveBlobs(), w.dirs.DataSys() + "/log", w.dirs.Monit(), filepath.Join(w.root, "var/log")} {
+	for _, dir := range []string{w.dirs.SensitiveBlobs(), w.dirs.DataSys() + "/log", w.dirs.Monit(),
+		filepath.Join(w.root, "var/log")} {
 		check(t, os.MkdirAll(dir, 0o755))
 	}
 	check(t, os.Symlink(w.dirs.DataSys(), w.dirs.Sys()))
@@ -151,7 +152,8 @@ func (w *workshop) blob(t *testing.T, files map[string]string) (id, digest strin
 func sh(body string) string { return "#!/bin/bash\n" + body + "\n" }
 
 // spec is an apply spec of jobs, each a map from file to content.
-func (w *workshop) spec(t *testing.T, hash string, all map[string]map[string]string, packages map[string]any) map[string]any {
+func (w *workshop) spec(t *testing.T, hash string, all map[string]map[string]string,
+	packages map[string]any) map[string]any {
 	t.Helper()
 	files := map[string]string{}
 	templates := []any{}
@@ -163,7 +165,8 @@ func (w *workshop) spec(t *testing.T, hash string, all map[string]map[string]str
 		}
 	}
 	id, digest := w.blob(t, files)
-	return map[string]any{"deployment": "d", "name": "g", "id": "i", "index": 0, "configuration_hash": hash, "networks": map[string]any{}, "packages": packages,
+	return map[string]any{"deployment": "d", "name": "g", "id": "i", "index": 0, "configuration_hash": hash,
+		"networks": map[string]any{}, "packages": packages,
 		"job":                        map[string]any{"name": "g", "template": "web", "templates": templates},
 		"rendered_templates_archive": map[string]any{"blobstore_id": id, "sha1": digest}}
 }
@@ -179,8 +182,9 @@ func (w *workshop) fixtures(t *testing.T) *strings.Replacer {
 	}
 	web := map[string]map[string]string{
 		"web": {
-			"bin/pre-start": sh("exit 0"), "bin/post-start": sh("echo cannot >&2; exit 1"), "bin/drain": sh("echo 0"), "bin/bad-drain": "",
-			"bin/pre-stop": sh(`[ "$BOSH_VM_NEXT_STATE" = delete ]`), "bin/run": sh("echo out; echo err >&2; exit 3"),
+			"bin/pre-start": sh("exit 0"), "bin/post-start": sh("echo cannot >&2; exit 1"), "bin/drain": sh("echo 0"),
+			"bin/bad-drain": "",
+			"bin/pre-stop":  sh(`[ "$BOSH_VM_NEXT_STATE" = delete ]`), "bin/run": sh("echo out; echo err >&2; exit 3"),
 		},
 		"big": {"bin/run": sh("head -c 2000000 /dev/zero | tr '\\0' x")},
 		"aux": {},
@@ -189,17 +193,20 @@ func (w *workshop) fixtures(t *testing.T) *strings.Replacer {
 	slow := map[string]map[string]string{"slow": {"bin/drain": waiting, "bin/run": waiting, "bin/wait": waiting}}
 	return substitution(t, map[string]any{
 		"source": source, "source_digest": sourceDigest, "broken": broken, "broken_digest": brokenDigest,
-		"deps":    map[string]any{"dep": map[string]any{"Name": "dep", "Version": "1", "Sha1": depDigest, "blobstore_id": dep}},
+		"deps": map[string]any{"dep": map[string]any{"Name": "dep", "Version": "1", "Sha1": depDigest,
+			"blobstore_id": dep}},
 		"spec":    w.spec(t, "h1", web, pkg(dep, depDigest)),
 		"next":    w.spec(t, "h2", web, pkg(dep, depDigest)),
 		"slow":    w.spec(t, "h3", slow, nil),
 		"no_blob": w.spec(t, "h4", web, pkg("nope", depDigest)),
 		"altered": w.spec(t, "h5", web, pkg(source, depDigest)),
 		"get_url": w.web.URL + "/" + source, "put_url": w.web.URL + "/up",
-		"signed_deps": map[string]any{"dep": map[string]any{"name": "dep", "version": "1", "sha1": depDigest, "package_get_signed_url": w.web.URL + "/" + dep}},
+		"signed_deps": map[string]any{"dep": map[string]any{"name": "dep", "version": "1", "sha1": depDigest,
+			"package_get_signed_url": w.web.URL + "/" + dep}},
 		"long_cid":    "disk-" + strings.Repeat(separator, 200000),
 		"odd_network": map[string]any{"networks": map[string]any{strings.Repeat(`"`, 280000): map[string]any{}}},
-		"tmp":         w.dirs.Tmp(), "logs": filepath.Join(w.dirs.Tmp(), "logs.tgz"), "digest7": sha256Digest(dns7), "digest9": sha256Digest(dns9),
+		"tmp":         w.dirs.Tmp(), "logs": filepath.Join(w.dirs.Tmp(), "logs.tgz"), "digest7": sha256Digest(dns7),
+		"digest9": sha256Digest(dns9),
 	})
 }
 

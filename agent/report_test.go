@@ -196,9 +196,10 @@ func TestExpiryWarnings(t *testing.T) {
 		pair := must[testca.Pair](t)(ca.Issue(testca.Request{CommonName: "a", NotAfter: time.Now().Add(40 * 24 * time.Hour)}))
 		p := &publisher{connected: true}
 		connected := make(chan struct{})
-		e := Expiry{Bus: p, Connected: connected, Path: filepath.Join(t.TempDir(), "announced.json"), Log: quiet(), Certificates: func() []Certificate {
-			return []Certificate{{"bus client", string(pair.Certificate)}, {"odd", "nonsense"}, {"key", string(pair.PrivateKey)}}
-		}}
+		e := Expiry{Bus: p, Connected: connected, Path: filepath.Join(t.TempDir(), "announced.json"), Log: quiet(),
+			Certificates: func() []Certificate {
+				return []Certificate{{"bus client", string(pair.Certificate)}, {"odd", "nonsense"}, {"key", string(pair.PrivateKey)}}
+			}}
 		var stop func()
 		start := func() {
 			ctx, cancel := context.WithCancel(t.Context())

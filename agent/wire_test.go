@@ -21,7 +21,8 @@ const pong = `{"value":"pong"}`
 
 // counting is a row that counts its runs.
 func counting(lane action.Lane, mode action.Mode, runs *atomic.Int64) action.Row {
-	return action.Row{Lane: lane, Mode: mode, Bind: action.None(func(context.Context) (int64, error) { return runs.Add(1), nil })}
+	return action.Row{Lane: lane, Mode: mode,
+		Bind: action.None(func(context.Context) (int64, error) { return runs.Add(1), nil })}
 }
 
 func TestGateOnTheWire(t *testing.T) {
@@ -75,7 +76,8 @@ func TestNothingBlocksTheFastLane(t *testing.T) {
 		if got := w.director.Call(agentID, "ping"); got != pong {
 			t.Fatalf("got %s", got)
 		}
-		if got, want := w.director.Call(agentID, "get_task", id), fmt.Sprintf(`{"value":{"agent_task_id":%q,"state":"running"}}`, id); got != want {
+		if got, want := w.director.Call(agentID, "get_task", id),
+			fmt.Sprintf(`{"value":{"agent_task_id":%q,"state":"running"}}`, id); got != want {
 			t.Fatalf("got %s, want %s", got, want)
 		}
 	}
@@ -105,20 +107,21 @@ func TestTasksRunInOrderOneAtATime(t *testing.T) {
 	var order []string
 	running := 0
 	row := func(mode action.Mode) action.Row {
-		return action.Row{Mode: mode, Lane: action.Instance, Bind: action.One(func(_ context.Context, name string) (string, error) {
-			mu.Lock()
-			running++
-			if running > 1 {
-				t.Error("two at a time")
-			}
-			order = append(order, name)
-			mu.Unlock()
-			time.Sleep(time.Millisecond)
-			mu.Lock()
-			running--
-			mu.Unlock()
-			return name, nil
-		})}
+		return action.Row{Mode: mode, Lane: action.Instance,
+			Bind: action.One(func(_ context.Context, name string) (string, error) {
+				mu.Lock()
+				running++
+				if running > 1 {
+					t.Error("two at a time")
+				}
+				order = append(order, name)
+				mu.Unlock()
+				time.Sleep(time.Millisecond)
+				mu.Lock()
+				running--
+				mu.Unlock()
+				return name, nil
+			})}
 	}
 	w := newWorld(t, action.Table{"apply": row(action.Async), "start": row(action.Sync)}).ready()
 	var replies []<-chan []byte
@@ -154,7 +157,8 @@ func TestPanicsAreExceptions(t *testing.T) {
 	}).ready()
 	for _, method := range []string{"inline", "sync", "task", "bind"} {
 		got := w.director.Task(agentID, method)
-		if !strings.Contains(got, "internal error ") || !strings.Contains(got, ", see the agent's log") || strings.Contains(got, "secret") {
+		if !strings.Contains(got, "internal error ") || !strings.Contains(got, ", see the agent's log") ||
+			strings.Contains(got, "secret") {
 			t.Errorf("%s: got %s", method, got)
 		}
 	}
@@ -171,7 +175,8 @@ func TestCanceledWhileQueued(t *testing.T) {
 	errand := counting(action.Instance, action.Async, &runs)
 	errand.Cancelable = true
 	w := newWorld(t, action.Table{
-		"apply": {Lane: action.Instance, Mode: action.Async, Bind: action.None(func(context.Context) (string, error) { <-hold; return "applied", nil })},
+		"apply": {Lane: action.Instance, Mode: action.Async,
+			Bind: action.None(func(context.Context) (string, error) { <-hold; return "applied", nil })},
 		"drain": drain, "run_errand": errand,
 	}).ready()
 	apply := handle.FindStringSubmatch(w.director.Call(agentID, "apply"))[1]
@@ -203,7 +208,8 @@ func TestCanceledWhileQueued(t *testing.T) {
 // A request that is sent twice over one connection is two requests: the CLI's are the same bytes by design.
 func TestARepeatedRequestIsServedAgain(t *testing.T) {
 	var runs atomic.Int64
-	w := newWorld(t, action.Table{"apply": counting(action.Instance, action.Async, &runs), "start": counting(action.Instance, action.Sync, &runs)}).ready()
+	w := newWorld(t, action.Table{"apply": counting(action.Instance, action.Async, &runs),
+		"start": counting(action.Instance, action.Sync, &runs)}).ready()
 	for _, method := range []string{"apply", "start", "ping"} {
 		subject, replies := w.director.Inbox(agentID)
 		envelope := testnats.Envelope(method, subject)
@@ -223,15 +229,18 @@ func TestUpdateSettingsRotatesTheIdentity(t *testing.T) {
 	w := newWorld(t, nil).ready()
 	bootstrap, permanent := testca.AgentName(agentID), agentID+".permanent.agent.bosh-internal"
 	pair := w.deployment.Client(permanent)
-	cert := map[string]any{"ca": string(w.deployment.CA.PEM), "certificate": string(pair.Certificate), "private_key": string(pair.PrivateKey)}
+	cert := map[string]any{"ca": string(w.deployment.CA.PEM), "certificate": string(pair.Certificate),
+		"private_key": string(pair.PrivateKey)}
 	before := w.current.Effective().Bus
 
 	// An identity that is invalid: nothing changes.
-	got := w.director.Task(agentID, "update_settings", map[string]any{"mbus": map[string]any{"cert": map[string]any{"ca": "x", "certificate": "y", "private_key": "z"}}})
+	got := w.director.Task(agentID, "update_settings",
+		map[string]any{"mbus": map[string]any{"cert": map[string]any{"ca": "x", "certificate": "y", "private_key": "z"}}})
 	if !strings.Contains(got, "result: update settings: ") || !w.current.Effective().Bus.Equal(before) {
 		t.Errorf("got %s, and the settings changed: %v", got, !w.current.Effective().Bus.Equal(before))
 	}
-	id := handle.FindStringSubmatch(w.director.Call(agentID, "update_settings", map[string]any{"mbus": map[string]any{"cert": cert}, "trusted_certs": "PEM"}))[1]
+	id := handle.FindStringSubmatch(w.director.Call(agentID, "update_settings",
+		map[string]any{"mbus": map[string]any{"cert": cert}, "trusted_certs": "PEM"}))[1]
 	running := fmt.Sprintf(`{"value":{"agent_task_id":%q,"state":"running"}}`, id)
 	for range 20 {
 		if got := w.director.Call(agentID, "get_task", id); got != running {
@@ -283,7 +292,8 @@ func TestUpdateSettingsResumes(t *testing.T) {
 		t.Error("nothing was persisted, and it says ok")
 	}
 	w.ready()
-	if got := w.director.Task(agentID, "update_settings", map[string]any{"trusted_certs": "secret one"}); got != `{"value":"ok"}` {
+	if got := w.director.Task(agentID, "update_settings",
+		map[string]any{"trusted_certs": "secret one"}); got != `{"value":"ok"}` {
 		t.Fatal(got)
 	}
 	if got, err := row.Resume(t.Context(), first); got != "ok" || err != nil {
@@ -299,7 +309,8 @@ func TestTenThousandInFlight(t *testing.T) {
 	var runs atomic.Int64
 	hold := make(chan struct{})
 	w := newWorld(t, action.Table{
-		"block": {Lane: action.Instance, Mode: action.Async, Bind: action.None(func(context.Context) (string, error) { <-hold; return "", nil })},
+		"block": {Lane: action.Instance, Mode: action.Async,
+			Bind: action.None(func(context.Context) (string, error) { <-hold; return "", nil })},
 		"apply": counting(action.Instance, action.Async, &runs),
 	}).ready()
 	w.director.Call(agentID, "block")
@@ -329,9 +340,12 @@ func TestTenThousandInFlight(t *testing.T) {
 
 func TestSecretsStayOutOfTheRecord(t *testing.T) {
 	w := newWorld(t, nil).ready()
-	w.director.Task(agentID, "update_settings", map[string]any{"trusted_certs": "canary-1", "blobstores": []any{map[string]any{"provider": "dav", "options": map[string]any{"password": "canary-2"}}}})
-	w.director.Task(agentID, "upload_blob", map[string]any{"blob_id": "b", "checksum": "2aae6c35c94fcfb415dbe95f408b9ce91ee846ed", "payload": "aGVsbG8gd29ybGQ="})
-	w.director.Task(agentID, "add_persistent_disk", "disk-1", map[string]any{"path": "/dev/sdc", "iscsi_settings": map[string]any{"password": "canary-3"}})
+	w.director.Task(agentID, "update_settings", map[string]any{"trusted_certs": "canary-1",
+		"blobstores": []any{map[string]any{"provider": "dav", "options": map[string]any{"password": "canary-2"}}}})
+	w.director.Task(agentID, "upload_blob", map[string]any{"blob_id": "b",
+		"checksum": "2aae6c35c94fcfb415dbe95f408b9ce91ee846ed", "payload": "aGVsbG8gd29ybGQ="})
+	w.director.Task(agentID, "add_persistent_disk", "disk-1",
+		map[string]any{"path": "/dev/sdc", "iscsi_settings": map[string]any{"password": "canary-3"}})
 	record := read(t, w.dirs.Bosh()+"/tasks")
 	for _, canary := range []string{"canary", "aGVsbG8", "/dev/sdc"} {
 		if strings.Contains(record, canary) {

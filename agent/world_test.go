@@ -255,7 +255,8 @@ func must[T any](t testing.TB) func(T, error) T {
 // newWorld boots an agent; extra rows join its table.
 func newWorld(t testing.TB, extra action.Table) *world {
 	t.Helper()
-	w := &world{t: t, deployment: testnats.Start(t, nil, agentID), dirs: vcap.New(t.TempDir()), machine: &machine{blobs: map[string]string{}}, audit: &audit{}}
+	w := &world{t: t, deployment: testnats.Start(t, nil, agentID), dirs: vcap.New(t.TempDir()),
+		machine: &machine{blobs: map[string]string{}}, audit: &audit{}}
 	for _, dir := range []string{w.dirs.Bosh(), w.dirs.Tmp(), w.dirs.Blobs(), filepath.Join(w.dirs.Base(), "etc/ssh")} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
@@ -266,9 +267,10 @@ func newWorld(t testing.TB, extra action.Table) *world {
 	document := fmt.Sprintf(`{"agent_id":%q,"vm":{"name":"vm-1"},"mbus":%q,"blobstore":{"provider":"local","options":{}},
 		"networks":{"b":{"type":"manual","ip":"10.0.0.5","netmask":"255.255.255.0","default":["gateway"]},"a":{"type":"manual","ip":"10.1.0.5","netmask":"255.255.255.0"}}}`,
 		agentID, w.deployment.URL().Reveal())
-	w.current = must[*store.Current](t)(store.Open(w.dirs, store.Options{Log: quiet(), Fetch: func(context.Context) (store.Fetched, error) {
-		return store.Fetched{Raw: secret.NewJSON([]byte(document)), From: "test"}, nil
-	}}))
+	w.current = must[*store.Current](t)(store.Open(w.dirs,
+		store.Options{Log: quiet(), Fetch: func(context.Context) (store.Fetched, error) {
+			return store.Fetched{Raw: secret.NewJSON([]byte(document)), From: "test"}, nil
+		}}))
 	must[store.Loaded](t)(w.current.Load(t.Context()))
 
 	ctx, cancel := context.WithCancel(context.Background())
@@ -276,10 +278,13 @@ func newWorld(t testing.TB, extra action.Table) *world {
 	w.dispatcher = NewDispatcher(ctx, quiet())
 	w.tasks = must[*task.Tasks](t)(task.Open(ctx, task.Options{Path: filepath.Join(w.dirs.Bosh(), "tasks"),
 		Log: quiet()}))
-	w.nats = must[*natsbus.Bus](t)(natsbus.New(natsbus.Options{AgentID: agentID, Handler: w.dispatcher, Audit: w.audit, Log: quiet(), Identity: w.identity()}))
+	w.nats = must[*natsbus.Bus](t)(natsbus.New(natsbus.Options{AgentID: agentID, Handler: w.dispatcher, Audit: w.audit,
+		Log: quiet(), Identity: w.identity()}))
 	listening := make(chan struct{})
-	https := must[*httpsbus.Bus](t)(httpsbus.New(httpsbus.Options{URL: secret.NewURL("https://mbus:s3cret@127.0.0.1:0"), KeyFile: filepath.Join(w.dirs.Bosh(), "https.pem"),
-		Handler: w.dispatcher, Blobs: &blobstore.Dir{Path: w.dirs.Blobs()}, Audit: w.audit, Log: quiet(), OnListen: func(string) { close(listening) }}))
+	https := must[*httpsbus.Bus](t)(httpsbus.New(httpsbus.Options{URL: secret.NewURL("https://mbus:s3cret@127.0.0.1:0"),
+		KeyFile: filepath.Join(w.dirs.Bosh(), "https.pem"),
+		Handler: w.dispatcher, Blobs: &blobstore.Dir{Path: w.dirs.Blobs()}, Audit: w.audit, Log: quiet(),
+		OnListen: func(string) { close(listening) }}))
 	var group sync.WaitGroup
 	group.Go(func() { _ = w.nats.Run(ctx) })
 	group.Go(func() { _ = https.Run(ctx) })
@@ -290,7 +295,8 @@ func newWorld(t testing.TB, extra action.Table) *world {
 	})
 	<-listening
 	w.https = "https://" + https.Address().String() + "/agent"
-	w.client = &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, MaxIdleConnsPerHost: 64}}
+	w.client = &http.Client{Timeout: 30 * time.Second,
+		Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, MaxIdleConnsPerHost: 64}}
 	t.Cleanup(w.client.CloseIdleConnections)
 	eventually.True(t, "connected", w.nats.Connected)
 	w.director = w.deployment.Director()
@@ -309,16 +315,21 @@ func (w *world) identity() natsbus.Identity {
 func (w *world) deps() action.Deps {
 	return action.Deps{
 		Tasks: w.tasks,
-		State: action.StateSource{AgentID: agentID, VMName: func() string { return "vm-1" }, Jobs: w.machine, Vitals: w.machine.vitals},
+		State: action.StateSource{AgentID: agentID, VMName: func() string { return "vm-1" }, Jobs: w.machine,
+			Vitals: w.machine.vitals},
 		Disks: w.machine,
 		UpdateSettings: action.UpdateSettings{Store: w.current, Bus: NATS{w.nats}, Blobstore: w.machine,
 			Certificates: w.machine, Disks: w.machine},
 		SensitiveBlobs: w.machine,
 		Removable:      []string{w.dirs.Tmp()},
-		SSH:            &action.SSH{Users: users{w.machine}, HostKey: func(ctx context.Context) (string, error) { return action.AwaitHostKey(ctx, w.dirs.Base()) }, Networks: func() map[string]settings.Network { return w.current.Effective().Settings.Networks }},
-		DNS:            &action.DNS{Blobs: w.machine, Hosts: w.machine, Records: w.dirs.DNSRecords(), GID: os.Getgid()},
-		Neighbors:      w.machine,
-		Power:          w.machine,
+		SSH: &action.SSH{Users: users{w.machine}, HostKey: func(ctx context.Context) (string,
+			error) {
+			return action.AwaitHostKey(ctx, w.dirs.Base())
+		},
+			Networks: func() map[string]settings.Network { return w.current.Effective().Settings.Networks }},
+		DNS:       &action.DNS{Blobs: w.machine, Hosts: w.machine, Records: w.dirs.DNSRecords(), GID: os.Getgid()},
+		Neighbors: w.machine,
+		Power:     w.machine,
 	}
 }
 

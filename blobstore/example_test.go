@@ -28,8 +28,9 @@ func Example() {
 	check(os.MkdirAll(dirs.Tmp(), 0o755))
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	store, err := blobstore.New(blobstore.Options{Provider: "local", Options: secret.NewJSON(fmt.Appendf(nil, `{"blobstore_path": %q}`, filepath.Join(dir, "blobs"))),
-		Dirs: dirs, Log: logrus.NewEntry(log)})
+	store, err := blobstore.New(blobstore.Options{Provider: "local",
+		Options: secret.NewJSON(fmt.Appendf(nil, `{"blobstore_path": %q}`, filepath.Join(dir, "blobs"))),
+		Dirs:    dirs, Log: logrus.NewEntry(log)})
 	check(err)
 
 	id, text, err := store.Put(ctx, func(w io.Writer) error {

@@ -130,7 +130,8 @@ func secretsOf(value any, sensitive bool) (found []secret.String) {
 	case map[string]any:
 		for name, each := range v {
 			name = strings.ToLower(name)
-			secretly := slices.ContainsFunc([]string{"key", "secret", "password", "token", "credential"}, func(part string) bool { return strings.Contains(name, part) })
+			secretly := slices.ContainsFunc([]string{"key", "secret", "password", "token", "credential"},
+				func(part string) bool { return strings.Contains(name, part) })
 			found = append(found, secretsOf(each, sensitive || secretly)...)
 		}
 	}

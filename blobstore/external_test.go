@@ -51,12 +51,14 @@ func TestExternalPrograms(t *testing.T) {
 	}
 	faults(3)
 	_, err = store.Open(t.Context(), blob.Ref{ID: id, Digest: digestOf(t, content)})
-	if err == nil || strings.Contains(err.Error(), "canary") || !strings.Contains(err.Error(), "request signed with <redacted> was refused") {
+	if err == nil || strings.Contains(err.Error(), "canary") ||
+		!strings.Contains(err.Error(), "request signed with <redacted> was refused") {
 		t.Errorf("got %v, want the program's output without the secret", err)
 	}
 	faults(0)
 	before := calls()
-	if _, err := store.Open(t.Context(), blob.Ref{ID: "missing", Digest: digestOf(t, nil)}); err == nil || calls() != before+1 {
+	if _, err := store.Open(t.Context(), blob.Ref{ID: "missing", Digest: digestOf(t, nil)}); err == nil ||
+		calls() != before+1 {
 		t.Errorf("missing: got %v after %d calls, want one", err, calls()-before)
 	}
 	if left, _ := os.ReadDir(d.Tmp()); len(left) != 0 {
@@ -74,7 +76,8 @@ func TestProxyOfTheEnvironment(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := read(t.Context(), store, blob.Ref{SignedURL: secret.NewURL(address), Digest: digestOf(t, []byte("blob"))}); err != nil {
+		if _, err := read(t.Context(), store, blob.Ref{SignedURL: secret.NewURL(address),
+			Digest: digestOf(t, []byte("blob"))}); err != nil {
 			t.Fatal(err)
 		}
 		return

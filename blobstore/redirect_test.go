@@ -24,7 +24,10 @@ func TestRedirectsCarryNothingAway(t *testing.T) {
 	mux.HandleFunc("/away", func(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, strings.Replace(elsewhere.URL, "127.0.0.1", "localhost", 1)+"/x", http.StatusTemporaryRedirect)
 	})
-	mux.HandleFunc("/near", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/here", http.StatusFound) })
+	mux.HandleFunc("/near", func(w http.ResponseWriter,
+		r *http.Request) {
+		http.Redirect(w, r, "/here", http.StatusFound)
+	})
 	mux.HandleFunc("/here", func(w http.ResponseWriter, r *http.Request) {
 		same = r.Header.Clone()
 		_, _ = io.WriteString(w, "content")
@@ -40,8 +43,10 @@ func TestRedirectsCarryNothingAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	get := func(path string) error {
-		content, err := store.Open(t.Context(), blob.Ref{SignedURL: secret.NewURL(first.URL + path + "?signature=s3cret"), Digest: digestOf(t, []byte("content")),
-			Headers: map[string]secret.String{"X-Amz-Server-Side-Encryption-Customer-Key": secret.New("s3cret-key"), "Authorization": secret.New("s3cret-auth")}})
+		content, err := store.Open(t.Context(), blob.Ref{SignedURL: secret.NewURL(first.URL + path + "?signature=s3cret"),
+			Digest: digestOf(t, []byte("content")),
+			Headers: map[string]secret.String{"X-Amz-Server-Side-Encryption-Customer-Key": secret.New("s3cret-key"),
+				"Authorization": secret.New("s3cret-auth")}})
 		if err != nil {
 			return err
 		}
@@ -66,7 +71,8 @@ func TestRedirectsCarryNothingAway(t *testing.T) {
 	if same.Get("Referer") != "" {
 		t.Errorf("Referer: %s", same.Get("Referer"))
 	}
-	if err := get("/bad"); err == nil || strings.Contains(err.Error(), "s3cret") || !strings.Contains(err.Error(), "cannot be parsed") {
+	if err := get("/bad"); err == nil || strings.Contains(err.Error(), "s3cret") ||
+		!strings.Contains(err.Error(), "cannot be parsed") {
 		t.Errorf("got %v, want an error without the address", err)
 	}
 }

@@ -14,7 +14,8 @@ import (
 func TestReplaceable(t *testing.T) {
 	d := dirs(t)
 	local := func(path string) Options {
-		return Options{Provider: "local", Options: secret.NewJSON([]byte(fmt.Sprintf(`{"blobstore_path":%q}`, path))), Dirs: d, Log: entry(t), Backoff: quick}
+		return Options{Provider: "local", Options: secret.NewJSON([]byte(fmt.Sprintf(`{"blobstore_path":%q}`, path))),
+			Dirs: d, Log: entry(t), Backoff: quick}
 	}
 	put := func(r *Replaceable) (id string, err error) {
 		id, _, err = r.Put(t.Context(), func(w io.Writer) error { _, err := io.WriteString(w, "content"); return err })

@@ -197,11 +197,13 @@ func TestConformance(t *testing.T) {
 		},
 		"dav": func(t *testing.T) Options {
 			_, web := dave(t)
-			return Options{Provider: "dav", Options: options(t, map[string]string{"endpoint": web.URL + "/", "user": "u", "password": "canary-pw"})}
+			return Options{Provider: "dav", Options: options(t,
+				map[string]string{"endpoint": web.URL + "/", "user": "u", "password": "canary-pw"})}
 		},
 	}
 	for provider, secrets := range map[string]map[string]any{
-		"s3":            {"bucket_name": "b", "credentials_source": "static", "access_key_id": "canary-id", "secret_access_key": "canary-key"},
+		"s3": {"bucket_name": "b", "credentials_source": "static", "access_key_id": "canary-id",
+			"secret_access_key": "canary-key"},
 		"gcs":           {"bucket_name": "b", "json_key": "canary-key", "encryption_key": "canary-encryption"},
 		"azure-storage": {"container_name": "c", "account_name": "a", "account_key": "canary-key"},
 	} {
@@ -239,7 +241,8 @@ func TestConformance(t *testing.T) {
 					t.Errorf("get with another digest: got %v, want a mismatch", err)
 				}
 			}
-			if _, err := read(t.Context(), store, blob.Ref{ID: "missing", Digest: digestOf(t, nil)}); !errors.Is(err, ErrNotFound) {
+			if _, err := read(t.Context(), store, blob.Ref{ID: "missing", Digest: digestOf(t, nil)}); !errors.Is(err,
+				ErrNotFound) {
 				t.Errorf("get of a missing blob: got %v", err)
 			}
 			fault := errors.New("the producer failed")
@@ -326,11 +329,13 @@ func TestRefusalsAreNotRepeated(t *testing.T) {
 	if !errors.Is(err, ErrNotFound) || len(s.requests) != 1 {
 		t.Errorf("got %v after %d requests, want ErrNotFound after one", err, len(s.requests))
 	}
-	_, err = store.Open(t.Context(), blob.Ref{SignedURL: secret.NewURL(url + "/signed/aa/x?st=canary-wrong"), Digest: digestOf(t, nil)})
+	_, err = store.Open(t.Context(), blob.Ref{SignedURL: secret.NewURL(url + "/signed/aa/x?st=canary-wrong"),
+		Digest: digestOf(t, nil)})
 	if err == nil || strings.Contains(err.Error(), "canary") || !strings.Contains(err.Error(), "403") {
 		t.Errorf("got %v, want an error with the status and without the signature", err)
 	}
-	_, err = store.Open(t.Context(), blob.Ref{SignedURL: secret.NewURL("http://127.0.0.1:1/x?st=canary-hmac"), Digest: digestOf(t, nil)})
+	_, err = store.Open(t.Context(), blob.Ref{SignedURL: secret.NewURL("http://127.0.0.1:1/x?st=canary-hmac"),
+		Digest: digestOf(t, nil)})
 	if err == nil || strings.Contains(err.Error(), "canary") {
 		t.Errorf("got %v, want an error without the signature", err)
 	}
@@ -339,7 +344,8 @@ func TestRefusalsAreNotRepeated(t *testing.T) {
 func TestSignedURLs(t *testing.T) {
 	s, store, _, url := davStore(t)
 	address := secret.NewURL(url + "/signed/ab/blob?st=canary-hmac&ts=1")
-	headers := map[string]secret.String{"x-goog-encryption-key": secret.New("canary-key"), "X-Ms-Blob-Type": secret.New("blockblob")}
+	headers := map[string]secret.String{"x-goog-encryption-key": secret.New("canary-key"),
+		"X-Ms-Blob-Type": secret.New("blockblob")}
 	content := noise(100_000)
 	s.busy = 1
 	digest, err := store.PutSigned(t.Context(), address, headers, func(w io.Writer) error {
@@ -350,13 +356,15 @@ func TestSignedURLs(t *testing.T) {
 		t.Fatalf("got %q, %v; want %q", digest, err, want)
 	}
 	put := s.headers[len(s.headers)-1]
-	for name, want := range map[string]string{"Content-Length": "100000", "Expect": "100-continue", "Accept": "*/*", "X-Goog-Encryption-Key": "canary-key", "X-Ms-Blob-Type": "blockblob"} {
+	for name, want := range map[string]string{"Content-Length": "100000", "Expect": "100-continue", "Accept": "*/*",
+		"X-Goog-Encryption-Key": "canary-key", "X-Ms-Blob-Type": "blockblob"} {
 		if put.Get(name) != want {
 			t.Errorf("%s: got %q, want %q", name, put.Get(name), want)
 		}
 	}
 	// A signed URL wins over an id.
-	got, err := read(t.Context(), store, blob.Ref{ID: "other", SignedURL: address, Headers: headers, Digest: digestOf(t, content)})
+	got, err := read(t.Context(), store, blob.Ref{ID: "other", SignedURL: address, Headers: headers,
+		Digest: digestOf(t, content)})
 	if err != nil || !bytes.Equal(got, content) {
 		t.Fatalf("got %d bytes, %v", len(got), err)
 	}
@@ -404,7 +412,8 @@ func TestCascade(t *testing.T) {
 
 func TestHostileIDs(t *testing.T) {
 	_, store, _, _ := davStore(t)
-	for _, id := range []string{"", "..", "../x", "/etc/passwd", "a/b", ".hidden", "-c", "tmp", "a\x00b", "a\nb", strings.Repeat("x", 300)} {
+	for _, id := range []string{"", "..", "../x", "/etc/passwd", "a/b", ".hidden", "-c", "tmp", "a\x00b", "a\nb",
+		strings.Repeat("x", 300)} {
 		if err := store.blobs.Write(id, strings.NewReader("x")); !errors.Is(err, errBadID) {
 			t.Errorf("write %q: got %v", id, err)
 		}
@@ -425,7 +434,8 @@ func TestTLSAuthority(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		_, err = read(t.Context(), store, blob.Ref{SignedURL: secret.NewURL(web.URL + "/signed/ab/x?st=canary-hmac"), Digest: digestOf(t, []byte("x"))})
+		_, err = read(t.Context(), store, blob.Ref{SignedURL: secret.NewURL(web.URL + "/signed/ab/x?st=canary-hmac"),
+			Digest: digestOf(t, []byte("x"))})
 		return err
 	}
 	if err := open(ca); err != nil {
@@ -470,7 +480,8 @@ func TestStalledDownloadIsTakenUpAgain(t *testing.T) {
 func TestProvidersAndTheirFiles(t *testing.T) {
 	d := dirs(t)
 	path := externalProgram(t, "acme")
-	if _, err := New(Options{Provider: "acme", SearchPath: path, Dirs: d, Log: entry(t), Options: secret.NewJSON([]byte(`{"store":"canary"}`))}); err != nil {
+	if _, err := New(Options{Provider: "acme", SearchPath: path, Dirs: d, Log: entry(t),
+		Options: secret.NewJSON([]byte(`{"store":"canary"}`))}); err != nil {
 		t.Fatal(err)
 	}
 	config := filepath.Join(d.BoshEtc(), "blobstore-acme.json")
@@ -491,7 +502,8 @@ func TestProvidersAndTheirFiles(t *testing.T) {
 		{Options{Provider: "dav", Options: secret.NewJSON([]byte(`["canary"]`))}, "cannot be decoded"},
 	} {
 		c.o.Dirs, c.o.Log = d, entry(t)
-		if _, err := New(c.o); err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "canary") {
+		if _, err := New(c.o); err == nil || !strings.Contains(err.Error(), c.want) ||
+			strings.Contains(err.Error(), "canary") {
 			t.Errorf("%s: got %v, want %q", c.o.Provider, err, c.want)
 		}
 	}

@@ -138,7 +138,8 @@ func (a Announcer) guestinfo(ctx context.Context, line string) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	if _, err := command.Run(ctx, command.Cmd{Name: tool, Args: []string{"info-set " + guestinfoKey + " " + line}}); err != nil {
+	if _, err := command.Run(ctx, command.Cmd{Name: tool,
+		Args: []string{"info-set " + guestinfoKey + " " + line}}); err != nil {
 		a.Log.WithError(err).Debug("cannot set guestinfo")
 	}
 }

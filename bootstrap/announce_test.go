@@ -24,9 +24,11 @@ import (
 func consoles(t *testing.T, active string) (root string) {
 	t.Helper()
 	root = t.TempDir()
-	for name, content := range map[string]string{"sys/class/tty/console/active": active + "\n", "dev/console": "", "dev/tty0": "", "dev/ttyS0": "", "dev/ttyS1": ""} {
+	for name, content := range map[string]string{"sys/class/tty/console/active": active + "\n", "dev/console": "",
+		"dev/tty0": "", "dev/ttyS0": "", "dev/ttyS1": ""} {
 		path := filepath.Join(root, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
+			os.WriteFile(path, []byte(content), 0o644)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -36,7 +38,8 @@ func consoles(t *testing.T, active string) (root string) {
 // Every console of the kernel has the line once, whichever of them /dev/console leads to.
 func TestEveryConsoleHasTheLineOnce(t *testing.T) {
 	for active, want := range map[string]string{
-		"tty0 ttyS0": "console tty0", "ttyS0 tty0": "console ttyS0", "ttyS0": "console", "tty0": "console", "ttyS1 tty0 ttyS0": "console tty0 ttyS1", "": "console",
+		"tty0 ttyS0": "console tty0", "ttyS0 tty0": "console ttyS0", "ttyS0": "console", "tty0": "console",
+		"ttyS1 tty0 ttyS0": "console tty0 ttyS1", "": "console",
 	} {
 		root := consoles(t, active)
 		Announcer{Root: root, Log: logrus.NewEntry(logrus.New())}.Waiting("settings")
@@ -59,11 +62,13 @@ func TestFailedReachesLogConsolesAndServiceManager(t *testing.T) {
 	logger.SetOutput(&log)
 	var notified []string
 	a := Announcer{Root: root, Log: logrus.NewEntry(logger), Notify: func(s string) { notified = append(notified, s) }}
-	v := engine.Verdict{State: status.Failed, Step: "ephemeral-disk", Cause: errors.New("No ephemeral disk found: /dev/sdb does not exist"), Advice: "attach it"}
+	v := engine.Verdict{State: status.Failed, Step: "ephemeral-disk",
+		Cause: errors.New("No ephemeral disk found: /dev/sdb does not exist"), Advice: "attach it"}
 	a.Failed(t.Context(), v)
 	want := "ephemeral-disk: No ephemeral disk found: /dev/sdb does not exist: attach it"
 	for _, console := range []string{"dev/console", "dev/ttyS0"} {
-		if got, _ := os.ReadFile(filepath.Join(root, console)); !strings.Contains(string(got), "bosh-agent: not ready: "+want+"\r\n") {
+		if got, _ := os.ReadFile(filepath.Join(root, console)); !strings.Contains(string(got),
+			"bosh-agent: not ready: "+want+"\r\n") {
 			t.Errorf("%s got %q", console, got)
 		}
 	}
@@ -132,7 +137,8 @@ func TestVerdictGoesToThePort(t *testing.T) {
 			t.Fatal(err)
 		}
 		a.Failed(t.Context(), v)
-		if text, _ := os.ReadFile(filepath.Join(root, "dev/console")); !strings.Contains(string(text), "not ready: settings") {
+		if text, _ := os.ReadFile(filepath.Join(root, "dev/console")); !strings.Contains(string(text),
+			"not ready: settings") {
 			t.Errorf("%s: the console got %q", name, text)
 		}
 		if err := os.WriteFile(path+".next", nil, 0o600); err != nil {

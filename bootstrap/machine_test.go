@@ -168,7 +168,10 @@ func withKeys(keys ...string) fixed {
 func TestKeysAreAuthorizedThoughTheBootFails(t *testing.T) {
 	for name, m := range map[string]*Machine{
 		"ephemeral-disk": {Ephemeral: &drives{ephemeral: errors.New("refused")}},
-		"bus":            {StartBus: func(context.Context, settings.Effective) error { return errors.New("bad certificate") }},
+		"bus": {StartBus: func(context.Context,
+			settings.Effective) error {
+			return errors.New("bad certificate")
+		}},
 	} {
 		users := accounts(t)
 		m.Users, m.Settings = users, withKeys("env key")
@@ -184,7 +187,8 @@ func TestKeysAreAuthorizedThoughTheBootFails(t *testing.T) {
 // A source that cannot be asked for the IaaS's key does not take away the one that is there.
 func TestKeyOfTheIaaSStays(t *testing.T) {
 	users := accounts(t, "env key", "iaas key")
-	m := &Machine{Users: users, Settings: withKeys("env key"), PublicKey: func(context.Context) (string, error) { return "", errors.New("no route") }}
+	m := &Machine{Users: users, Settings: withKeys("env key"),
+		PublicKey: func(context.Context) (string, error) { return "", errors.New("no route") }}
 	v, rest := bootMachine(t, m)
 	rest()
 	keys, changes := keysOf(t, users), m.Status.Snapshot().Changes()
@@ -238,7 +242,8 @@ func (s *supervisor) Start(context.Context) ([]monit.Change, error) {
 func TestNoJobStartsOnAnEmptyStore(t *testing.T) {
 	disks, daemon := &drives{store: errors.New("persistent disk vol-1 is blank")}, &supervisor{}
 	var reasons []string
-	m := &Machine{Settings: fixed{}, Persistent: disks, Supervisor: daemon, WithheldChanged: func(reason string) { reasons = append(reasons, reason) }}
+	m := &Machine{Settings: fixed{}, Persistent: disks, Supervisor: daemon,
+		WithheldChanged: func(reason string) { reasons = append(reasons, reason) }}
 	v, rest := bootMachine(t, m)
 	rest()
 	if v.Cause != nil || daemon.starts != 0 || !strings.Contains(m.JobsWithheld(), "vol-1 is blank") {
@@ -311,7 +316,8 @@ func TestStoreIsMountedBehindTheBoot(t *testing.T) {
 				time.Sleep(time.Hour)
 				disks.end <- failure
 				synctest.Wait()
-				if failure == nil && (daemon.starts != 1 || m.JobsWithheld() != "") || failure != nil && (daemon.starts != 0 || m.JobsWithheld() != failure.Error()) {
+				if failure == nil && (daemon.starts != 1 || m.JobsWithheld() != "") ||
+					failure != nil && (daemon.starts != 0 || m.JobsWithheld() != failure.Error()) {
 					t.Errorf("afterwards %d starts, withheld %q", daemon.starts, m.JobsWithheld())
 				}
 			})
@@ -347,7 +353,8 @@ func TestChangesOfDisksCount(t *testing.T) {
 	for name, disks := range map[string]*drives{"mount": {mounts: true}, "background": {grows: true}, "nothing": {}} {
 		m := &Machine{Settings: fixed{}, Ephemeral: disks, Persistent: disks}
 		v, rest := bootMachine(t, m)
-		if err := m.Status.Update(func(d *status.Document) { d.Unchanged = d.Changes() == 0 }); err != nil || v.State != status.Ready {
+		if err := m.Status.Update(func(d *status.Document) { d.Unchanged = d.Changes() == 0 }); err != nil ||
+			v.State != status.Ready {
 			t.Fatalf("%s: %s, %v", name, v.Line(), err)
 		}
 		rest()

@@ -41,7 +41,8 @@ func TestMetadataAccess(t *testing.T) {
 		if text != c.want || len(unknown) != c.unknown {
 			t.Errorf("%s: got %s, %q, want %s and %d unknown users", c.name, text, unknown, c.want, c.unknown)
 		}
-		if c.unknown > 0 && !slices.ContainsFunc(unknown, func(s string) bool { return strings.Contains(s, `"nobody-at-all"`) }) {
+		if c.unknown > 0 && !slices.ContainsFunc(unknown,
+			func(s string) bool { return strings.Contains(s, `"nobody-at-all"`) }) {
 			t.Errorf("%s: %q does not name the user", c.name, unknown)
 		}
 	}

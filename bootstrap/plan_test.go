@@ -71,17 +71,22 @@ func TestDirectoriesArePlannedForTheDiskToCome(t *testing.T) {
 		want, unwanted []string
 	}{
 		{"new disk", []storage.Change{create, mount},
-			[]string{"make directory /var/vcap/data/sys, mode 0750  (after ephemeral-disk)", "mount tmpfs at /var/vcap/data/sys/run, size 16m, mode 1770  (after ephemeral-disk)",
-				"link /var/vcap/sys to /var/vcap/data/sys  (after ephemeral-disk)", "bind /var/vcap/data/root_opt to /opt (nodev)  (after ephemeral-disk)", "make directory /var/vcap/store, mode 0700"},
+			[]string{"make directory /var/vcap/data/sys, mode 0750  (after ephemeral-disk)",
+				"mount tmpfs at /var/vcap/data/sys/run, size 16m, mode 1770  (after ephemeral-disk)",
+				"link /var/vcap/sys to /var/vcap/data/sys  (after ephemeral-disk)",
+				"bind /var/vcap/data/root_opt to /opt (nodev)  (after ephemeral-disk)",
+				"make directory /var/vcap/store, mode 0700"},
 			[]string{"make directory /var/vcap/data, mode 0750"}},
 		{"disk of an earlier boot", []storage.Change{mount},
-			[]string{"mount tmpfs at /var/vcap/data/sys/run, size 16m, mode 1770  (after ephemeral-disk)", "bind /var/vcap/data/root_opt to /opt (nodev)  (after ephemeral-disk)"},
+			[]string{"mount tmpfs at /var/vcap/data/sys/run, size 16m, mode 1770  (after ephemeral-disk)",
+				"bind /var/vcap/data/root_opt to /opt (nodev)  (after ephemeral-disk)"},
 			[]string{"make directory /var/vcap/data/sys, mode 0750  (after ephemeral-disk)"}},
 		{"mounted disk", nil, []string{"make directory /var/vcap/data/sys, mode 0750"}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			disks := &drives{planned: c.disk}
-			m := &Machine{Dirs: dirs, Settings: fixed{}, Ephemeral: disks, Persistent: disks, Tree: &tree.Kernel{Root: bareRoot(t)},
+			m := &Machine{Dirs: dirs, Settings: fixed{}, Ephemeral: disks, Persistent: disks,
+				Tree:     &tree.Kernel{Root: bareRoot(t)},
 				JobNames: func() ([]string, error) { return []string{"web"}, nil }}
 			got := planned(t, m, "directories")
 			for _, want := range c.want {
@@ -95,7 +100,8 @@ func TestDirectoriesArePlannedForTheDiskToCome(t *testing.T) {
 				}
 			}
 			// The tmpfs that the step before mounts is empty in any case.
-			if jobs := planned(t, m, "job-directories"); !slices.Contains(jobs, "make directory /var/vcap/data/sys/run/web, mode 0770  (after directories)") {
+			if jobs := planned(t, m, "job-directories"); !slices.Contains(jobs,
+				"make directory /var/vcap/data/sys/run/web, mode 0770  (after directories)") {
 				t.Errorf("planned for jobs\n%s", strings.Join(jobs, "\n"))
 			}
 		})
@@ -132,13 +138,16 @@ func TestKeysArePlannedOneStepAfterTheOther(t *testing.T) {
 
 // A disk that is not there yet is waited for, and what mount_disk would do is not a change of the boot.
 func TestWhatABootDoesNotDoIsNoChange(t *testing.T) {
-	disks := &drives{planned: []storage.Change{{Op: decide.Await, Device: "/dev/sdb", What: "wait for it"}}, others: []storage.Change{{Device: "/dev/sdc", What: "mount_disk will create GPT"}}}
-	steps, err := engine.Plan(t.Context(), Steps(&Machine{Dirs: vcap.New("/var/vcap"), Settings: fixed{}, Ephemeral: disks, Persistent: disks}))
+	disks := &drives{planned: []storage.Change{{Op: decide.Await, Device: "/dev/sdb", What: "wait for it"}},
+		others: []storage.Change{{Device: "/dev/sdc", What: "mount_disk will create GPT"}}}
+	steps, err := engine.Plan(t.Context(), Steps(&Machine{Dirs: vcap.New("/var/vcap"), Settings: fixed{},
+		Ephemeral: disks, Persistent: disks}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, s := range steps {
-		if len(s.Changes) > 0 || len(s.Warnings) > 0 != (s.Step == "ephemeral-disk") || len(s.Notes) > 0 != (s.Step == "persistent-disk") {
+		if len(s.Changes) > 0 || len(s.Warnings) > 0 != (s.Step == "ephemeral-disk") ||
+			len(s.Notes) > 0 != (s.Step == "persistent-disk") {
 			t.Errorf("%s: changes %v, warnings %q, notes %q", s.Step, s.Changes, s.Warnings, s.Notes)
 		}
 	}
@@ -250,7 +259,8 @@ func TestNetworkIsPlannedForIPv6(t *testing.T) {
 	sysctl := func(path string) []engine.Change {
 		return engine.Changes([]host.Change{{Op: host.OpSetSysctl, Path: path, Content: []byte("0")}})
 	}
-	for path, want := range map[string]bool{"/proc/sys/net/ipv6/conf/all/disable_ipv6": true, "/proc/sys/net/ipv6/conf/default/disable_ipv6": false} {
+	for path, want := range map[string]bool{"/proc/sys/net/ipv6/conf/all/disable_ipv6": true,
+		"/proc/sys/net/ipv6/conf/default/disable_ipv6": false} {
 		if got := enablesIPv6(sysctl(path)); got != want {
 			t.Errorf("%s: got %v, want %v", path, got, want)
 		}

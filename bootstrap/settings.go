@@ -71,7 +71,10 @@ func (m *Machine) loadSettings(ctx context.Context, s *engine.Span) error {
 		described.Why = oneline.Of(loaded.Why.Error())
 	}
 	first := m.First != nil && m.First()
-	if err := m.Status.Update(func(d *status.Document) { d.AgentID, d.Settings, d.First = e.Settings.AgentID, &described, first }); err != nil {
+	if err := m.Status.Update(func(d *status.Document) {
+		d.AgentID, d.Settings, d.First = e.Settings.AgentID, &described,
+			first
+	}); err != nil {
 		m.Log.WithError(err).Warn("cannot write the status")
 	}
 	s.Evidence("from %s", loaded.From)

@@ -82,7 +82,8 @@ func describe(d network.Desired) string {
 
 // Contract N.1.
 func TestNetwork(t *testing.T) {
-	six := settings.Network{Type: "manual", IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff:0000:0000:0000:0000", Gateway: "fd00::1", MAC: mac0}
+	six := settings.Network{Type: "manual", IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff:0000:0000:0000:0000",
+		Gateway: "fd00::1", MAC: mac0}
 	dynamic := settings.Network{Type: "dynamic", MAC: mac1}
 	for _, tt := range []struct {
 		name     string
@@ -97,7 +98,8 @@ func TestNetwork(t *testing.T) {
 		{name: "preconfigured", nics: 1, nets: map[string]settings.Network{"a": with(manual("10.0.0.5", mac0), func(n *settings.Network) { n.Preconfigured = true })}, want: "preconfigured;"},
 		{
 			name: "one network that is not preconfigured configures all", nics: 2,
-			nets: map[string]settings.Network{"a": with(manual("10.0.0.5", mac0), func(n *settings.Network) { n.Preconfigured = true }), "b": dynamic},
+			nets: map[string]settings.Network{"a": with(manual("10.0.0.5", mac0),
+				func(n *settings.Network) { n.Preconfigured = true }), "b": dynamic},
 			want: "eth0: 10.0.0.5/24;eth1: dhcp;",
 		},
 		{
@@ -180,17 +182,20 @@ func TestNetwork(t *testing.T) {
 		},
 		{
 			name: "labeled alias beside a static address", nics: 1,
-			nets: map[string]settings.Network{"z": manual("10.0.0.5", mac0), "a": with(manual("10.0.0.6", ""), func(n *settings.Network) { n.Alias = "eth0:0" })},
+			nets: map[string]settings.Network{"z": manual("10.0.0.5", mac0),
+				"a": with(manual("10.0.0.6", ""), func(n *settings.Network) { n.Alias = "eth0:0" })},
 			want: "eth0: 10.0.0.5/24 10.0.0.6/24(eth0:0);",
 		},
 		{
 			name: "labeled alias on a DHCP NIC is not lost", nics: 2,
-			nets: map[string]settings.Network{"a": with(manual("10.0.0.6", ""), func(n *settings.Network) { n.Alias = "eth0:0" })},
+			nets: map[string]settings.Network{"a": with(manual("10.0.0.6", ""),
+				func(n *settings.Network) { n.Alias = "eth0:0" })},
 			want: "eth0: 10.0.0.6/24(eth0:0) dhcp;eth1: dhcp;",
 		},
 		{
 			name: "alias makes a dynamic network static", nics: 2,
-			nets: map[string]settings.Network{"a": with(manual("10.0.0.6", mac0), func(n *settings.Network) { n.Alias, n.Type = "eth0", "dynamic" })},
+			nets: map[string]settings.Network{"a": with(manual("10.0.0.6", mac0),
+				func(n *settings.Network) { n.Alias, n.Type = "eth0", "dynamic" })},
 			want: "eth0: 10.0.0.6/24;eth1: dhcp;",
 		},
 		{
@@ -207,8 +212,9 @@ func TestNetwork(t *testing.T) {
 				"b": with(manual("10.0.0.7", ""), func(n *settings.Network) { n.Alias = "eth9:1" }),
 				"c": with(manual("10.0.0.8", ""), func(n *settings.Network) { n.Alias = "eth0:12345678901" }),
 			},
-			want:   "eth0: dhcp;eth1: dhcp;",
-			failed: []string{`network "a": alias "../x" is not a valid link name`, `network "b": there is no link eth9`, `network "c": alias "eth0:12345678901" is longer than 15 characters`},
+			want: "eth0: dhcp;eth1: dhcp;",
+			failed: []string{`network "a": alias "../x" is not a valid link name`, `network "b": there is no link eth9`,
+				`network "c": alias "eth0:12345678901" is longer than 15 characters`},
 		},
 		{
 			name: "neither address nor alias", nics: 2,
@@ -218,7 +224,8 @@ func TestNetwork(t *testing.T) {
 		},
 		{
 			name: "several networks without an address on the only NIC", nics: 1,
-			nets: map[string]settings.Network{"a": manual("10.0.0.5", ""), "six": with(six, func(n *settings.Network) { n.MAC = "" })},
+			nets: map[string]settings.Network{"a": manual("10.0.0.5", ""),
+				"six": with(six, func(n *settings.Network) { n.MAC = "" })},
 			want: "eth0: 10.0.0.5/24 fd00::5/64 ra;",
 		},
 		{
@@ -242,12 +249,14 @@ func TestNetwork(t *testing.T) {
 		},
 		{
 			name: "subnet of a single address", nics: 1,
-			nets: map[string]settings.Network{"a": with(manual("10.0.5.5", mac0), func(n *settings.Network) { n.Netmask = "255.255.255.255"; gatewayDefault(n) })},
+			nets: map[string]settings.Network{"a": with(manual("10.0.5.5", mac0),
+				func(n *settings.Network) { n.Netmask = "255.255.255.255"; gatewayDefault(n) })},
 			want: "eth0: 10.0.5.5/32 0.0.0.0/0>10.0.0.1!;",
 		},
 		{
 			name: "default gateway that is invalid", nics: 1,
-			nets: map[string]settings.Network{"a": with(manual("10.0.0.5", mac0), func(n *settings.Network) { n.Gateway = "x"; gatewayDefault(n) })},
+			nets: map[string]settings.Network{"a": with(manual("10.0.0.5", mac0),
+				func(n *settings.Network) { n.Gateway = "x"; gatewayDefault(n) })},
 			want: "eth0: 10.0.0.5/24;",
 			warnings: []string{`network "a": gateway "x" is not an IP address; there is no default route: correct ` +
 				`networks.a.gateway in the settings (from networks[].subnets[].gateway of the cloud config)`},
@@ -269,8 +278,10 @@ func TestNetwork(t *testing.T) {
 			},
 			want: "eth0: dhcp;eth1: dhcp;eth2: dhcp;eth3: dhcp;",
 			failed: []string{
-				`network "e": "bogus" is not a hardware address`, `network "a": "10.0.0.x" is not an IP address`, `network "b": netmask "255.0.255.0" is not contiguous`,
-				`network "c": netmask "ffff::" does not match the address family`, `network "d": 127.0.0.1 is not usable as the address of a NIC`,
+				`network "e": "bogus" is not a hardware address`, `network "a": "10.0.0.x" is not an IP address`,
+				`network "b": netmask "255.0.255.0" is not contiguous`,
+				`network "c": netmask "ffff::" does not match the address family`,
+				`network "d": 127.0.0.1 is not usable as the address of a NIC`,
 			},
 		},
 		{
@@ -349,12 +360,15 @@ func TestDynamicNetworks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []network.Dynamic{{Network: "four", Link: "eth0"}, {Network: "nowhere"}, {Network: "six", Link: "eth1", IPv6: true}}
+	want := []network.Dynamic{{Network: "four", Link: "eth0"}, {Network: "nowhere"},
+		{Network: "six", Link: "eth1", IPv6: true}}
 	if !slices.Equal(d.Dynamic, want) {
 		t.Errorf("dynamic: got %+v, want %+v", d.Dynamic, want)
 	}
-	all := desired.FillAddresses(nets, map[string]network.Resolved{"four": {IP: "10.0.0.9", Netmask: "255.255.255.0", Gateway: "10.0.0.1"}})
-	if got := all["four"]; got.IP != "10.0.0.9" || got.Gateway != "10.0.0.1" || !got.Resolved || nets["four"].IP != "" || all["static"].IP != "10.0.0.5" {
+	all := desired.FillAddresses(nets, map[string]network.Resolved{"four": {IP: "10.0.0.9", Netmask: "255.255.255.0",
+		Gateway: "10.0.0.1"}})
+	if got := all["four"]; got.IP != "10.0.0.9" || got.Gateway != "10.0.0.1" || !got.Resolved || nets["four"].IP != "" ||
+		all["static"].IP != "10.0.0.5" {
 		t.Errorf("resolved: got %+v", all)
 	}
 }
@@ -368,7 +382,8 @@ func TestDNSOfPreconfiguredNetworks(t *testing.T) {
 	}{
 		{"the only one", map[string]settings.Network{"a": {Preconfigured: true, DNS: []string{"1.1.1.1"}}}, "[1.1.1.1]"},
 		{"vip takes part", map[string]settings.Network{
-			"a": {Preconfigured: true, DNS: []string{"1.1.1.1"}}, "v": {Type: "vip", DNS: []string{"2.2.2.2"}, Default: []string{"dns"}},
+			"a": {Preconfigured: true, DNS: []string{"1.1.1.1"}},
+			"v": {Type: "vip", DNS: []string{"2.2.2.2"}, Default: []string{"dns"}},
 		}, "[2.2.2.2]"},
 		{"vip does not where networks are configured", map[string]settings.Network{
 			"a": {DNS: []string{"1.1.1.1"}}, "v": {Type: "vip", DNS: []string{"2.2.2.2"}, Default: []string{"dns"}},
@@ -385,7 +400,8 @@ func TestDNSOfPreconfiguredNetworks(t *testing.T) {
 
 func TestMACs(t *testing.T) {
 	got := desired.MACs(map[string]settings.Network{
-		"a": {MAC: "52-54-00-00-00-0A"}, "b": {MAC: "52:54:00:00:00:0a"}, "c": {MAC: "nonsense"}, "v": {Type: "vip", MAC: mac1}, "z": {MAC: mac0},
+		"a": {MAC: "52-54-00-00-00-0A"}, "b": {MAC: "52:54:00:00:00:0a"}, "c": {MAC: "nonsense"},
+		"v": {Type: "vip", MAC: mac1}, "z": {MAC: mac0},
 	})
 	if want := []network.MAC{"52:54:00:00:00:0a", mac0}; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
@@ -430,8 +446,9 @@ func randomNetworks(random *rand.Rand) map[string]settings.Network {
 	nets := map[string]settings.Network{}
 	for i := range 1 + random.IntN(6) {
 		n := settings.Network{
-			Type:    pick("manual", "manual", "dynamic", "vip", ""),
-			IP:      pick("", fmt.Sprintf("10.0.%d.%d", random.IntN(3), 2+random.IntN(20)), fmt.Sprintf("fd00::%x", 2+random.IntN(20)), "bad"),
+			Type: pick("manual", "manual", "dynamic", "vip", ""),
+			IP: pick("", fmt.Sprintf("10.0.%d.%d", random.IntN(3), 2+random.IntN(20)),
+				fmt.Sprintf("fd00::%x", 2+random.IntN(20)), "bad"),
 			Netmask: pick("", "255.255.255.0", "255.255.255.255", "ffff:ffff:ffff:ffff::", "255.0.255.0"),
 			Gateway: pick("", "10.0.0.1", "10.0.1.1", "fd00::1"),
 			MAC:     pick("", mac0, mac1, "52:54:00:00:00:03", "52:54:00:00:00:04"),
@@ -443,7 +460,8 @@ func randomNetworks(random *rand.Rand) map[string]settings.Network {
 			n.Default = []string{pick("dns", "gateway")}
 		}
 		for range random.IntN(3) {
-			n.Routes = append(n.Routes, settings.Route{Destination: pick("10.8.0.0", "10.9.0.0", "fd08::"), Netmask: pick("255.255.0.0", "ffff::"), Gateway: n.Gateway})
+			n.Routes = append(n.Routes, settings.Route{Destination: pick("10.8.0.0", "10.9.0.0", "fd08::"),
+				Netmask: pick("255.255.0.0", "ffff::"), Gateway: n.Gateway})
 		}
 		nets[fmt.Sprintf("net%d", i)] = n
 	}
@@ -456,7 +474,8 @@ func FuzzNetwork(f *testing.F) {
 	f.Add("", "fd00::5%eth0", "ffff::", "fe80::1%x", "5254.0000.0001", "", "0.0.0.0", "0.0.0.0")
 	f.Add("dynamic", "::ffff:10.0.0.5", "/24", "::", "-", ":", "::", "128")
 	f.Fuzz(func(t *testing.T, kind, ip, mask, gateway, mac, alias, to, toMask string) {
-		n := settings.Network{Type: kind, IP: ip, Netmask: mask, Gateway: gateway, MAC: mac, Alias: alias, Default: []string{"gateway", "dns"}, DNS: []string{ip},
+		n := settings.Network{Type: kind, IP: ip, Netmask: mask, Gateway: gateway, MAC: mac, Alias: alias,
+			Default: []string{"gateway", "dns"}, DNS: []string{ip},
 			Routes: []settings.Route{{Destination: to, Netmask: toMask, Gateway: gateway}}}
 		have := machine(2)
 		d, _, _ := desired.Network(map[string]settings.Network{"a": n, "b": {MAC: mac, IP: ip, Netmask: mask}}, have)

@@ -52,7 +52,8 @@ func (s *scripted) Settings(ctx context.Context) (Answer, error) {
 	if s.fails < 0 || n <= s.fails {
 		return Answer{}, s.err
 	}
-	return Answer{Raw: secret.NewJSON([]byte(s.answer)), From: s.name, Clear: func(context.Context) error { return nil }}, nil
+	return Answer{Raw: secret.NewJSON([]byte(s.answer)), From: s.name, Clear: func(context.Context) error { return nil }},
+		nil
 }
 
 func (s *scripted) PublicKey(ctx context.Context) (string, error) {
@@ -97,8 +98,9 @@ func TestOrderDecidesAndSlowFailuresDoNotAddUp(t *testing.T) {
 			sources: []*scripted{{takes: 3 * time.Second, answer: good("a")}, {answer: good("b")}},
 			want:    "a", atLeast: 3 * time.Second, atMost: 3 * time.Second, outcome: []string{Used, NotNeeded}},
 		{name: "three slow definite failures cost what one costs",
-			sources: []*scripted{{takes: 5 * time.Second, fails: never, err: absent}, {takes: 5 * time.Second, fails: never, err: absent}, {takes: 5 * time.Second, fails: never, err: absent}, {takes: time.Second, answer: good("d")}},
-			want:    "d", atLeast: 5 * time.Second, atMost: 5 * time.Second, outcome: []string{Failed, Failed, Failed, Used}},
+			sources: []*scripted{{takes: 5 * time.Second, fails: never, err: absent},
+				{takes: 5 * time.Second, fails: never, err: absent}, {takes: 5 * time.Second, fails: never, err: absent}, {takes: time.Second, answer: good("d")}},
+			want: "d", atLeast: 5 * time.Second, atMost: 5 * time.Second, outcome: []string{Failed, Failed, Failed, Used}},
 		{name: "not yet is asked again about every second",
 			sources: []*scripted{{fails: 30, err: later, answer: good("a")}},
 			want:    "a", atLeast: 25 * time.Second, atMost: 35 * time.Second, outcome: []string{Used}},
@@ -138,7 +140,8 @@ func TestOrderDecidesAndSlowFailuresDoNotAddUp(t *testing.T) {
 					s.name = fmt.Sprintf("S%d place", i)
 					list = append(list, s)
 				}
-				s := newSources(list, false, Options{HasCache: func() bool { return c.cached }, CacheBudget: c.budget, SideEffects: true, Log: quiet()})
+				s := newSources(list, false, Options{HasCache: func() bool { return c.cached }, CacheBudget: c.budget,
+					SideEffects: true, Log: quiet()})
 				start := time.Now()
 				answer, results, err := s.Settings(t.Context())
 				took := time.Since(start)
@@ -258,7 +261,8 @@ func TestStatusSaysWhatIsWaitedFor(t *testing.T) {
 		var said []string
 		s := newSources([]Source{
 			&scripted{name: "drive", fails: never, err: source.Final(errors.New("absent"))},
-			&scripted{name: "HTTP http://m/u", fails: 5, err: source.NotYet(errors.New("http://m/u: 404 Not Found")), answer: good("a")},
+			&scripted{name: "HTTP http://m/u", fails: 5, err: source.NotYet(errors.New("http://m/u: 404 Not Found")),
+				answer: good("a")},
 		}, false, Options{Log: quiet(), Status: func(_ context.Context, text string) {
 			mu.Lock()
 			said = append(said, text)
@@ -292,7 +296,8 @@ func TestAskedReportsResultsMeanwhile(t *testing.T) {
 			if !began.Equal(start) {
 				t.Errorf("Asked got two start times, %v and %v", start, began)
 			}
-			statuses = append(statuses, fmt.Sprintf("%s %s, %s %s, over %v", v[0].Source, v[0].Outcome, v[1].Source, v[1].Outcome, over))
+			statuses = append(statuses, fmt.Sprintf("%s %s, %s %s, over %v", v[0].Source, v[0].Outcome, v[1].Source,
+				v[1].Outcome, over))
 		}})
 		if _, _, err := s.Settings(t.Context()); err != nil {
 			t.Fatal(err)
@@ -323,7 +328,8 @@ func TestFailureNamesEverySource(t *testing.T) {
 // TestSpentSources: that no source has settings is expected if one was cleared after its settings were cached, and no
 // other may still answer.
 func TestSpentSources(t *testing.T) {
-	ejected, absent, away := source.Spent(errors.New("no such medium")), source.Final(errors.New("not installed")), errors.New("connection refused")
+	ejected, absent, away := source.Spent(errors.New("no such medium")), source.Final(errors.New("not installed")),
+		errors.New("connection refused")
 	for name, c := range map[string]struct {
 		failures []error
 		want     bool
@@ -369,7 +375,8 @@ func TestKeySearchEndsAtTheFirstSourceWithoutAnError(t *testing.T) {
 
 func TestKeyQuestionIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSources([]Source{&scripted{name: "HTTP", fails: never, err: errors.New("connection refused")}}, false, Options{Log: quiet()})
+		s := newSources([]Source{&scripted{name: "HTTP", fails: never, err: errors.New("connection refused")}}, false,
+			Options{Log: quiet()})
 		start := time.Now()
 		if _, _, err := s.PublicKey(t.Context()); err == nil {
 			t.Error("no error, want one")
@@ -381,7 +388,8 @@ func TestKeyQuestionIsBounded(t *testing.T) {
 }
 
 func TestLongWaitsAreLoggedOnce(t *testing.T) {
-	for name, err := range map[string]error{"asked again": source.NotYet(errors.New("404 Not Found")), "failed": source.Final(errors.New("no such file"))} {
+	for name, err := range map[string]error{"asked again": source.NotYet(errors.New("404 Not Found")),
+		"failed": source.Final(errors.New("no such file"))} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var out strings.Builder
@@ -389,7 +397,8 @@ func TestLongWaitsAreLoggedOnce(t *testing.T) {
 				l.Out = &out
 				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 				defer cancel()
-				_, _, _ = newSources([]Source{&scripted{name: "S", fails: never, err: err}}, false, Options{Log: logrus.NewEntry(l)}).Settings(ctx)
+				_, _, _ = newSources([]Source{&scripted{name: "S", fails: never, err: err}}, false,
+					Options{Log: logrus.NewEntry(l)}).Settings(ctx)
 				if lines := strings.Count(out.String(), "\n"); lines == 0 || lines > 3 {
 					t.Errorf("%d lines in an hour, want one to three\n%s", lines, out.String())
 				}
@@ -407,7 +416,8 @@ func TestWhoOnlyLooksGetsTheFirstAnswer(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		_, _, err := s.Settings(ctx)
-		if want := "no source has settings: File /a: failed: not JSON"; err == nil || err.Error() != want || time.Since(begun) > 0 {
+		if want := "no source has settings: File /a: failed: not JSON"; err == nil || err.Error() != want ||
+			time.Since(begun) > 0 {
 			t.Errorf("error %v after %v, want %q at once", err, time.Since(begun), want)
 		}
 	})

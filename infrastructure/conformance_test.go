@@ -44,24 +44,29 @@ type rig struct {
 var rigs = map[string]func(t *testing.T) rig{
 	agentjson.File: func(t *testing.T) rig {
 		path := filepath.Join(t.TempDir(), "settings.json")
-		return rig{config: agentjson.Source{Type: agentjson.File, SettingsPath: path}, missing: source.Definite, put: func(document string) { writeFile(t, path, document) }}
+		return rig{config: agentjson.Source{Type: agentjson.File, SettingsPath: path}, missing: source.Definite,
+			put: func(document string) { writeFile(t, path, document) }}
 	},
 	agentjson.HTTP: func(t *testing.T) rig {
 		url, put := metadataService(t, "/latest/user-data")
-		return rig{config: agentjson.Source{Type: agentjson.HTTP, URI: secret.NewURL(url), UserDataPath: "/latest/user-data", TokenPath: "/latest/api/token"}, missing: source.NotYetThere, put: put}
+		return rig{config: agentjson.Source{Type: agentjson.HTTP, URI: secret.NewURL(url), UserDataPath: "/latest/user-data",
+			TokenPath: "/latest/api/token"}, missing: source.NotYetThere, put: put}
 	},
 	agentjson.InstanceMetadata: func(t *testing.T) rig {
 		url, put := metadataService(t, "/bosh_settings")
-		return rig{config: agentjson.Source{Type: agentjson.InstanceMetadata, URI: secret.NewURL(url), SettingsPath: "/bosh_settings"}, missing: source.NotYetThere, put: put}
+		return rig{config: agentjson.Source{Type: agentjson.InstanceMetadata, URI: secret.NewURL(url),
+			SettingsPath: "/bosh_settings"}, missing: source.NotYetThere, put: put}
 	},
 	agentjson.ConfigDrive: func(t *testing.T) rig {
 		root, put := mediumIn(t, "sdb", "config-2", "ec2/latest/user-data")
-		return rig{config: agentjson.Source{Type: agentjson.ConfigDrive, DiskPaths: []string{"/dev/disk/by-label/config-2"}, UserDataPath: "ec2/latest/user-data", MetaDataPath: "ec2/latest/meta-data.json"},
+		return rig{config: agentjson.Source{Type: agentjson.ConfigDrive, DiskPaths: []string{"/dev/disk/by-label/config-2"},
+			UserDataPath: "ec2/latest/user-data", MetaDataPath: "ec2/latest/meta-data.json"},
 			root: root, missing: source.Definite, put: put}
 	},
 	agentjson.CDROM: func(t *testing.T) rig {
 		root, put := mediumIn(t, "sr0", "cd", "env")
-		return rig{config: agentjson.Source{Type: agentjson.CDROM, FileName: "env"}, root: root, missing: source.Definite, put: put, clears: true}
+		return rig{config: agentjson.Source{Type: agentjson.CDROM, FileName: "env"}, root: root, missing: source.Definite,
+			put: put, clears: true}
 	},
 	agentjson.VsphereGuestInfo: func(t *testing.T) rig {
 		dir := t.TempDir()
@@ -70,7 +75,8 @@ var rigs = map[string]func(t *testing.T) rig{
 		if err := os.Chmod(tool, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		return rig{config: agentjson.Source{Type: agentjson.VsphereGuestInfo, RpcToolPath: tool, VmToolsdPath: filepath.Join(dir, "none")}, missing: source.Definite, clears: true,
+		return rig{config: agentjson.Source{Type: agentjson.VsphereGuestInfo, RpcToolPath: tool,
+			VmToolsdPath: filepath.Join(dir, "none")}, missing: source.Definite, clears: true,
 			put:     func(document string) { writeFile(t, value, base64.StdEncoding.EncodeToString([]byte(document))) },
 			cleared: func() bool { content, _ := os.ReadFile(value); return string(content) == "---\n" }}
 	},
@@ -264,7 +270,8 @@ func conforms(t *testing.T, make func(*testing.T) rig) {
 		}
 		writeFile(t, registry, good("registered"))
 		answer, err := once(t, r)
-		if err != nil || idOf(t, answer) != "registered" || !strings.HasPrefix(answer.From, "registry file "+registry+", named by "+r.config.Type) {
+		if err != nil || idOf(t, answer) != "registered" ||
+			!strings.HasPrefix(answer.From, "registry file "+registry+", named by "+r.config.Type) {
 			t.Errorf("from %q, %v", answer.From, err)
 		}
 	})
@@ -317,7 +324,8 @@ func TestRegistryThroughEveryMetadataService(t *testing.T) {
 			}))
 			defer registry.Close()
 			r := rigs[c.kind](t)
-			pointer := fmt.Sprintf(`{"registry":{"endpoint":%q},"server":{"name":"vm-1"}}`, strings.Replace(registry.URL, "http://", "http://reg:pw@", 1))
+			pointer := fmt.Sprintf(`{"registry":{"endpoint":%q},"server":{"name":"vm-1"}}`,
+				strings.Replace(registry.URL, "http://", "http://reg:pw@", 1))
 			switch c.kind {
 			case agentjson.File:
 				// The settings file says where the machine was made, the user data where to go.
@@ -334,12 +342,13 @@ func TestRegistryThroughEveryMetadataService(t *testing.T) {
 				r.put(pointer)
 			}
 			s, err := New(agentjson.Config{Infrastructure: agentjson.Infrastructure{Settings: agentjson.Settings{
-				Sources: []agentjson.Source{r.config}, UseRegistry: true, UseServerName: c.useServerName}}}, Options{Root: r.root, Log: quiet(),
-				Connecting: func(_ context.Context, server netip.AddrPort) {
-					mu.Lock()
-					defer mu.Unlock()
-					announced = append(announced, "http://"+server.String())
-				}})
+				Sources: []agentjson.Source{r.config}, UseRegistry: true, UseServerName: c.useServerName}}},
+				Options{Root: r.root, Log: quiet(),
+					Connecting: func(_ context.Context, server netip.AddrPort) {
+						mu.Lock()
+						defer mu.Unlock()
+						announced = append(announced, "http://"+server.String())
+					}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -383,7 +392,8 @@ func metadataServiceWithID(t *testing.T) (string, func(string)) {
 
 func TestNewReportsEveryProblem(t *testing.T) {
 	_, err := New(agentjson.Config{Infrastructure: agentjson.Infrastructure{Settings: agentjson.Settings{Sources: []agentjson.Source{{Type: "FTP"}, {Type: "HTTP"}, {Type: "Gopher"}}}}}, Options{})
-	if err == nil || !strings.Contains(err.Error(), `source 1: unknown type "FTP"`) || !strings.Contains(err.Error(), `source 3: unknown type "Gopher"`) {
+	if err == nil || !strings.Contains(err.Error(), `source 1: unknown type "FTP"`) ||
+		!strings.Contains(err.Error(), `source 3: unknown type "Gopher"`) {
 		t.Errorf("error %v, want both", err)
 	}
 	if _, err := New(agentjson.Config{}, Options{}); err == nil {

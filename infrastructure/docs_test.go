@@ -19,7 +19,8 @@ func TestDocumentationNamesEverySourceAndLimit(t *testing.T) {
 	want := []string{
 		fmt.Sprintf("file on a medium | %d KiB |", source.MaxDocument>>10),
 		fmt.Sprintf("instance id, token | %d KiB |", source.MaxShort>>10),
-		fmt.Sprintf("whole request | %d s, %d s, %d s, %d s |", int(fetch.DefaultTimeouts.Dial.Seconds()), int(fetch.DefaultTimeouts.TLS.Seconds()),
+		fmt.Sprintf("whole request | %d s, %d s, %d s, %d s |", int(fetch.DefaultTimeouts.Dial.Seconds()),
+			int(fetch.DefaultTimeouts.TLS.Seconds()),
 			int(fetch.DefaultTimeouts.Header.Seconds()), int(fetch.DefaultTimeouts.Request.Seconds())),
 		fmt.Sprintf("for %d s at most", int(holdFor.Seconds())),
 		fmt.Sprintf("all sources together have %d s", int(DefaultCacheBudget.Seconds())),

@@ -133,7 +133,8 @@ func freshFilesystem(b *testing.B, dir string) {
 		return
 	}
 	image := filepath.Join(b.TempDir(), "image")
-	if out, err := exec.Command("sh", "-ec", `truncate -s 12G "$0"; mkfs.ext4 -q -F "$0"; mount -o loop "$0" "$1"`, image, dir).CombinedOutput(); err != nil {
+	if out, err := exec.Command("sh", "-ec", `truncate -s 12G "$0"; mkfs.ext4 -q -F "$0"; mount -o loop "$0" "$1"`, image,
+		dir).CombinedOutput(); err != nil {
 		b.Fatalf("%v: %s", err, out)
 	}
 	b.Cleanup(func() {

@@ -163,7 +163,8 @@ func TestRequestInterruptsBootScripts(t *testing.T) {
 		b.fail[preStart] = 1
 		b.run(t.Context())
 		<-b.done
-		if got := b.calls(); got != "pre-start a pre-start a reload start post-start a" || len(b.shown) == 0 || b.shown[0] != "" {
+		if got := b.calls(); got != "pre-start a pre-start a reload start post-start a" || len(b.shown) == 0 ||
+			b.shown[0] != "" {
 			t.Errorf("got %q, shown %q", got, b.shown)
 		}
 	})

@@ -49,7 +49,8 @@ func TestStartAndStopAreCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !during || m.Expected(missing) {
-		t.Errorf("an alert is expected during a start: %v, and after it: %v; want true and false", during, m.Expected(missing))
+		t.Errorf("an alert is expected during a start: %v, and after it: %v; want true and false", during,
+			m.Expected(missing))
 	}
 	during = false
 	m.sup.onStop = func() { during = m.Expected(missing) }

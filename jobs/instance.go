@@ -281,7 +281,8 @@ func (i *Instance) enable(spec Spec, change *bundle.Switch) error {
 	if err != nil {
 		return err
 	}
-	for collection, wanted := range map[*bundle.Collection][]bundle.Bundle{ptr(i.packages()): packages, ptr(i.jobs()): jobs} {
+	for collection, wanted := range map[*bundle.Collection][]bundle.Bundle{ptr(i.packages()): packages,
+		ptr(i.jobs()): jobs} {
 		if err := collection.EnsureLinks(); err != nil {
 			return err
 		}

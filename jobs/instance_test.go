@@ -138,7 +138,8 @@ func newMachine(t testing.TB) *machine {
 	if owner.UID == 0 {
 		owner.GID = 1000
 	}
-	m.Instance = &Instance{Dirs: dirs, Blobs: m.blobs, Supervisor: m.sup, Owner: owner, Parallel: 2, Root: base, Log: logrus.NewEntry(log)}
+	m.Instance = &Instance{Dirs: dirs, Blobs: m.blobs, Supervisor: m.sup, Owner: owner, Parallel: 2, Root: base,
+		Log: logrus.NewEntry(log)}
 	return m
 }
 
@@ -159,7 +160,8 @@ func (m *machine) spec(t testing.TB, jobs map[string]string, files map[string]st
 	t.Helper()
 	id := m.blobs.add(archive(t, files))
 	name := "group"
-	s := Spec{ConfigurationHash: "h", Deployment: "dep", Name: name, ID: "uuid-1", AZ: "z1", Job: Job{Name: &name}, Archive: &Archive{Digest: &id, BlobstoreID: id}, Packages: map[string]Package{}}
+	s := Spec{ConfigurationHash: "h", Deployment: "dep", Name: name, ID: "uuid-1", AZ: "z1", Job: Job{Name: &name},
+		Archive: &Archive{Digest: &id, BlobstoreID: id}, Packages: map[string]Package{}}
 	for _, job := range slices.Sorted(maps.Keys(jobs)) {
 		s.Job.Templates = append(s.Job.Templates, Template{Name: job, Version: jobs[job]})
 	}
@@ -211,8 +213,10 @@ func hashOf(version, digest string) string {
 // Contract J.1.
 func TestApplyLaysOutTheMachine(t *testing.T) {
 	for style, files := range map[string]map[string]string{
-		"director":   {"./": "", "./a/": "", "./a/bin/": "", "./a/bin/ctl": "ctl a", "./a/monit": "check a", "./a/config/x/y.yml": "y", "./b/": "", "./b/monit": "check b", "./b/extra.monit": "check b2"},
-		"create-env": {"a/bin/ctl": "ctl a", "a/monit": "check a", "a/config/x/y.yml": "y", "b/monit": "check b", "b/extra.monit": "check b2"},
+		"director": {"./": "", "./a/": "", "./a/bin/": "", "./a/bin/ctl": "ctl a", "./a/monit": "check a",
+			"./a/config/x/y.yml": "y", "./b/": "", "./b/monit": "check b", "./b/extra.monit": "check b2"},
+		"create-env": {"a/bin/ctl": "ctl a", "a/monit": "check a", "a/config/x/y.yml": "y", "b/monit": "check b",
+			"b/extra.monit": "check b2"},
 	} {
 		t.Run(style, func(t *testing.T) {
 			m := newMachine(t)
@@ -231,8 +235,9 @@ func TestApplyLaysOutTheMachine(t *testing.T) {
 			jobB := filepath.Join(d.DataJobs(), "b", hashOf("v2", spec.Archive.digest()))
 			pkgP := filepath.Join(d.DataPackages(), "p", hashOf("1", spec.Packages["p"].Digest))
 			for path, want := range map[string]fs.FileMode{
-				d.Jobs(): 0o750, filepath.Join(d.DataJobs(), "a"): 0o750, jobA: 0o750, jobA + "/bin": 0o750, jobA + "/bin/ctl": 0o750,
-				jobA + "/monit": 0o640, jobA + "/config": 0o750, jobA + "/config/x": 0o750, jobA + "/config/x/y.yml": 0o640,
+				d.Jobs(): 0o750, filepath.Join(d.DataJobs(), "a"): 0o750, jobA: 0o750, jobA + "/bin": 0o750,
+				jobA + "/bin/ctl": 0o750,
+				jobA + "/monit":   0o640, jobA + "/config": 0o750, jobA + "/config/x": 0o750, jobA + "/config/x/y.yml": 0o640,
 				d.Packages(): 0o755, filepath.Join(d.DataPackages(), "p"): 0o755, pkgP: 0o755,
 				filepath.Join(d.SysLog(), "a"): 0o770, filepath.Join(d.SysRun(), "a"): 0o770, filepath.Join(d.Data(), "b"): 0o770,
 			} {
@@ -243,7 +248,8 @@ func TestApplyLaysOutTheMachine(t *testing.T) {
 					t.Errorf("%s: got group %d, want %d", path, gid, m.Owner.GID)
 				}
 			}
-			if info, err := os.Stat(pkgP + "/bin/tool"); err != nil || info.Mode().Perm() != 0o777 || groupOf(info) != os.Getegid() {
+			if info, err := os.Stat(pkgP + "/bin/tool"); err != nil || info.Mode().Perm() != 0o777 ||
+				groupOf(info) != os.Getegid() {
 				t.Errorf("package file: got %v, %v; want the archive's mode and root's group", info, err)
 			}
 			for link, want := range map[string]string{
@@ -259,7 +265,8 @@ func TestApplyLaysOutTheMachine(t *testing.T) {
 					t.Errorf("instance/%s: got %q, %v", name, got, err)
 				}
 			}
-			if got, err := os.ReadFile(filepath.Join(m.Root, "etc/logrotate.d/vcap")); err != nil || !strings.Contains(string(got), "size=50M") {
+			if got, err := os.ReadFile(filepath.Join(m.Root, "etc/logrotate.d/vcap")); err != nil ||
+				!strings.Contains(string(got), "size=50M") {
 				t.Errorf("logrotate: got %q, %v", got, err)
 			}
 			if opened := len(m.blobs.opened); opened != 3 {
@@ -294,8 +301,10 @@ func TestApplyLaysOutTheMachine(t *testing.T) {
 // Contract J.3.
 func TestUpdateRemovesWhatIsGone(t *testing.T) {
 	m := newMachine(t)
-	first := m.spec(t, map[string]string{"a": "1", "b": "1"}, map[string]string{"a/monit": "", "b/monit": ""}, map[string]string{"p": "1", "q": "1"})
-	second := m.spec(t, map[string]string{"a": "2", "c": "1"}, map[string]string{"a/monit": "2", "c/monit": ""}, map[string]string{"p": "2", "r": "1"})
+	first := m.spec(t, map[string]string{"a": "1", "b": "1"}, map[string]string{"a/monit": "", "b/monit": ""},
+		map[string]string{"p": "1", "q": "1"})
+	second := m.spec(t, map[string]string{"a": "2", "c": "1"}, map[string]string{"a/monit": "2", "c/monit": ""},
+		map[string]string{"p": "2", "r": "1"})
 	for _, s := range []Spec{first, second} {
 		if err := m.Apply(t.Context(), s); err != nil {
 			t.Fatal(err)
@@ -314,7 +323,8 @@ func TestUpdateRemovesWhatIsGone(t *testing.T) {
 	}
 	for dir, want := range map[string]string{
 		m.Dirs.Jobs(): "a c", m.Dirs.Packages(): "p r", m.Dirs.DataJobs(): "a c", m.Dirs.DataPackages(): "p r",
-		filepath.Join(m.Dirs.Jobs(), "a", "packages"): "p r", filepath.Join(m.Dirs.DataJobs(), "a"): hashOf("2", second.Archive.digest()),
+		filepath.Join(m.Dirs.Jobs(), "a", "packages"): "p r",
+		filepath.Join(m.Dirs.DataJobs(), "a"):         hashOf("2", second.Archive.digest()),
 	} {
 		if got := list(dir); got != want {
 			t.Errorf("%s: got %q, want %q", dir, got, want)
@@ -362,7 +372,8 @@ func TestApplyThatFailsChangesNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t)
-			first := m.spec(t, map[string]string{"a": "1", "b": "1"}, map[string]string{"a/monit": "1", "b/monit": "1"}, map[string]string{"p": "1", "q": "1"})
+			first := m.spec(t, map[string]string{"a": "1", "b": "1"}, map[string]string{"a/monit": "1", "b/monit": "1"},
+				map[string]string{"p": "1", "q": "1"})
 			if err := m.Apply(t.Context(), first); err != nil {
 				t.Fatal(err)
 			}
@@ -370,7 +381,8 @@ func TestApplyThatFailsChangesNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			before := m.inForce(t)
-			second := m.spec(t, map[string]string{"a": "2", "c": "1"}, map[string]string{"a/monit": "2", "c/monit": ""}, map[string]string{"p": "2", "r": "1"})
+			second := m.spec(t, map[string]string{"a": "2", "c": "1"}, map[string]string{"a/monit": "2", "c/monit": ""},
+				map[string]string{"p": "2", "r": "1"})
 			second.ID, second.AZ, second.Name, second.Deployment = "i2", "z2", "n2", "d2"
 			second.Properties.Logging.MaxLogFileSize = "7M"
 			good := second
@@ -402,7 +414,8 @@ func linked(t testing.TB, name, target string) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
-	if err := errors.Join(w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeSymlink, Linkname: target}), w.Close()); err != nil {
+	if err := errors.Join(w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeSymlink, Linkname: target}),
+		w.Close()); err != nil {
 		t.Fatal(err)
 	}
 	return b.Bytes()
@@ -413,11 +426,13 @@ func linked(t testing.TB, name, target string) []byte {
 // Contract J.2.
 func TestApplyAfterADeath(t *testing.T) {
 	m := newMachine(t)
-	first := m.spec(t, map[string]string{"a": "1", "b": "1"}, map[string]string{"a/monit": "1", "b/monit": "1"}, map[string]string{"p": "1", "q": "1"})
+	first := m.spec(t, map[string]string{"a": "1", "b": "1"}, map[string]string{"a/monit": "1", "b/monit": "1"},
+		map[string]string{"p": "1", "q": "1"})
 	if err := errors.Join(m.Apply(t.Context(), first), m.Start(t.Context())); err != nil {
 		t.Fatal(err)
 	}
-	second := m.spec(t, map[string]string{"a": "2", "c": "1"}, map[string]string{"a/monit": "2", "c/monit": ""}, map[string]string{"p": "2", "r": "1"})
+	second := m.spec(t, map[string]string{"a": "2", "c": "1"}, map[string]string{"a/monit": "2", "c/monit": ""},
+		map[string]string{"p": "2", "r": "1"})
 	m.sup.onReload = func() { panic("killed") }
 	func() {
 		defer func() {
@@ -435,7 +450,8 @@ func TestApplyAfterADeath(t *testing.T) {
 	}
 	// Another agent begins, after a power cut in the middle of an atomic write.
 	m.sup.onReload = nil
-	halves := []string{filepath.Join(m.Dirs.Instance(), ".health.json.cambium-tmp-0a"), filepath.Join(m.Dirs.Monit(), ".stopped.cambium-tmp-0a")}
+	halves := []string{filepath.Join(m.Dirs.Instance(), ".health.json.cambium-tmp-0a"),
+		filepath.Join(m.Dirs.Monit(), ".stopped.cambium-tmp-0a")}
 	for _, half := range halves {
 		if err := os.WriteFile(half, []byte("{"), 0o600); err != nil {
 			t.Fatal(err)
@@ -544,7 +560,8 @@ func TestStartStopAndHealth(t *testing.T) {
 		data, _ := os.ReadFile(m.Dirs.Health())
 		return string(data)
 	}
-	if err := m.Apply(t.Context(), m.spec(t, map[string]string{"a": "1"}, map[string]string{"a/monit": "1"}, nil)); err != nil {
+	if err := m.Apply(t.Context(), m.spec(t, map[string]string{"a": "1"}, map[string]string{"a/monit": "1"},
+		nil)); err != nil {
 		t.Fatal(err)
 	}
 	for _, step := range []struct {

@@ -27,7 +27,8 @@ func TestACommandSupersedesAPendingStart(t *testing.T) {
 					ended = true
 				})
 				synctest.Wait()
-				i := &Instance{Dirs: vcap.New(t.TempDir()), Supervisor: &fakeSupervisor{}, Pending: &pending, Log: logrus.NewEntry(logrus.New())}
+				i := &Instance{Dirs: vcap.New(t.TempDir()), Supervisor: &fakeSupervisor{}, Pending: &pending,
+					Log: logrus.NewEntry(logrus.New())}
 				if err := command(i); err != nil {
 					t.Fatal(err)
 				}

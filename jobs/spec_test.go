@@ -31,7 +31,8 @@ func TestSpecShapes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, s := range map[string]Spec{"no file": nothing, "empty": decode(t, `{}`), "nulls": decode(t, `{"job":null,"packages":null,"networks":null,"resource_pool":null,"rendered_templates_archive":null}`)} {
+	for name, s := range map[string]Spec{"no file": nothing, "empty": decode(t, `{}`),
+		"nulls": decode(t, `{"job":null,"packages":null,"networks":null,"resource_pool":null,"rendered_templates_archive":null}`)} {
 		if got, _ := json.Marshal(s); string(got) != emptyShape {
 			t.Errorf("%s: got\n%s\nwant\n%s", name, got, emptyShape)
 		}
@@ -93,7 +94,8 @@ func TestValidate(t *testing.T) {
 	}
 	// Every directory of the agent below data is reserved.
 	d := vcap.New("/b")
-	for _, dir := range []string{d.DataJobs(), d.DataPackages(), d.Compile(), d.Tmp(), d.Blobs(), d.SensitiveBlobs(), d.DynamicDisks(), d.DataSys(), d.RootTmp(), d.RootLog(), d.RootOpt(), d.RootVarOpt()} {
+	for _, dir := range []string{d.DataJobs(), d.DataPackages(), d.Compile(), d.Tmp(), d.Blobs(), d.SensitiveBlobs(),
+		d.DynamicDisks(), d.DataSys(), d.RootTmp(), d.RootLog(), d.RootOpt(), d.RootVarOpt()} {
 		if decode(t, job(filepath.Base(dir), "1", "ab")).Validate() == nil {
 			t.Errorf("a job may be called %s", filepath.Base(dir))
 		}
@@ -134,7 +136,8 @@ func FuzzSpec(f *testing.F) {
 		`"job":{"name":"router","template":"gorouter","version":"9ab1","templates":[{"name":"gorouter","version":"9ab1"},{"name":"bpm","version":"2"}]},` +
 		`"packages":{"gorouter":{"name":"gorouter","version":"77c0.1","sha1":"` + digest + `","blobstore_id":"2b9a","signed_url":"https://h/x","blobstore_headers":{"k":"v"}}},` +
 		`"networks":{"default":{"type":"dynamic","ip":"10.0.0.5","cloud_properties":{"a":[1]}}},"configuration_hash":"32fa","persistent_disk":10,` +
-		`"resource_pool":{"a":1},"rendered_templates_archive":{"blobstore_id":"2dd5","sha1":"sha256:` + strings.Repeat("0a", 32) + `"}}`))
+		`"resource_pool":{"a":1},"rendered_templates_archive":{"blobstore_id":"2dd5","sha1":"sha256:` + strings.Repeat("0a",
+		32) + `"}}`))
 	for _, name := range []string{"..", "a/b", ".hidden", "sys", "tmp", "a\\u0000", strings.Repeat("n", 300)} {
 		f.Add([]byte(`{"job":{"templates":[{"name":"` + name + `","version":"1"}]},"rendered_templates_archive":{"sha1":"` + digest + `"},"packages":{"x":{"name":"` + name + `","version":"1","sha1":"` + digest + `"}}}`))
 	}

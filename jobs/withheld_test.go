@@ -11,7 +11,8 @@ import (
 // Without its store an instance is failing, starts nothing, and can be stopped where nothing runs.
 func TestWithheldJobs(t *testing.T) {
 	reason, running := "the store is not mounted", false
-	w := Withheld{Supervisor: &fakeSupervisor{}, Reason: func() string { return reason }, Running: func(context.Context) bool { return running }}
+	w := Withheld{Supervisor: &fakeSupervisor{}, Reason: func() string { return reason },
+		Running: func(context.Context) bool { return running }}
 	ctx := t.Context()
 	if err := w.StartAll(ctx); err == nil || !strings.Contains(err.Error(), reason) {
 		t.Errorf("StartAll = %v", err)
@@ -22,7 +23,8 @@ func TestWithheldJobs(t *testing.T) {
 	if p, err := w.Processes(ctx); err != nil || p == nil || len(p) != 0 {
 		t.Errorf("processes %v, %v", p, err)
 	}
-	for name, err := range map[string]error{"reload": w.Reload(ctx), "stop": w.StopAll(ctx, true), "unmonitor": w.UnmonitorAll(ctx)} {
+	for name, err := range map[string]error{"reload": w.Reload(ctx), "stop": w.StopAll(ctx, true),
+		"unmonitor": w.UnmonitorAll(ctx)} {
 		if err != nil {
 			t.Errorf("%s = %v", name, err)
 		}

@@ -29,7 +29,8 @@ func FillPaths(document []byte, paths map[string]string) ([]byte, error) {
 		return []byte(path)
 	})
 	if len(missing) > 0 {
-		return nil, fmt.Errorf("the settings name %s, but the machine has no such disk; add it with --ephemeral or --disk", strings.Join(missing, ", "))
+		return nil, fmt.Errorf("the settings name %s, but the machine has no such disk; add it with --ephemeral or --disk",
+			strings.Join(missing, ", "))
 	}
 	return filled, nil
 }

@@ -42,7 +42,8 @@ func Clean(dir, name string) error {
 		return err
 	}
 	own := directory(dir, name)
-	failed := sweep.Remains{Name: Prefix + name, Dir: own, Holds: func(argument string) bool { return argument == "lab-of-"+name }}.Remove()
+	failed := sweep.Remains{Name: Prefix + name, Dir: own,
+		Holds: func(argument string) bool { return argument == "lab-of-"+name }}.Remove()
 	if err := os.RemoveAll(own); err != nil {
 		failed = errors.Join(failed, err)
 	}

@@ -26,7 +26,8 @@ type deployed struct {
 
 // Deploy creates or updates the machines of the manifest, one after the other. It does not touch machines that belong
 // to no instance group.
-func (l *Lab) Deploy(ctx context.Context, m release.Manifest, report func(instance, step string, took time.Duration, err error)) error {
+func (l *Lab) Deploy(ctx context.Context, m release.Manifest,
+	report func(instance, step string, took time.Duration, err error)) error {
 	if l.o.Bare {
 		return errBare
 	}
@@ -37,7 +38,8 @@ func (l *Lab) Deploy(ctx context.Context, m release.Manifest, report func(instan
 	for _, group := range m.Groups {
 		for index := range group.Instances {
 			name := fmt.Sprintf("%s-%d", group.Name, index)
-			i, err := l.deployInstance(ctx, m, group, index, name, func(step string, took time.Duration, err error) { report(name, step, took, err) })
+			i, err := l.deployInstance(ctx, m, group, index, name,
+				func(step string, took time.Duration, err error) { report(name, step, took, err) })
 			if err != nil {
 				return fmt.Errorf("%s: %w", name, err)
 			}
@@ -47,26 +49,31 @@ func (l *Lab) Deploy(ctx context.Context, m release.Manifest, report func(instan
 	for _, i := range all {
 		var p director.Plan
 		i.Agent.PostDeploy(&p)
-		if err := p.Run(ctx, func(step string, took time.Duration, err error) { report(i.Short, step, took, err) }); err != nil {
+		if err := p.Run(ctx, func(step string, took time.Duration,
+			err error) {
+			report(i.Short, step, took, err)
+		}); err != nil {
 			return fmt.Errorf("%s: %w", i.Short, err)
 		}
 	}
 	return nil
 }
 
-func (l *Lab) deployInstance(ctx context.Context, m release.Manifest, g release.Group, index int, name string, report director.Report) (*Instance, error) {
+func (l *Lab) deployInstance(ctx context.Context, m release.Manifest, g release.Group, index int, name string,
+	report director.Report) (*Instance, error) {
 	i := l.Machines()[name]
 	fresh := i == nil
 	if fresh {
 		var create director.Plan
 		create.Add("create_vm", func(ctx context.Context) (err error) {
-			i, err = l.Create(ctx, VM{Name: name, Source: Source(g.Source), Ephemeral: g.EphemeralDisk << 20, Edit: func(d Document) {
-				if env, ok := d["env"].(map[string]any); ok {
-					for key, value := range g.Env {
-						env[key] = merged(env[key], value)
+			i, err = l.Create(ctx, VM{Name: name, Source: Source(g.Source), Ephemeral: g.EphemeralDisk << 20,
+				Edit: func(d Document) {
+					if env, ok := d["env"].(map[string]any); ok {
+						for key, value := range g.Env {
+							env[key] = merged(env[key], value)
+						}
 					}
-				}
-			}})
+				}})
 			if err == nil {
 				err = i.Start(ctx)
 			}
@@ -165,7 +172,8 @@ func (i *Instance) ExpelFirstIdentity() error {
 
 // Spec returns the apply spec, with signed URLs of the packages in the blobstore, and a step that sends the rendered
 // templates to the agent.
-func (l *Lab) Spec(i *Instance, m release.Manifest, g release.Group, index int) (map[string]any, func(context.Context) error, error) {
+func (l *Lab) Spec(i *Instance, m release.Manifest, g release.Group, index int) (map[string]any,
+	func(context.Context) error, error) {
 	if i.deployed.id == "" {
 		i.deployed.id = uuid.NewString()
 	}
@@ -179,8 +187,9 @@ func (l *Lab) Spec(i *Instance, m release.Manifest, g release.Group, index int) 
 		if err != nil {
 			return nil, nil, err
 		}
-		packages[p.Name] = map[string]any{"name": p.Name, "version": release.Fingerprint(data) + ".1", "sha1": digest, "blobstore_id": id,
-			"signed_url": l.Blobs.SignedURL("GET", id)}
+		packages[p.Name] = map[string]any{"name": p.Name, "version": release.Fingerprint(data) + ".1", "sha1": digest,
+			"blobstore_id": id,
+			"signed_url":   l.Blobs.SignedURL("GET", id)}
 	}
 	templates, err := release.Templates(m.Base, g.Jobs)
 	if err != nil {
@@ -202,13 +211,16 @@ func (l *Lab) Spec(i *Instance, m release.Manifest, g release.Group, index int) 
 	}
 	blob, digest := uuid.NewString(), blobstore.Digest(templates)
 	spec := map[string]any{
-		"deployment": m.Name, "name": g.Name, "index": index, "id": i.deployed.id, "az": "z1", "job": job, "packages": packages,
-		"networks": i.networks(), "persistent_disk": g.PersistentDisk, "template_hashes": hashes, "properties": map[string]any{},
+		"deployment": m.Name, "name": g.Name, "index": index, "id": i.deployed.id, "az": "z1", "job": job,
+		"packages": packages,
+		"networks": i.networks(), "persistent_disk": g.PersistentDisk, "template_hashes": hashes,
+		"properties":                 map[string]any{},
 		"configuration_hash":         release.Fingerprint(templates),
 		"rendered_templates_archive": map[string]any{"blobstore_id": blob, "sha1": digest},
 	}
 	upload := func(ctx context.Context) error {
-		_, err := i.Agent.Do(ctx, "upload_blob", map[string]any{"blob_id": blob, "checksum": digest, "payload": mime(templates)})
+		_, err := i.Agent.Do(ctx, "upload_blob",
+			map[string]any{"blob_id": blob, "checksum": digest, "payload": mime(templates)})
 		var e *director.Exception
 		if errors.As(err, &e) && strings.Contains(e.Message, "unknown message ") {
 			return fmt.Errorf("the agent does not support upload_blob, and the lab cannot deliver templates: %w", err)

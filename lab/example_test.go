@@ -15,7 +15,8 @@ import (
 func Example() {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	l, err := lab.New(ctx, lab.Options{Name: fmt.Sprintf("example%d", os.Getpid()), Dir: os.TempDir(), Agent: os.Getenv("CAMBIUM_AGENT")})
+	l, err := lab.New(ctx, lab.Options{Name: fmt.Sprintf("example%d", os.Getpid()), Dir: os.TempDir(),
+		Agent: os.Getenv("CAMBIUM_AGENT")})
 	check(err)
 	defer func() { check(l.Close(ctx)) }()
 	i, err := l.Create(ctx, lab.VM{Ephemeral: 2 * lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.swap_size", 0) }})

@@ -157,7 +157,8 @@ func (i *Instance) create(ctx context.Context) error {
 	if err := os.Mkdir(i.dir(), 0o700); err != nil {
 		return err
 	}
-	spec := machine.Spec{Name: i.name(), Dir: filepath.Join(i.dir(), "machine"), Agent: i.lab.o.Agent, Installer: i.lab.installer, Files: i.vm.Files}
+	spec := machine.Spec{Name: i.name(), Dir: filepath.Join(i.dir(), "machine"), Agent: i.lab.o.Agent,
+		Installer: i.lab.installer, Files: i.vm.Files}
 	for n := range max(i.vm.NICs, 1) {
 		name, err := i.lab.network(n)
 		if err != nil {
@@ -286,13 +287,15 @@ func (i *Instance) settings(spec machine.Spec) (Document, error) {
 // blobstore returns the settings of the lab's blobstore or, for HTTPS, of the machine's own, as from create-env.
 func (i *Instance) blobstore() map[string]any {
 	if i.vm.HTTPS || i.lab.o.Bare {
-		return map[string]any{"provider": "local", "options": map[string]any{"blobstore_path": "/var/vcap/micro_bosh/data/cache"}}
+		return map[string]any{"provider": "local",
+			"options": map[string]any{"blobstore_path": "/var/vcap/micro_bosh/data/cache"}}
 	}
 	return i.lab.Blobs.Options(true)
 }
 
 func cert(ca []byte, pair testca.Pair) map[string]any {
-	return map[string]any{"ca": string(ca), "certificate": string(pair.Certificate), "private_key": string(pair.PrivateKey)}
+	return map[string]any{"ca": string(ca), "certificate": string(pair.Certificate),
+		"private_key": string(pair.PrivateKey)}
 }
 
 // serveHTTPS changes the settings so that the agent listens, as create-env does.

@@ -128,7 +128,8 @@ func New(ctx context.Context, o Options) (*Lab, error) {
 	if o.BusHost == "" {
 		o.BusHost = Gateway
 	}
-	l := &Lab{o: o, dir: filepath.Join(o.Dir, o.Name), engine: o.Engine, machines: map[string]*Instance{}, kept: map[string]string{}}
+	l := &Lab{o: o, dir: filepath.Join(o.Dir, o.Name), engine: o.Engine, machines: map[string]*Instance{},
+		kept: map[string]string{}}
 	if l.engine == nil {
 		engine, err := defaultEngine(ctx, o)
 		if err != nil {
@@ -223,7 +224,8 @@ func (l *Lab) network(n int) (string, error) {
 	defer l.mu.Unlock()
 	for l.networks < n {
 		more := l.networks + 1
-		if err := l.Net.Bridge(fmt.Sprintf("lab%d", more), fmt.Sprintf("10.88.%d.1/24", more), fmt.Sprintf("fd88:0:0:%x::1/64", more)); err != nil {
+		if err := l.Net.Bridge(fmt.Sprintf("lab%d", more), fmt.Sprintf("10.88.%d.1/24", more),
+			fmt.Sprintf("fd88:0:0:%x::1/64", more)); err != nil {
 			return "", err
 		}
 		l.networks = more

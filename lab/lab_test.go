@@ -15,7 +15,8 @@ func TestFillPaths(t *testing.T) {
 			t.Errorf("%s: got %s, %v; want %s", document, got, err, want)
 		}
 	}
-	if _, err := FillPaths([]byte(`"@disk-2@ @disk-2@ @disk-3@"`), paths); err == nil || strings.Count(err.Error(), "@disk-2@") != 1 || !strings.Contains(err.Error(), "@disk-3@") {
+	if _, err := FillPaths([]byte(`"@disk-2@ @disk-2@ @disk-3@"`), paths); err == nil ||
+		strings.Count(err.Error(), "@disk-2@") != 1 || !strings.Contains(err.Error(), "@disk-3@") {
 		t.Errorf("disks that are not there: got %v, want both named once", err)
 	}
 }

@@ -34,7 +34,8 @@ func (l *Lab) serve() error {
 		if err != nil {
 			return err
 		}
-		if l.Blobs, err = blobstore.Start(listener, blobstore.Options{Dir: filepath.Join(l.dir, "blobs"), CA: l.CA, Secret: l.o.BlobSecret}); err != nil {
+		if l.Blobs, err = blobstore.Start(listener,
+			blobstore.Options{Dir: filepath.Join(l.dir, "blobs"), CA: l.CA, Secret: l.o.BlobSecret}); err != nil {
 			return err
 		}
 	}
@@ -133,8 +134,10 @@ func (l *Lab) startDHCP() error {
 	}
 	defer func() { _ = logFile.Close() }()
 	l.dnsmasq = exec.Command("nsenter", "--net="+l.Net.Path(), "dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null",
-		"--port=0", "--user=root", "--group=root", "--pid-file=", "--interface="+bridge, "--bind-interfaces", "--dhcp-authoritative",
-		"--dhcp-range="+Gateway+",static,"+Netmask, "--dhcp-option=option:router,"+Gateway, "--dhcp-option=option:dns-server,"+Gateway,
+		"--port=0", "--user=root", "--group=root", "--pid-file=", "--interface="+bridge, "--bind-interfaces",
+		"--dhcp-authoritative",
+		"--dhcp-range="+Gateway+",static,"+Netmask, "--dhcp-option=option:router,"+Gateway,
+		"--dhcp-option=option:dns-server,"+Gateway,
 		"--dhcp-hostsdir="+l.dhcpHosts(), "--leasefile-ro", "--log-dhcp", "--log-facility=-")
 	l.dnsmasq.Stdout, l.dnsmasq.Stderr = logFile, logFile
 	l.dnsmasq.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

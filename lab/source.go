@@ -35,7 +35,8 @@ const (
 
 // Sources lists all of them.
 func Sources() []Source {
-	return []Source{File, ConfigDrive, ConfigDriveNova, ConfigDriveFAT, ConfigDriveNovaF, CDROM, GuestInfo, HTTP, InstanceMetadata, Registry}
+	return []Source{File, ConfigDrive, ConfigDriveNova, ConfigDriveFAT, ConfigDriveNovaF, CDROM, GuestInfo, HTTP,
+		InstanceMetadata, Registry}
 }
 
 // Versions has the versions of the CPI API that the parts of a deployment support.
@@ -122,14 +123,16 @@ type drive struct {
 const label = "config-2"
 
 func (i *Instance) configDrive(d drive) delivery {
-	source := Document{"Type": "ConfigDrive", "DiskPaths": []string{"/dev/disk/by-label/CONFIG-2", "/dev/disk/by-label/" + label},
+	source := Document{"Type": "ConfigDrive",
+		"DiskPaths":    []string{"/dev/disk/by-label/CONFIG-2", "/dev/disk/by-label/" + label},
 		"MetaDataPath": d.metaData, "UserDataPath": d.userData}
 	return delivery{sources: []any{source}, put: func(ctx context.Context, settings []byte) error {
 		data, err := i.userData(settings)
 		if err != nil {
 			return err
 		}
-		meta := Document{"instance-id": i.name(), "public-keys": map[string]any{"0": map[string]any{"openssh-key": i.vm.PublicKey}}}
+		meta := Document{"instance-id": i.name(),
+			"public-keys": map[string]any{"0": map[string]any{"openssh-key": i.vm.PublicKey}}}
 		image := filepath.Join(i.dir(), "configdrive.img")
 		if err := d.write(ctx, image, label, media.Files{d.metaData: meta.JSON(), d.userData: data}); err != nil {
 			return err
@@ -139,13 +142,14 @@ func (i *Instance) configDrive(d drive) delivery {
 }
 
 func (i *Instance) cdrom() delivery {
-	return delivery{sources: []any{Document{"Type": "CDROM", "FileName": "env"}}, put: func(ctx context.Context, settings []byte) error {
-		image := filepath.Join(i.dir(), "cdrom.iso")
-		if err := media.PlainISO(ctx, image, media.Files{"env": settings}); err != nil {
-			return err
-		}
-		return i.insert(ctx, machine.Disk{ID: "cdrom", Image: image, Bus: machine.CDROM, Names: []string{"sr0"}})
-	}}
+	return delivery{sources: []any{Document{"Type": "CDROM", "FileName": "env"}},
+		put: func(ctx context.Context, settings []byte) error {
+			image := filepath.Join(i.dir(), "cdrom.iso")
+			if err := media.PlainISO(ctx, image, media.Files{"env": settings}); err != nil {
+				return err
+			}
+			return i.insert(ctx, machine.Disk{ID: "cdrom", Image: image, Bus: machine.CDROM, Names: []string{"sr0"}})
+		}}
 }
 
 // insert attaches a medium and replaces a previous one.
@@ -173,35 +177,41 @@ info-set) key=$2; shift 2; value=$*; printf '%s' "${value#\'\'}" >"` + guestInfo
 *) exit 1 ;;
 esac
 `
-	return delivery{sources: []any{Document{"Type": "VsphereGuestInfo"}}, put: func(_ context.Context, settings []byte) error {
-		encoded := base64.StdEncoding.EncodeToString(settings)
-		return errors.Join(
-			i.WriteFile(machine.File{Path: rpcTool, Data: []byte(tool), Mode: 0o755}),
-			i.WriteFile(machine.File{Path: guestInfo + "/guestinfo.userdata", Data: []byte(encoded), Mode: 0o600}))
-	}}
+	return delivery{sources: []any{Document{"Type": "VsphereGuestInfo"}},
+		put: func(_ context.Context, settings []byte) error {
+			encoded := base64.StdEncoding.EncodeToString(settings)
+			return errors.Join(
+				i.WriteFile(machine.File{Path: rpcTool, Data: []byte(tool), Mode: 0o755}),
+				i.WriteFile(machine.File{Path: guestInfo + "/guestinfo.userdata", Data: []byte(encoded), Mode: 0o600}))
+		}}
 }
 
 func (i *Instance) google() delivery {
 	source := Document{"Type": "InstanceMetadata", "URI": "http://" + metadata.Address,
-		"SettingsPath": "/computeMetadata/v1/instance/attributes/bosh_settings", "Headers": map[string]string{"Metadata-Flavor": "Google"}}
-	return delivery{sources: []any{source}, network: true, rewritten: true, put: func(_ context.Context, settings []byte) error {
-		i.lab.Metadata.Set(i.IP, metadata.Instance{ID: i.name(), MAC: i.MAC(0), Attributes: map[string][]byte{"bosh_settings": settings}})
-		return nil
-	}}
+		"SettingsPath": "/computeMetadata/v1/instance/attributes/bosh_settings",
+		"Headers":      map[string]string{"Metadata-Flavor": "Google"}}
+	return delivery{sources: []any{source}, network: true, rewritten: true,
+		put: func(_ context.Context, settings []byte) error {
+			i.lab.Metadata.Set(i.IP, metadata.Instance{ID: i.name(), MAC: i.MAC(0),
+				Attributes: map[string][]byte{"bosh_settings": settings}})
+			return nil
+		}}
 }
 
 func (i *Instance) http() delivery {
 	source := Document{"Type": "HTTP", "URI": "http://" + metadata.Address, "UserDataPath": "/latest/user-data",
 		"InstanceIDPath": "/latest/meta-data/instance-id", "SSHKeysPath": "/latest/meta-data/public-keys/0/openssh-key",
 		"TokenPath": "/latest/api/token"}
-	return delivery{sources: []any{source}, network: true, rewritten: i.versions().registry(), put: func(_ context.Context, settings []byte) error {
-		data, err := i.userData(settings)
-		if err != nil {
-			return err
-		}
-		i.lab.Metadata.Set(i.IP, metadata.Instance{ID: i.name(), MAC: i.MAC(0), UserData: data, PublicKey: i.vm.PublicKey, RequireToken: true})
-		return nil
-	}}
+	return delivery{sources: []any{source}, network: true, rewritten: i.versions().registry(),
+		put: func(_ context.Context, settings []byte) error {
+			data, err := i.userData(settings)
+			if err != nil {
+				return err
+			}
+			i.lab.Metadata.Set(i.IP, metadata.Instance{ID: i.name(), MAC: i.MAC(0), UserData: data, PublicKey: i.vm.PublicKey,
+				RequireToken: true})
+			return nil
+		}}
 }
 
 // versions returns the configured versions, or those that the source implies.

@@ -148,7 +148,8 @@ func TestSurplusArgumentsCostNothing(t *testing.T) {
 func FuzzDecodeRequest(f *testing.F) {
 	for _, seed := range []string{
 		`{"protocol":3,"method":"list_disk","arguments":[],"reply_to":"director.7.a.b"}`,
-		`{"method":"apply","arguments":[{"job":null}]}`, `{"METHOD":1}`, `null`, `[[[[`, "\xff", `{"arguments":{}}`, `{"arguments":[null,[],{"a":[0]},"\ud800"],"reply_to":null}`,
+		`{"method":"apply","arguments":[{"job":null}]}`, `{"METHOD":1}`, `null`, `[[[[`, "\xff", `{"arguments":{}}`,
+		`{"arguments":[null,[],{"a":[0]},"\ud800"],"reply_to":null}`,
 	} {
 		f.Add([]byte(seed))
 	}
@@ -183,8 +184,9 @@ func FuzzEncodeException(f *testing.F) {
 }
 
 func TestHTTPSEvent(t *testing.T) {
-	e := HTTPSEvent(HTTPRequest{Path: "/agent", User: "mbus", Method: "POST", Source: "10.0.0.9", Port: "4242", Hostname: "vm-1",
-		Headers: "HOST=10.0.0.5:6868&USER_AGENT=a=b\nc", Status: 401, Reason: "wrong user or password"})
+	e := HTTPSEvent(HTTPRequest{Path: "/agent", User: "mbus", Method: "POST", Source: "10.0.0.9", Port: "4242",
+		Hostname: "vm-1",
+		Headers:  "HOST=10.0.0.5:6868&USER_AGENT=a=b\nc", Status: 401, Reason: "wrong user or password"})
 	want := `CEF:0|CloudFoundry|BOSH|1|agent_api|/agent|7|duser=mbus requestMethod=POST src=10.0.0.9 spt=4242 shost=vm-1 ` +
 		`cs1=HOST\=10.0.0.5:6868&USER_AGENT\=a\=b\nc cs1Label=httpHeaders cs2=basic cs2Label=authType cs3=401 cs3Label=responseStatus ` +
 		`cs4=wrong user or password cs4Label=statusReason`
@@ -194,13 +196,16 @@ func TestHTTPSEvent(t *testing.T) {
 	if e := HTTPSEvent(HTTPRequest{Status: 200}); e.Failed || !strings.Contains(e.String(), "|1|") {
 		t.Errorf("a success is graded as failure: %s", e)
 	}
-	if got := len(HTTPSEvent(HTTPRequest{Path: strings.Repeat("p", 1<<20), User: strings.Repeat("u", 1<<20), Headers: strings.Repeat("h", 1<<20)}).String()); got > 4000 {
+	if got := len(HTTPSEvent(HTTPRequest{Path: strings.Repeat("p", 1<<20), User: strings.Repeat("u", 1<<20),
+		Headers: strings.Repeat("h", 1<<20)}).String()); got > 4000 {
 		t.Errorf("line of %d bytes", got)
 	}
-	if got := len(NATSEvent(strings.Repeat("m", 1<<20), "", Exception(strings.Repeat("x", 1<<20)), "[fd00::1]:4222", "h").String()); got > 3000 {
+	if got := len(NATSEvent(strings.Repeat("m", 1<<20), "", Exception(strings.Repeat("x", 1<<20)), "[fd00::1]:4222",
+		"h").String()); got > 3000 {
 		t.Errorf("line of %d bytes", got)
 	}
-	if got := NATSEvent("ping", "", Value(1), "[fd00::1]:4222", "h").String(); !strings.Contains(got, "src=fd00::1 spt=4222") {
+	if got := NATSEvent("ping", "", Value(1), "[fd00::1]:4222", "h").String(); !strings.Contains(got,
+		"src=fd00::1 spt=4222") {
 		t.Errorf("IPv6: %s", got)
 	}
 }

@@ -40,11 +40,13 @@ func TestSyslogFacilityAndPriority(t *testing.T) {
 		return string(buffer[:n])
 	}
 	// Facility daemon is 3: 3*8+7 for debug, 3*8+3 for error.
-	if got := read(); !strings.HasPrefix(got, "<31>") || !strings.Contains(got, " vcap.agent[") || !strings.Contains(got, "|ping|1|duser=r src=10.0.0.1 spt=4222 shost=vm cs5=1.2 cs5Label=agentVersion cs6=monit cs6Label=supervisor") {
+	if got := read(); !strings.HasPrefix(got, "<31>") || !strings.Contains(got, " vcap.agent[") ||
+		!strings.Contains(got, "|ping|1|duser=r src=10.0.0.1 spt=4222 shost=vm cs5=1.2 cs5Label=agentVersion cs6=monit cs6Label=supervisor") {
 		t.Errorf("got %q", got)
 	}
 	s.Record(NATSEvent("hop", "", Exception("unknown message hop"), "", ""))
-	if got := read(); !strings.HasPrefix(got, "<27>") || !strings.Contains(got, "|hop|7|") || !strings.Contains(got, "cs6=monit") {
+	if got := read(); !strings.HasPrefix(got, "<27>") || !strings.Contains(got, "|hop|7|") ||
+		!strings.Contains(got, "cs6=monit") {
 		t.Errorf("got %q", got)
 	}
 }

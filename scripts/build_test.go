@@ -23,13 +23,15 @@ func TestMachineTwoBuildsAreTheSameBytes(t *testing.T) {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		for _, args := range [][]string{{"tar", "-xf", source, "-C", dir}, {"make", "-C", dir, "build", "VERSION=1.2.3 (test)"}} {
+		for _, args := range [][]string{{"tar", "-xf", source, "-C", dir},
+			{"make", "-C", dir, "build", "VERSION=1.2.3 (test)"}} {
 			if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
 				t.Fatalf("%q: %v: %s", args, err, out)
 			}
 		}
 		agent := filepath.Join(dir, "bin/agent")
-		if out, err := exec.Command(agent, "version").CombinedOutput(); err != nil || !bytes.Contains(out, []byte("1.2.3 (test)")) {
+		if out, err := exec.Command(agent, "version").CombinedOutput(); err != nil ||
+			!bytes.Contains(out, []byte("1.2.3 (test)")) {
 			t.Errorf("the version is not in the binary: %v: %s", err, out)
 		}
 		var err error

@@ -41,11 +41,13 @@ func TestMetalink(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	f := link.Files[0]
-	if f.Name != "bosh-agent-1.2.3-linux-amd64" || f.Size != 5 || f.Version != "1.2.3" || f.URL != "https://files.example.com/1.2.3/"+f.Name {
+	if f.Name != "bosh-agent-1.2.3-linux-amd64" || f.Size != 5 || f.Version != "1.2.3" ||
+		f.URL != "https://files.example.com/1.2.3/"+f.Name {
 		t.Errorf("got %+v", f)
 	}
 	one, two, five := sha1.Sum(content), sha256.Sum256(content), sha512.Sum512(content)
-	want := map[string]string{"sha-1": hex.EncodeToString(one[:]), "sha-256": hex.EncodeToString(two[:]), "sha-512": hex.EncodeToString(five[:])}
+	want := map[string]string{"sha-1": hex.EncodeToString(one[:]), "sha-256": hex.EncodeToString(two[:]),
+		"sha-512": hex.EncodeToString(five[:])}
 	for _, h := range f.Hashes {
 		if w, known := want[h.Type]; known && w != h.Value {
 			t.Errorf("%s is %s, want %s", h.Type, h.Value, w)
@@ -55,7 +57,8 @@ func TestMetalink(t *testing.T) {
 	if len(want) > 0 {
 		t.Errorf("hashes are missing: %v", want)
 	}
-	for _, args := range [][]string{{}, {"1.2.3"}, {"1.2.3", "https://a"}, {"1.2.3", "https://a/?b&c", path}, {"1.2.3", "https://a", path + "x"}} {
+	for _, args := range [][]string{{}, {"1.2.3"}, {"1.2.3", "https://a"}, {"1.2.3", "https://a/?b&c", path},
+		{"1.2.3", "https://a", path + "x"}} {
 		if out, err := exec.Command("./metalink", args...).CombinedOutput(); err == nil {
 			t.Errorf("metalink %q: %s", args, out)
 		}

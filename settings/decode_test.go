@@ -83,7 +83,8 @@ func TestShapesOfEphemeralSystemAndRawDisks(t *testing.T) {
 			t.Errorf("ephemeral %s is %q, want %q", document, got, want)
 		}
 	}
-	for document, want := range map[string]string{`"/dev/sda"`: "/dev/sda", `{"path":"/dev/sda"}`: "/dev/sda", `0`: "0", `null`: "", `{}`: ""} {
+	for document, want := range map[string]string{`"/dev/sda"`: "/dev/sda", `{"path":"/dev/sda"}`: "/dev/sda", `0`: "0",
+		`null`: "", `{}`: ""} {
 		if got := decode(t, `{"agent_id":"a","disks":{"system":`+document+`}}`).Disks.System; got != want {
 			t.Errorf("system %s is %q, want %q", document, got, want)
 		}
@@ -109,7 +110,8 @@ func TestNumbersAndDefaults(t *testing.T) {
 		}
 		return *s.Env.Bosh.SwapSizeMiB
 	}
-	for document, want := range map[string]any{`null`: nil, `0`: uint64(0), `2048`: uint64(2048), `"2048"`: uint64(2048), `2048.0`: uint64(2048), `2.048e3`: uint64(2048)} {
+	for document, want := range map[string]any{`null`: nil, `0`: uint64(0), `2048`: uint64(2048), `"2048"`: uint64(2048),
+		`2048.0`: uint64(2048), `2.048e3`: uint64(2048)} {
 		if got := swap(document); got != want {
 			t.Errorf("swap_size %s is %v, want %v", document, got, want)
 		}
@@ -131,11 +133,13 @@ func TestNumbersAndDefaults(t *testing.T) {
 // Contract S.2.
 func TestKeysIgnoreCaseAndTheLastOneCounts(t *testing.T) {
 	s, rep := Decode("doc", secret.NewJSON([]byte("{\"AGENT_ID\":\"first\",\n\"Mbus\":\"nats://h\",\n\"agent_id\":\"last\",\"Networks\":{\"A\":{\"IP\":\"10.0.0.1\"},\"a\":{},\"A\":{\"Mac\":\"0A:00:00:00:00:01\"}}}")))
-	if s.AgentID != "last" || s.Mbus.Reveal() != "nats://h" || len(s.Networks) != 2 || s.Networks["A"].MAC != "0a:00:00:00:00:01" || s.Networks["A"].IP != "" {
+	if s.AgentID != "last" || s.Mbus.Reveal() != "nats://h" || len(s.Networks) != 2 ||
+		s.Networks["A"].MAC != "0a:00:00:00:00:01" || s.Networks["A"].IP != "" {
 		t.Errorf("got %+v", s)
 	}
 	want := "doc:1:2: warning: AGENT_ID: duplicate key: the last one counts, this one is ignored"
-	if !strings.Contains(rep.String(), want) || !strings.Contains(rep.String(), "doc:3:32: warning: Networks.A: duplicate key") && !strings.Contains(rep.String(), "networks.A: duplicate key") {
+	if !strings.Contains(rep.String(), want) || !strings.Contains(rep.String(),
+		"doc:3:32: warning: Networks.A: duplicate key") && !strings.Contains(rep.String(), "networks.A: duplicate key") {
 		t.Errorf("report is\n%s\nwant both duplicates in it", rep)
 	}
 }
@@ -143,17 +147,20 @@ func TestKeysIgnoreCaseAndTheLastOneCounts(t *testing.T) {
 // TestNetworksOnTheirOwn: the networks in user data are decoded and validated like those of a whole document.
 func TestNetworksOnTheirOwn(t *testing.T) {
 	for _, networks := range []string{
-		`{"a":{"type":"manual","ip":"10.0.0.5","netmask":"255.255.255.0","mac":"AA:00:00:00:00:01"},"b":{"type":"dynamic"}}`, `{}`, `null`,
+		`{"a":{"type":"manual","ip":"10.0.0.5","netmask":"255.255.255.0","mac":"AA:00:00:00:00:01"},"b":{"type":"dynamic"}}`,
+		`{}`, `null`,
 	} {
 		got, rep := DecodeNetworks("user data", []byte(networks))
-		if want := decode(t, `{"agent_id":"a","networks":`+networks+`}`).Networks; rep.Failed() || !reflect.DeepEqual(got, want) {
+		if want := decode(t, `{"agent_id":"a","networks":`+networks+`}`).Networks; rep.Failed() ||
+			!reflect.DeepEqual(got, want) {
 			t.Errorf("%s: got %+v, %v; want %+v", networks, got, rep, want)
 		}
 	}
 	for networks, want := range map[string]string{
 		`{"a":{"type":"manual","ip":"ten","netmask":"255.255.255.0"}}`: "a.ip", `[]`: "object", `{"a":`: "user data",
 	} {
-		if _, rep := DecodeNetworks("user data", []byte(networks)); rep.Err() == nil || !strings.Contains(rep.Err().Error(), want) {
+		if _, rep := DecodeNetworks("user data", []byte(networks)); rep.Err() == nil ||
+			!strings.Contains(rep.Err().Error(), want) {
 			t.Errorf("%s: got %v, want an error that names %q", networks, rep.Err(), want)
 		}
 	}
@@ -311,15 +318,18 @@ func kept(t *testing.T, original, copied []byte) {
 func TestHintsRoundTrip(t *testing.T) {
 	s := decode(t, `{"agent_id":"a","env":{"persistent_disk_fs":"xfs","persistent_disk_mount_options":["noatime"]},"disks":{"persistent":{"d-1":"/dev/sdc","d-2":{"lun":1}}}}`)
 	records := map[string]PersistentDisk{
-		"d-2": s.Disk("d-2", DiskHint{ISCSI: &ISCSI{InitiatorName: "i", Username: "u", Target: "t", Password: secret.New("p")}}),
-		"d-3": {CID: "d-3", Hint: DiskHint{DeviceID: "x", HostDeviceID: "h", LUN: "2", VolumeID: "v", Path: "/p"}, Partitioner: "parted"},
+		"d-2": s.Disk("d-2", DiskHint{ISCSI: &ISCSI{InitiatorName: "i", Username: "u", Target: "t",
+			Password: secret.New("p")}}),
+		"d-3": {CID: "d-3", Hint: DiskHint{DeviceID: "x", HostDeviceID: "h", LUN: "2", VolumeID: "v", Path: "/p"},
+			Partitioner: "parted"},
 	}
 	got, rep := DecodeHints(EncodeHints(records))
 	if rep.Failed() || !reflect.DeepEqual(got, records) {
 		t.Errorf("got %+v, %v, want %+v", got, rep, records)
 	}
 	all := s.PersistentDisks(got)
-	if len(all) != 3 || all["d-1"].FileSystem != "xfs" || all["d-1"].MountOptions[0] != "noatime" || all["d-2"].Hint.LUN != "" || all["d-2"].Hint.ISCSI.Password.Reveal() != "p" {
+	if len(all) != 3 || all["d-1"].FileSystem != "xfs" || all["d-1"].MountOptions[0] != "noatime" ||
+		all["d-2"].Hint.LUN != "" || all["d-2"].Hint.ISCSI.Password.Reveal() != "p" {
 		t.Errorf("disks are %+v; want the record of d-2 to win completely", all)
 	}
 	for _, broken := range []string{`[]`, `{"d":5}`, `{"d":{"Lun":{}}}`, `{`} {

@@ -18,7 +18,8 @@ func Example() {
 		fmt.Println(problems)
 		return
 	}
-	u, _ := settings.DecodeUpdate("update_settings", secret.NewJSON([]byte(`{"mbus": {"urls": ["nats://10.0.0.7:4222"]}}`)))
+	u, _ := settings.DecodeUpdate("update_settings",
+		secret.NewJSON([]byte(`{"mbus": {"urls": ["nats://10.0.0.7:4222"]}}`)))
 	effective := settings.Merge(s, u)
 	fmt.Println(s.Mbus)
 	fmt.Println(effective.Bus.URLs)

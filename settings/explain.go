@@ -67,7 +67,8 @@ func (e Effective) Explain() (lines []Line) {
 
 // merged reports whether Merge has chosen the value of a member; Explain lists the result instead.
 func merged(path string) bool {
-	for _, p := range []string{"agent_id", "mbus", "blobstore", "ntp", "env.bosh.mbus", "env.bosh.blobstores", "env.bosh.ntp"} {
+	for _, p := range []string{"agent_id", "mbus", "blobstore", "ntp", "env.bosh.mbus", "env.bosh.blobstores",
+		"env.bosh.ntp"} {
 		if rest, ok := strings.CutPrefix(path, p); ok && (rest == "" || rest[0] == '.' || rest[0] == '[') {
 			return true
 		}

@@ -86,7 +86,8 @@ func FuzzDecodeUpdate(f *testing.F) {
 			t.Fatalf("stored update %s: %v", stored.Encode().Reveal(), rep)
 		}
 		next, changed := decoded.Apply(u)
-		if changed.Mbus || changed.TrustedCerts || changed.Associations || string(next.Encode().Reveal()) != string(stored.Encode().Reveal()) {
+		if changed.Mbus || changed.TrustedCerts || changed.Associations ||
+			string(next.Encode().Reveal()) != string(stored.Encode().Reveal()) {
 			t.Fatalf("applied again it changes %+v:\n%s\n%s", changed, stored.Encode().Reveal(), next.Encode().Reveal())
 		}
 		Merge(Settings{}, next).Explain()
@@ -95,7 +96,8 @@ func FuzzDecodeUpdate(f *testing.F) {
 
 // FuzzDisks decodes disk hints from the Director, and the content of the hints file.
 func FuzzDisks(f *testing.F) {
-	for _, s := range []string{`"/dev/sdc"`, `{"lun":1,"host_device_id":"{f8b3}"}`, `{"path":null}`, `{"iscsi_settings":{"target":1}}`, `3`, `{"d":{"ID":"d","Lun":"1","ISCSISettings":{"Password":"p"},"MountOptions":["a"]}}`} {
+	for _, s := range []string{`"/dev/sdc"`, `{"lun":1,"host_device_id":"{f8b3}"}`, `{"path":null}`,
+		`{"iscsi_settings":{"target":1}}`, `3`, `{"d":{"ID":"d","Lun":"1","ISCSISettings":{"Password":"p"},"MountOptions":["a"]}}`} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -20,19 +20,24 @@ func decodeUpdate(t *testing.T, document string) Update {
 func TestPrecedence(t *testing.T) {
 	const cert = `{"ca":"%[1]s-ca","certificate":"%[1]s-c","private_key":"%[1]s-k"}`
 	root := `"mbus":"nats://root","blobstore":{"provider":"root"},"ntp":["root"]`
-	env := `"env":{"bosh":{"mbus":{"urls":["nats://env1","nats://env2"],"cert":` + fmt.Sprintf(cert, "env") + `},"blobstores":[{"provider":"env"},{"provider":"second"}],"ntp":["env"]}}`
-	upd := `{"mbus":{"urls":["nats://update"],"cert":` + fmt.Sprintf(cert, "update") + `},"blobstores":[{"provider":"update"}],"trusted_certs":"T","disk_associations":[{"name":"n","cid":"c"}]}`
+	env := `"env":{"bosh":{"mbus":{"urls":["nats://env1","nats://env2"],"cert":` + fmt.Sprintf(cert,
+		"env") + `},"blobstores":[{"provider":"env"},{"provider":"second"}],"ntp":["env"]}}`
+	upd := `{"mbus":{"urls":["nats://update"],"cert":` + fmt.Sprintf(cert,
+		"update") + `},"blobstores":[{"provider":"update"}],"trusted_certs":"T","disk_associations":[{"name":"n","cid":"c"}]}`
 	for name, c := range map[string]struct{ settings, update, want string }{
-		"nothing":              {``, `{}`, `[]    []`},
-		"root":                 {root, `{}`, `[nats://root]  root  [root]`},
-		"env over root":        {root + "," + env, `{}`, `[nats://env1 nats://env2] env-k env  [env]`},
-		"update over env":      {root + "," + env, upd, `[nats://update] update-k update T [env]`},
-		"update over nothing":  {``, upd, `[nats://update] update-k update T []`},
-		"empty lists are none": {root + `,"env":{"bosh":{"mbus":{"urls":[]},"blobstores":[]}}`, `{"mbus":{"urls":[]},"blobstores":[]}`, `[nats://root]  root  [root]`},
-		"explicit empty ntp":   {root + `,"env":{"bosh":{"ntp":[]}}`, `{}`, `[nats://root]  root  []`},
-		"null ntp":             {root + `,"env":{"bosh":{"ntp":null}}`, `{}`, `[nats://root]  root  [root]`},
-		"cert without ca":      {env, `{"mbus":{"urls":["nats://update"],"cert":{"certificate":"c","private_key":"k"}}}`, `[nats://update] env-k env  [env]`},
-		"cert without urls":    {env, `{"mbus":{"cert":` + fmt.Sprintf(cert, "update") + `}}`, `[nats://env1 nats://env2] update-k env  [env]`},
+		"nothing":             {``, `{}`, `[]    []`},
+		"root":                {root, `{}`, `[nats://root]  root  [root]`},
+		"env over root":       {root + "," + env, `{}`, `[nats://env1 nats://env2] env-k env  [env]`},
+		"update over env":     {root + "," + env, upd, `[nats://update] update-k update T [env]`},
+		"update over nothing": {``, upd, `[nats://update] update-k update T []`},
+		"empty lists are none": {root + `,"env":{"bosh":{"mbus":{"urls":[]},"blobstores":[]}}`,
+			`{"mbus":{"urls":[]},"blobstores":[]}`, `[nats://root]  root  [root]`},
+		"explicit empty ntp": {root + `,"env":{"bosh":{"ntp":[]}}`, `{}`, `[nats://root]  root  []`},
+		"null ntp":           {root + `,"env":{"bosh":{"ntp":null}}`, `{}`, `[nats://root]  root  [root]`},
+		"cert without ca": {env, `{"mbus":{"urls":["nats://update"],"cert":{"certificate":"c","private_key":"k"}}}`,
+			`[nats://update] env-k env  [env]`},
+		"cert without urls": {env, `{"mbus":{"cert":` + fmt.Sprintf(cert, "update") + `}}`,
+			`[nats://env1 nats://env2] update-k env  [env]`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			document := `{"agent_id":"a"`
@@ -40,7 +45,8 @@ func TestPrecedence(t *testing.T) {
 				document += "," + c.settings
 			}
 			e := Merge(decode(t, document+"}"), decodeUpdate(t, c.update))
-			got := fmt.Sprintf("%v %s %s %s %v", e.Bus.URLs, e.Bus.Cert.PrivateKey.Reveal(), e.Blobstore.Provider, e.TrustedCerts, e.NTP)
+			got := fmt.Sprintf("%v %s %s %s %v", e.Bus.URLs, e.Bus.Cert.PrivateKey.Reveal(), e.Blobstore.Provider,
+				e.TrustedCerts, e.NTP)
 			if got != c.want {
 				t.Errorf("got  %s\nwant %s", got, c.want)
 			}
@@ -96,19 +102,23 @@ func TestUpdatesOverUpdates(t *testing.T) {
 		want  Changes
 		state string // urls, ca, blobstores, certs, associations
 	}{
-		"nothing":                   {`{}`, Changes{}, "[nats://a] A 1 T 1"},
-		"nulls":                     {`{"mbus":null,"blobstores":null,"trusted_certs":null,"disk_associations":null}`, Changes{}, "[nats://a] A 1 T 1"},
-		"the same":                  {`{"mbus":{"urls":["nats://a"],"cert":{"ca":"A"}},"blobstores":[{"options":{"y": 2, "x": 1},"provider":"dav"}],"trusted_certs":"T"}`, Changes{}, "[nats://a] A 1 T 1"},
-		"empty certs clear":         {`{"trusted_certs":""}`, Changes{TrustedCerts: true}, "[nats://a] A 1  1"},
-		"empty associations clear":  {`{"disk_associations":[]}`, Changes{Associations: true}, "[nats://a] A 1 T 0"},
-		"empty blobstores clear":    {`{"blobstores":[]}`, Changes{Blobstores: true}, "[nats://a] A 0 T 1"},
-		"an empty bus keeps":        {`{"mbus":{"cert":{"ca":"","certificate":"","private_key":""},"urls":null}}`, Changes{}, "[nats://a] A 1 T 1"},
+		"nothing": {`{}`, Changes{}, "[nats://a] A 1 T 1"},
+		"nulls": {`{"mbus":null,"blobstores":null,"trusted_certs":null,"disk_associations":null}`,
+			Changes{}, "[nats://a] A 1 T 1"},
+		"the same":                 {`{"mbus":{"urls":["nats://a"],"cert":{"ca":"A"}},"blobstores":[{"options":{"y": 2, "x": 1},"provider":"dav"}],"trusted_certs":"T"}`, Changes{}, "[nats://a] A 1 T 1"},
+		"empty certs clear":        {`{"trusted_certs":""}`, Changes{TrustedCerts: true}, "[nats://a] A 1  1"},
+		"empty associations clear": {`{"disk_associations":[]}`, Changes{Associations: true}, "[nats://a] A 1 T 0"},
+		"empty blobstores clear":   {`{"blobstores":[]}`, Changes{Blobstores: true}, "[nats://a] A 0 T 1"},
+		"an empty bus keeps": {`{"mbus":{"cert":{"ca":"","certificate":"","private_key":""},"urls":null}}`, Changes{},
+			"[nats://a] A 1 T 1"},
 		"a bus replaces as a whole": {`{"mbus":{"urls":["nats://b"]}}`, Changes{Mbus: true}, "[nats://b]  1 T 1"},
-		"other options":             {`{"blobstores":[{"provider":"dav","options":{"x":1,"y":3}}]}`, Changes{Blobstores: true}, "[nats://a] A 1 T 1"},
+		"other options": {`{"blobstores":[{"provider":"dav","options":{"x":1,"y":3}}]}`,
+			Changes{Blobstores: true}, "[nats://a] A 1 T 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			next, changed := stored.Apply(decodeUpdate(t, c.newer))
-			got := fmt.Sprintf("%v %s %d %s %d", next.Mbus.URLs, next.Mbus.Cert.CA, len(next.Blobstores), next.TrustedCerts, len(next.Associations))
+			got := fmt.Sprintf("%v %s %d %s %d", next.Mbus.URLs, next.Mbus.Cert.CA, len(next.Blobstores), next.TrustedCerts,
+				len(next.Associations))
 			if changed != c.want || got != c.state {
 				t.Errorf("got %+v and %s, want %+v and %s", changed, got, c.want, c.state)
 			}

@@ -87,7 +87,8 @@ func examples(t *testing.T, dir string) []string {
 func TestEverySourceIsInTheSchema(t *testing.T) {
 	schema := compile(t, kinds["agent.json"].schema)
 	for _, name := range agentjson.Types() {
-		i := slices.IndexFunc(kinds["agent.json"].minimal, func(text string) bool { return strings.Contains(text, `"Type":"`+name+`"`) })
+		i := slices.IndexFunc(kinds["agent.json"].minimal,
+			func(text string) bool { return strings.Contains(text, `"Type":"`+name+`"`) })
 		if i < 0 {
 			t.Errorf("no minimal document has a source of type %s", name)
 			continue
@@ -133,7 +134,8 @@ func TestExamplesAreAcceptedBySchemaAndDecoder(t *testing.T) {
 // TestSchemaAndDecoderAgree puts values of every JSON type in every place of the schema. Schema and decoder must agree
 // whether to accept them.
 func TestSchemaAndDecoderAgree(t *testing.T) {
-	values := []any{nil, true, json.Number("0"), json.Number("-1"), json.Number("1.5"), json.Number("2048.0"), "", "x", "2048", "a/b", []any{}, []any{"x"}, []any{json.Number("1")}, map[string]any{}}
+	values := []any{nil, true, json.Number("0"), json.Number("-1"), json.Number("1.5"), json.Number("2048.0"), "", "x",
+		"2048", "a/b", []any{}, []any{"x"}, []any{json.Number("1")}, map[string]any{}}
 	for kind, k := range kinds {
 		t.Run(kind, func(t *testing.T) {
 			schema := compile(t, k.schema)
@@ -230,8 +232,10 @@ func put(node any, place []string, value any) any {
 // updates). The page is generated from the schemas.
 func TestSchemasKnowEveryOption(t *testing.T) {
 	var want = map[string][]string{}
-	for _, typ := range []reflect.Type{reflect.TypeFor[agentjson.Config](), reflect.TypeFor[agentjson.Platform](), reflect.TypeFor[agentjson.Linux](),
-		reflect.TypeFor[agentjson.Windows](), reflect.TypeFor[agentjson.Infrastructure](), reflect.TypeFor[agentjson.Settings](), reflect.TypeFor[agentjson.Source]()} {
+	for _, typ := range []reflect.Type{reflect.TypeFor[agentjson.Config](), reflect.TypeFor[agentjson.Platform](),
+		reflect.TypeFor[agentjson.Linux](),
+		reflect.TypeFor[agentjson.Windows](), reflect.TypeFor[agentjson.Infrastructure](),
+		reflect.TypeFor[agentjson.Settings](), reflect.TypeFor[agentjson.Source]()} {
 		for i := range typ.NumField() {
 			want["agent.json"] = append(want["agent.json"], typ.Field(i).Name)
 		}
@@ -244,7 +248,8 @@ func TestSchemasKnowEveryOption(t *testing.T) {
 	}
 	want["settings"] = keysOf(t, full.Redacted())
 	want["settings"] = append(want["settings"], "routes", "destination", "device_id")
-	update, _ := settings.DecodeUpdate("full", secret.NewJSON([]byte(`{"disk_associations":[{"name":"n","cid":"c"}],"blobstores":[{}]}`)))
+	update, _ := settings.DecodeUpdate("full",
+		secret.NewJSON([]byte(`{"disk_associations":[{"name":"n","cid":"c"}],"blobstores":[{}]}`)))
 	redacted, err := json.Marshal(update)
 	if err != nil {
 		t.Fatal(err)

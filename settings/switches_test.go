@@ -16,8 +16,10 @@ func TestSwitches(t *testing.T) {
 	for _, c := range []struct {
 		deployment     string
 		stemcell, want bool
-	}{{`{}`, true, true}, {`{}`, false, false}, {`{"%":false}`, true, false}, {`{"%":true}`, false, true}, {`{"%":null}`, false, false}, {`null`, true, true}} {
-		for name, get := range map[string]func(Effective, bool) bool{"early_pings": Effective.EarlyPings, "firewall": Effective.Firewall,
+	}{{`{}`, true, true}, {`{}`, false, false}, {`{"%":false}`, true, false}, {`{"%":true}`, false, true},
+		{`{"%":null}`, false, false}, {`null`, true, true}} {
+		for name, get := range map[string]func(Effective, bool) bool{"early_pings": Effective.EarlyPings,
+			"firewall":        Effective.Firewall,
 			"scripts_on_boot": Effective.ScriptsOnBoot} {
 			document := strings.ReplaceAll(c.deployment, "%", name)
 			e := effective(document)
@@ -32,7 +34,8 @@ func TestSwitches(t *testing.T) {
 	for _, c := range []struct {
 		deployment     string
 		stemcell, want time.Duration
-	}{{`{}`, 2, 2}, {`{}`, 0, 0}, {`{"task_answer_hold":0}`, 2, 0}, {`{"task_answer_hold":1}`, 0, 1}, {`{"task_answer_hold":9223372036854775807}`, 0, 2}} {
+	}{{`{}`, 2, 2}, {`{}`, 0, 0}, {`{"task_answer_hold":0}`, 2, 0}, {`{"task_answer_hold":1}`, 0, 1},
+		{`{"task_answer_hold":9223372036854775807}`, 0, 2}} {
 		if got := effective(c.deployment).TaskAnswerHold(c.stemcell*time.Second, 2*time.Second); got != c.want*time.Second {
 			t.Errorf("%s, stemcell %d: got %s, want %d s", c.deployment, c.stemcell, got, c.want)
 		}
@@ -57,15 +60,18 @@ func TestSwitches(t *testing.T) {
 	for _, c := range []struct {
 		deployment     string
 		stemcell, want []string
-	}{{`{}`, []string{"vcap"}, []string{"vcap"}}, {`{"metadata_users":["a","1001"]}`, []string{"vcap"}, []string{"a", "1001"}},
+	}{{`{}`, []string{"vcap"}, []string{"vcap"}},
+		{`{"metadata_users":["a","1001"]}`, []string{"vcap"}, []string{"a", "1001"}},
 		{`{"metadata_users":[]}`, []string{"vcap"}, []string{}}} {
 		e := effective(c.deployment)
 		clone := e.Clone()
-		if got := e.MetadataUsers(c.stemcell); !slices.Equal(got, c.want) || !slices.Equal(clone.MetadataUsers(c.stemcell), c.want) {
+		if got := e.MetadataUsers(c.stemcell); !slices.Equal(got, c.want) ||
+			!slices.Equal(clone.MetadataUsers(c.stemcell), c.want) {
 			t.Errorf("%s, stemcell %q: got %q, want %q", c.deployment, c.stemcell, got, c.want)
 		}
 	}
-	for _, c := range []struct{ env, stemcell, want string }{{"", "zeros", "zeros"}, {"", "noise", "noise"}, {"zeros", "noise", "zeros"}, {"noise", "zeros", "noise"}} {
+	for _, c := range []struct{ env, stemcell, want string }{{"", "zeros", "zeros"}, {"", "noise", "noise"},
+		{"zeros", "noise", "zeros"}, {"noise", "zeros", "noise"}} {
 		e := effective(`{}`)
 		e.Settings.Env.PersistentDiskBlank = c.env
 		if got := e.BlankDisks(c.stemcell); got != c.want {

@@ -107,8 +107,10 @@ func TestAgentUnit(t *testing.T) {
 	// What would give the agent a mount namespace, or reach the scripts it starts.
 	for key := range u {
 		name := strings.TrimPrefix(key, "Service.")
-		for _, prefix := range []string{"Protect", "Private", "ReadOnly", "ReadWrite", "Inaccessible", "Bind", "Temporary", "Root", "NoNewPrivileges",
-			"Restrict", "SystemCall", "Capability", "AmbientCapabilities", "LockPersonality", "MemoryDenyWriteExecute", "Limit", "UMask"} {
+		for _, prefix := range []string{"Protect", "Private", "ReadOnly", "ReadWrite", "Inaccessible", "Bind", "Temporary",
+			"Root", "NoNewPrivileges",
+			"Restrict", "SystemCall", "Capability", "AmbientCapabilities", "LockPersonality", "MemoryDenyWriteExecute", "Limit",
+			"UMask"} {
 			if strings.HasPrefix(name, prefix) {
 				t.Errorf("%s must not be set", key)
 			}

@@ -17,9 +17,11 @@ func host(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	for path, content := range map[string]string{
-		"file": "host", "file.before-cambium": "another", "dir/bosh": "host", "dir/S20monit": "host", "dir/bosh-agent": "host",
+		"file": "host", "file.before-cambium": "another", "dir/bosh": "host", "dir/S20monit": "host",
+		"dir/bosh-agent":    "host",
 		"dir/monit.service": "host", "passwd": "root:x:0:0:root:/root:/bin/bash\n", "group": "root:x:0:\nadm:x:4:\n",
-		"shadow": "root:*:19000:0:99999:7:::\n", "gshadow": "root:*::\nadm:*::\n", "login.defs": "UID_MIN 1000\n", "etc/passwd": "",
+		"shadow": "root:*:19000:0:99999:7:::\n", "gshadow": "root:*::\nadm:*::\n", "login.defs": "UID_MIN 1000\n",
+		"etc/passwd":          "",
 		"bosh/bin/bosh-agent": elf, "bosh/bin/bosh-agent.before-swap": elf, "bosh/etc/bosh-enable-monit-access": "host",
 		"bosh/etc/installed": "dir /var/vcap/bosh/bin\nfile /var/vcap/bosh/bin/bosh-agent\n",
 	} {
@@ -28,7 +30,8 @@ func host(t *testing.T) string {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(os.Mkdir(filepath.Join(dir, "empty"), 0o755), os.Symlink("nowhere", filepath.Join(dir, "dir/monit"))); err != nil {
+	if err := errors.Join(os.Mkdir(filepath.Join(dir, "empty"), 0o755),
+		os.Symlink("nowhere", filepath.Join(dir, "dir/monit"))); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -38,7 +41,8 @@ func host(t *testing.T) string {
 func symlink(t *testing.T, root, name, target string) {
 	t.Helper()
 	path := filepath.Join(root, name)
-	if err := errors.Join(os.RemoveAll(path), os.MkdirAll(filepath.Dir(path), 0o755), os.Symlink(target, path)); err != nil {
+	if err := errors.Join(os.RemoveAll(path), os.MkdirAll(filepath.Dir(path), 0o755),
+		os.Symlink(target, path)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -50,11 +54,13 @@ const up = "../../../../../../../../../../../../../.."
 var hostileLinks = []map[string]string{
 	{
 		"etc/passwd-": "file", "etc/passwd.lock": "file", "etc/passwd+": "file", "etc/login.defs": "login.defs",
-		"etc/sudoers.d/bosh": "dir", "etc/sudoers.d/bosh.before-cambium": "file", "etc/cron.allow": "file", "etc/environment": "file",
-		"etc/profile.d": "dir", "etc/rc2.d": "dir", "etc/logrotate.d": "dir", "etc/rsyslog.d": "dir", "home/vcap": "empty",
+		"etc/sudoers.d/bosh": "dir", "etc/sudoers.d/bosh.before-cambium": "file", "etc/cron.allow": "file",
+		"etc/environment": "file",
+		"etc/profile.d":   "dir", "etc/rc2.d": "dir", "etc/logrotate.d": "dir", "etc/rsyslog.d": "dir", "home/vcap": "empty",
 		"etc/systemd/system/bosh-agent.service": "file", "etc/systemd/system/agent.service": "dir",
 		"etc/systemd/system/multi-user.target.wants": "dir", "usr/local/bin/agent": "dir", "usr/share/zsh": "absent",
-		"var/vcap/bosh/bin/bosh-agent.before-swap": "absent", "var/vcap/bosh/bin/bosh-agent.new": "file", "var/vcap/bosh/bin/agent": "dir",
+		"var/vcap/bosh/bin/bosh-agent.before-swap": "absent", "var/vcap/bosh/bin/bosh-agent.new": "file",
+		"var/vcap/bosh/bin/agent":                    "dir",
 		"var/vcap/bosh/etc/bosh-enable-monit-access": "dir", "var/vcap/bosh/etc/operating_system": "absent",
 		"var/vcap/bosh/log/current": "dir", "var/vcap/monit/events": "absent", "run/systemd/system/monit.service.d": "dir",
 	},
@@ -123,7 +129,8 @@ func TestRootLinksOfATreeAreFollowedInIt(t *testing.T) {
 	} {
 		symlink(t, root, name, target)
 	}
-	if err := errors.Join(os.MkdirAll(filepath.Join(root, "data/vcap/bosh/of another"), 0o755), os.MkdirAll(filepath.Join(root, "usr/lib"), 0o755),
+	if err := errors.Join(os.MkdirAll(filepath.Join(root, "data/vcap/bosh/of another"), 0o755),
+		os.MkdirAll(filepath.Join(root, "usr/lib"), 0o755),
 		os.Rename(filepath.Join(root, "etc/passwd"), filepath.Join(root, "data/passwd")),
 		os.Symlink("/data/passwd", filepath.Join(root, "etc/passwd"))); err != nil {
 		t.Fatal(err)
@@ -139,13 +146,15 @@ func TestRootLinksOfATreeAreFollowedInIt(t *testing.T) {
 	if out, err := exec.Command("./swap", root, agent).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	for _, path := range []string{"data/vcap/bosh/bin/bosh-agent", "data/vcap/bosh/bin/bosh-agent.before-swap", "data/vcap/bosh/etc/installed",
+	for _, path := range []string{"data/vcap/bosh/bin/bosh-agent", "data/vcap/bosh/bin/bosh-agent.before-swap",
+		"data/vcap/bosh/etc/installed",
 		"usr/lib/units/bosh-agent.service", "data/home/vcap"} {
 		if _, err := os.Lstat(filepath.Join(root, path)); err != nil {
 			t.Error(err)
 		}
 	}
-	if data, err := os.ReadFile(filepath.Join(root, "data/passwd")); err != nil || !strings.Contains(string(data), "\nvcap:x:1000:") {
+	if data, err := os.ReadFile(filepath.Join(root, "data/passwd")); err != nil ||
+		!strings.Contains(string(data), "\nvcap:x:1000:") {
 		t.Errorf("passwd is %q (%v), want the user vcap in it", data, err)
 	}
 	if out, err := exec.Command("./swap", root, "--back").CombinedOutput(); err != nil {
@@ -171,7 +180,8 @@ func TestRootAccountToolsTakeNoOrders(t *testing.T) {
 			"PASS_MAX_DAYS 77\n",
 		filepath.Join(root, "etc/default/useradd"): "CREATE_MAIL_SPOOL=yes\nINACTIVE=0\n",
 	} {
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o755)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
+			os.WriteFile(path, []byte(content), 0o755)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -193,8 +203,10 @@ func TestRootAccountToolsTakeNoOrders(t *testing.T) {
 func TestRootInstallRecord(t *testing.T) {
 	for _, line := range []string{
 		"file /../victim", "file /etc/../../victim", "file ../victim", "file etc/passwd", "dir /..", "file /", "file",
-		"unlinked x", "unlinked /x ../victim", "user --root=/", "user -r", "group -f x", "member a", "member -a b", "member .* root",
-		"path", "path all", "rm /etc/passwd", "FILE /etc/passwd", "file /a\x00b", "file /a\tb", "file /.hidden", " ", "file  /x", "\x1b[2J",
+		"unlinked x", "unlinked /x ../victim", "user --root=/", "user -r", "group -f x", "member a", "member -a b",
+		"member .* root",
+		"path", "path all", "rm /etc/passwd", "FILE /etc/passwd", "file /a\x00b", "file /a\tb", "file /.hidden", " ",
+		"file  /x", "\x1b[2J",
 	} {
 		t.Run(line, func(t *testing.T) {
 			root := emptyRoot(t)

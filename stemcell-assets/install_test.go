@@ -116,7 +116,8 @@ func TestRootInstall(t *testing.T) {
 		}
 	}
 	for path, want := range map[string]string{
-		"var/vcap/bosh/etc/operating_system": "ubuntu", "var/vcap/bosh/etc/infrastructure": "vsphere", "etc/cron.allow": "vcap\n",
+		"var/vcap/bosh/etc/operating_system": "ubuntu", "var/vcap/bosh/etc/infrastructure": "vsphere",
+		"etc/cron.allow": "vcap\n",
 	} {
 		if data, err := os.ReadFile(filepath.Join(root, path)); err != nil || string(data) != want {
 			t.Errorf("%s is %q (%v), want %q", path, data, err, want)
@@ -131,7 +132,8 @@ func TestRootInstall(t *testing.T) {
 		t.Errorf("passwd is %q, want the user vcap in it", passwd)
 	}
 	group, _ := os.ReadFile(filepath.Join(root, "etc/group"))
-	for _, want := range []string{"\nvcap:x:1000:syslog\n", "\ntty:x:5:syslog\n", "\nbosh_sudoers:", "\nbosh_sshers:", "\nadm:x:4:vcap", "\ncdrom:x:24:vcap"} {
+	for _, want := range []string{"\nvcap:x:1000:syslog\n", "\ntty:x:5:syslog\n", "\nbosh_sudoers:", "\nbosh_sshers:",
+		"\nadm:x:4:vcap", "\ncdrom:x:24:vcap"} {
 		if !strings.Contains(string(group), want) {
 			t.Errorf("group is %q, want %q in it", group, want)
 		}
@@ -155,7 +157,8 @@ func TestRootInstall(t *testing.T) {
 	if out, err := install(t, root, "--agent", agent); err != nil {
 		t.Fatalf("upgrade: %v: %s", err, out)
 	}
-	if data, err := os.ReadFile(filepath.Join(root, "var/vcap/bosh/bin/bosh-agent")); err != nil || string(data) != elf+"two" {
+	if data, err := os.ReadFile(filepath.Join(root, "var/vcap/bosh/bin/bosh-agent")); err != nil ||
+		string(data) != elf+"two" {
 		t.Errorf("agent is %q (%v), want the new one", data, err)
 	}
 	sameFile(t, root)
@@ -184,7 +187,8 @@ func TestRootInstallRemove(t *testing.T) {
 		t.Run(log, func(t *testing.T) {
 			root := emptyRoot(t)
 			for path, content := range map[string]string{
-				"var/vcap/bosh/bin/bosh-agent": "upstream", "etc/cron.allow": "root\n", "etc/environment": "LANG=C\n", "etc/logrotate.d/x": "", "etc/gshadow-": "", "etc/subuid": "",
+				"var/vcap/bosh/bin/bosh-agent": "upstream", "etc/cron.allow": "root\n", "etc/environment": "LANG=C\n",
+				"etc/logrotate.d/x": "", "etc/gshadow-": "", "etc/subuid": "",
 			} {
 				if err := os.MkdirAll(filepath.Join(root, filepath.Dir(path)), 0o755); err != nil {
 					t.Fatal(err)
@@ -194,11 +198,13 @@ func TestRootInstallRemove(t *testing.T) {
 				}
 			}
 			wants := filepath.Join(root, "etc/systemd/system/multi-user.target.wants")
-			if err := errors.Join(os.MkdirAll(wants, 0o755), os.Symlink("/lib/systemd/system/monit.service", filepath.Join(wants, "monit.service"))); err != nil {
+			if err := errors.Join(os.MkdirAll(wants, 0o755),
+				os.Symlink("/lib/systemd/system/monit.service", filepath.Join(wants, "monit.service"))); err != nil {
 				t.Fatal(err)
 			}
 			before := contents(t, root)
-			for _, args := range [][]string{{"--agent", "/bin/true", "--iaas", "aws", "--log", log}, {"--agent", "/bin/false", "--log", log}, {"--remove"}} {
+			for _, args := range [][]string{{"--agent", "/bin/true", "--iaas", "aws", "--log", log},
+				{"--agent", "/bin/false", "--log", log}, {"--remove"}} {
 				if out, err := install(t, root, args...); err != nil {
 					t.Fatalf("install %q: %v: %s", args, err, out)
 				}
@@ -242,7 +248,8 @@ func shown(data []byte) string {
 
 func TestRootInstallWithIDsTaken(t *testing.T) {
 	root := emptyRoot(t)
-	for path, line := range map[string]string{"etc/passwd": "debian:x:1000:1000::/home/debian:/bin/bash\n", "etc/group": "debian:x:1000:\n"} {
+	for path, line := range map[string]string{"etc/passwd": "debian:x:1000:1000::/home/debian:/bin/bash\n",
+		"etc/group": "debian:x:1000:\n"} {
 		f, err := os.OpenFile(filepath.Join(root, path), os.O_APPEND|os.O_WRONLY, 0)
 		if err != nil {
 			t.Fatal(err)
@@ -264,9 +271,11 @@ func TestRootInstallWithIDsTaken(t *testing.T) {
 
 // TestRootInstallLog: every flavor has the agent's log at one place.
 func TestRootInstallLog(t *testing.T) {
-	for want, program := range map[string]string{"etc/rsyslog.d/10-bosh-agent.conf": "rsyslogd", "etc/systemd/system/bosh-agent.service.d/log.conf": "logrotate"} {
+	for want, program := range map[string]string{"etc/rsyslog.d/10-bosh-agent.conf": "rsyslogd",
+		"etc/systemd/system/bosh-agent.service.d/log.conf": "logrotate"} {
 		root := emptyRoot(t)
-		if err := errors.Join(os.MkdirAll(filepath.Join(root, "usr/sbin"), 0o755), os.WriteFile(filepath.Join(root, "usr/sbin", program), nil, 0o755)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Join(root, "usr/sbin"), 0o755),
+			os.WriteFile(filepath.Join(root, "usr/sbin", program), nil, 0o755)); err != nil {
 			t.Fatal(err)
 		}
 		if out, err := install(t, root, "--agent", "/bin/true"); err != nil {
@@ -315,7 +324,8 @@ func TestRootInstallSupervisor(t *testing.T) {
 			root := emptyRoot(t)
 			for path, content := range files[c.has] {
 				path = filepath.Join(root, path)
-				if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o755)); err != nil {
+				if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
+					os.WriteFile(path, []byte(content), 0o755)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -331,7 +341,8 @@ func TestRootInstallSupervisor(t *testing.T) {
 			}
 			// The stemcell's program stays; where it has none, it is the agent.
 			link, _ := os.Readlink(filepath.Join(root, "var/vcap/bosh/bin/monit"))
-			if wantLink := map[bool]string{true: "", false: "bosh-agent"}[c.has == "old" || c.has == "wrapped"]; link != wantLink {
+			if wantLink := map[bool]string{true: "", false: "bosh-agent"}[c.has == "old" ||
+				c.has == "wrapped"]; link != wantLink {
 				t.Errorf("monit leads to %q, want %q", link, wantLink)
 			}
 			if link, _ := os.Readlink(filepath.Join(root, "usr/local/bin/monit")); link != "/var/vcap/bosh/bin/monit" {
@@ -345,7 +356,8 @@ func TestRootInstallSupervisor(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := snapshot(t, root)
-	if out, err := install(t, root, "--agent", "/bin/true", "--supervisor", "systemd"); err == nil || !strings.Contains(out, "runit runs monit here") {
+	if out, err := install(t, root, "--agent", "/bin/true", "--supervisor", "systemd"); err == nil ||
+		!strings.Contains(out, "runit runs monit here") {
 		t.Errorf("with runit: got %v, %s", err, out)
 	}
 	if snapshot(t, root) != before {
@@ -357,7 +369,8 @@ func TestRootInstallRefuses(t *testing.T) {
 	root := emptyRoot(t)
 	before := snapshot(t, root)
 	for name, args := range map[string][]string{
-		"no agent": {}, "a text as agent": {"--agent", "../README.md"}, "missing agent": {"--agent", "/nonexistent"}, "unknown iaas": {"--agent", "/bin/true", "--iaas", "mainframe"},
+		"no agent": {}, "a text as agent": {"--agent", "../README.md"}, "missing agent": {"--agent", "/nonexistent"},
+		"unknown iaas":   {"--agent", "/bin/true", "--iaas", "mainframe"},
 		"unknown option": {"--agent", "/bin/true", "--fast"}, "unknown log": {"--agent", "/bin/true", "--log", "paper"},
 		"unknown supervisor": {"--agent", "/bin/true", "--supervisor", "runit"}, "nothing to remove": {"--remove"},
 	} {

@@ -18,8 +18,10 @@ const nobody = 65534
 func FuzzRecord(f *testing.F) {
 	for _, record := range []string{
 		"", "file /etc/passwd\n", "dir /d\nfile /d/x\nunlinked /a /b\npath new\n", "user vcap\ngroup vcap\nmember adm vcap\n",
-		"file /../beside/victim\n", "file ../beside/victim\n", "file /out/victim\n", "file /out/../beside/victim\n", "file /up/victim\n",
-		"dir /out/empty\n", "dir /../beside/empty\n", "unlinked /etc/passwd /../beside/made\n", "unlinked /etc/passwd /out/made\n",
+		"file /../beside/victim\n", "file ../beside/victim\n", "file /out/victim\n", "file /out/../beside/victim\n",
+		"file /up/victim\n",
+		"dir /out/empty\n", "dir /../beside/empty\n", "unlinked /etc/passwd /../beside/made\n",
+		"unlinked /etc/passwd /out/made\n",
 		"unlinked -t /out\n", "file /out\n", "dir /out\n", "unlinked x /out\n", "file /out/with\n", "file /file\n",
 		"user --root=/\n", "path added\nfile", "file /a\x00b\ndir\n",
 	} {
@@ -42,17 +44,21 @@ func FuzzRecord(f *testing.F) {
 		defer func() { _ = os.RemoveAll(dir) }()
 		root, beside := filepath.Join(dir, "root"), filepath.Join(dir, "beside")
 		for path, content := range map[string]string{
-			filepath.Join(root, "etc/passwd"): "root:x:0:0::/:/bin/sh\n", filepath.Join(root, "etc/group"): "root:x:0:\nadm:x:4:vcap\n",
+			filepath.Join(root, "etc/passwd"):      "root:x:0:0::/:/bin/sh\n",
+			filepath.Join(root, "etc/group"):       "root:x:0:\nadm:x:4:vcap\n",
 			filepath.Join(root, "etc/environment"): "", filepath.Join(root, "var/vcap/bosh/etc/installed"): string(record),
-			filepath.Join(beside, "victim"): "v", filepath.Join(beside, "with"): "w", filepath.Join(beside, "with.before-cambium"): "b",
-			filepath.Join(beside, "empty/x"): "",
+			filepath.Join(beside, "victim"): "v", filepath.Join(beside, "with"): "w",
+			filepath.Join(beside, "with.before-cambium"): "b",
+			filepath.Join(beside, "empty/x"):             "",
 		} {
-			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
+				os.WriteFile(path, []byte(content), 0o644)); err != nil {
 				t.Fatal(err)
 			}
 		}
 		if err := errors.Join(os.Remove(filepath.Join(beside, "empty/x")), os.Symlink(beside, filepath.Join(root, "out")),
-			os.Symlink("../beside", filepath.Join(root, "up")), os.Symlink(filepath.Join(beside, "victim"), filepath.Join(root, "file"))); err != nil {
+			os.Symlink("../beside", filepath.Join(root, "up")),
+			os.Symlink(filepath.Join(beside, "victim"), filepath.Join(root, "file"))); err != nil {
 			t.Fatal(err)
 		}
 		cmd := exec.CommandContext(t.Context(), script, "--remove")

@@ -139,10 +139,12 @@ func TestRootSwapTriesTheAgent(t *testing.T) {
 		want       string // "" if it is swapped
 		warning    string
 	}{
-		"a text":                          {[]byte(elf), []byte("touch " + sideEffect + "\n"), "not a program", ""},
-		"a script":                        {[]byte(elf), []byte("#!/bin/sh\ntouch " + sideEffect + "\necho 1.2.3\n"), "not a program", ""},
-		"nothing":                         {[]byte(elf), nil, "not a program", ""},
-		"damaged":                         {[]byte(elf), []byte(elf + "\ntouch " + sideEffect + "\necho 1.2.3\n"), "does not run", ""},
+		"a text": {[]byte(elf), []byte("touch " + sideEffect + "\n"), "not a program", ""},
+		"a script": {[]byte(elf), []byte("#!/bin/sh\ntouch " + sideEffect + "\necho 1.2.3\n"),
+			"not a program", ""},
+		"nothing": {[]byte(elf), nil, "not a program", ""},
+		"damaged": {[]byte(elf), []byte(elf + "\ntouch " + sideEffect + "\necho 1.2.3\n"),
+			"does not run", ""},
 		"fails":                           {[]byte(elf), file(t, "/bin/false"), "does not run", ""},
 		"says nothing":                    {[]byte(elf), file(t, "/bin/true"), "prints no version", ""},
 		"another architecture":            {[]byte(elf), arm, "different architectures", ""},

@@ -99,14 +99,16 @@ func child(text string) error {
 	if err != nil {
 		return err
 	}
-	r := &fileRecords{records: records{disks: map[string]settings.PersistentDisk{}}, path: filepath.Join(j.Base, "bosh", "mounted")}
+	r := &fileRecords{records: records{disks: map[string]settings.PersistentDisk{}},
+		path: filepath.Join(j.Base, "bosh", "mounted")}
 	for cid, path := range j.Disks {
 		if err := looptest.Guard(path); err != nil {
 			return err
 		}
 		r.disks[cid] = settings.PersistentDisk{CID: cid, Hint: settings.DiskHint{Path: path}}
 	}
-	d := New(Config{Dirs: vcap.New(j.Base), Resolver: resolver, Known: r, Program: "/proc/self/exe", Log: logger.WithField("part", "disks")})
+	d := New(Config{Dirs: vcap.New(j.Base), Resolver: resolver, Known: r, Program: "/proc/self/exe",
+		Log: logger.WithField("part", "disks")})
 	m := d.Persistent.Machine
 	m.Memory = func() (int64, error) { return 16 << 20, nil }
 	steps := 0

@@ -269,10 +269,12 @@ func TestRootEphemeralDiskOnRecord(t *testing.T) {
 		options         Options
 		prepare, damage func(t *testing.T, dev *looptest.Device)
 	}{
-		"in a DOS table":          {Options{PartitionerType: "sfdisk"}, nothing, nothing},
-		"without a table":         {preformatted, made, nothing},
-		"without its table":       {Options{PartitionerType: "sfdisk"}, nothing, func(t *testing.T, dev *looptest.Device) { poke(t, dev.Path, 0, make([]byte, 512)) }},
-		"without table and magic": {preformatted, made, func(t *testing.T, dev *looptest.Device) { poke(t, dev.Path, 1080, make([]byte, 2)) }},
+		"in a DOS table":  {Options{PartitionerType: "sfdisk"}, nothing, nothing},
+		"without a table": {preformatted, made, nothing},
+		"without its table": {Options{PartitionerType: "sfdisk"}, nothing,
+			func(t *testing.T, dev *looptest.Device) { poke(t, dev.Path, 0, make([]byte, 512)) }},
+		"without table and magic": {preformatted, made,
+			func(t *testing.T, dev *looptest.Device) { poke(t, dev.Path, 1080, make([]byte, 2)) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, c.options)
@@ -283,7 +285,8 @@ func TestRootEphemeralDiskOnRecord(t *testing.T) {
 			b.ok(b.Remove(ctx, "vol-1"))
 			c.damage(t, dev)
 			before := checksum(t, dev)
-			for kind, err := range map[string]error{"ephemeral": b.setupEphemeral(dev.Path, nil), "raw": only(b.SetupRaw(ctx, []settings.DiskHint{{Path: dev.Path}}))} {
+			for kind, err := range map[string]error{"ephemeral": b.setupEphemeral(dev.Path, nil),
+				"raw": only(b.SetupRaw(ctx, []settings.DiskHint{{Path: dev.Path}}))} {
 				if err == nil || !strings.Contains(err.Error(), "on record as the store of vol-1") {
 					t.Errorf("%s: %v, want it refused", kind, err)
 				}

@@ -489,7 +489,8 @@ func TestRootHistoryFullDisk(t *testing.T) {
 	}
 	b := newBench(t, Options{})
 	dev := full(b, "old")
-	for _, again := range []func() error{func() error { return b.Mount(ctx, "old") }, func() error { return boot(b.disks()) }} {
+	for _, again := range []func() error{func() error { return b.Mount(ctx, "old") },
+		func() error { return boot(b.disks()) }} {
 		b.ok(again())
 		if got := mountedSource(t, b.Dirs.Store()); got != dev.Path+"p1" {
 			t.Fatalf("the store is %q", got)
@@ -517,11 +518,13 @@ func TestRootHistoryFullDisk(t *testing.T) {
 	b.put("one")
 	full(b, "target")
 	b.ok(b.Mount(ctx, "target"))
-	err := b.Persistent.MarkIncomplete(identity.Store{CID: "target", Incomplete: true, Origin: identity.Origin{CID: "source"}})
+	err := b.Persistent.MarkIncomplete(identity.Store{CID: "target", Incomplete: true,
+		Origin: identity.Origin{CID: "source"}})
 	if !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("Mark = %v, want no space left", err)
 	}
-	if err := b.Migrate(ctx, "source", "target"); err == nil || !errors.Is(err, unix.ENOSPC) && !strings.Contains(err.Error(), "too small") {
+	if err := b.Migrate(ctx, "source", "target"); err == nil ||
+		!errors.Is(err, unix.ENOSPC) && !strings.Contains(err.Error(), "too small") {
 		t.Errorf("Migrate = %v, want no space left, or that it is too small", err)
 	}
 	b.kept(b.Dirs.StoreMigrationTarget(), "target")
@@ -616,33 +619,34 @@ func TestRootHistoryLostRecord(t *testing.T) {
 		"newer":   func(b *bench) error { return os.WriteFile(b.Dirs.DiskRecord(), []byte(`{"version":9}`), 0o600) },
 	} {
 		for _, told := range []bool{true, false} {
-			t.Run(name+map[bool]string{true: ", the other file is there", false: ", and the other file"}[told], func(t *testing.T) {
-				b, old, fresh := migrating(t, 64<<20)
-				b.put("one")
-				b.ok(b.Migrate(ctx, "old", "new"))
-				b.put("two")
-				forget := func() {
-					b.unmountAll()
-					b.ok(lose(b))
-					if !told {
-						b.records.mounted = ""
+			t.Run(name+map[bool]string{true: ", the other file is there", false: ", and the other file"}[told],
+				func(t *testing.T) {
+					b, old, fresh := migrating(t, 64<<20)
+					b.put("one")
+					b.ok(b.Migrate(ctx, "old", "new"))
+					b.put("two")
+					forget := func() {
+						b.unmountAll()
+						b.ok(lose(b))
+						if !told {
+							b.records.mounted = ""
+						}
 					}
-				}
-				forget()
-				b.ok(boot(b.disks())) // both are attached
-				b.used(fresh, "new", "two")
-				forget()
-				delete(b.records.disks, "old")
-				b.ok(boot(b.disks()))
-				b.used(fresh, "new", "two")
-				b.reboot()
-				b.used(fresh, "new", "two")
-				forget()
-				b.records.disks, b.records.mounted = map[string]settings.PersistentDisk{}, ""
-				b.ok(boot(b.disks()))
-				b.ok(b.setupEphemeral(b.disk(256<<20, "").Path, nil))
-				_ = old
-			})
+					forget()
+					b.ok(boot(b.disks())) // both are attached
+					b.used(fresh, "new", "two")
+					forget()
+					delete(b.records.disks, "old")
+					b.ok(boot(b.disks()))
+					b.used(fresh, "new", "two")
+					b.reboot()
+					b.used(fresh, "new", "two")
+					forget()
+					b.records.disks, b.records.mounted = map[string]settings.PersistentDisk{}, ""
+					b.ok(boot(b.disks()))
+					b.ok(b.setupEphemeral(b.disk(256<<20, "").Path, nil))
+					_ = old
+				})
 		}
 	}
 }

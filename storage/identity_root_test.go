@@ -108,7 +108,8 @@ func TestRootAnotherDiskUnderOneCID(t *testing.T) {
 	r, err := b.Record.Read()
 	b.ok(err)
 	err = b.Mount(ctx, "vol-1")
-	b.fails(err, "has a different file system", r.Disks["vol-1"].FileSystem, r.Disks["vol-2"].FileSystem, "agent disk accept vol-1")
+	b.fails(err, "has a different file system", r.Disks["vol-1"].FileSystem, r.Disks["vol-2"].FileSystem,
+		"agent disk accept vol-1")
 	if checksum(t, second) != before || mountedSource(t, b.Dirs.Store()) != "" {
 		t.Error("the refused disk was changed or mounted")
 	}
@@ -258,7 +259,8 @@ func TestRootUnmountedMeansReleased(t *testing.T) {
 		b.unmounted("vol-1", "Unmounted partition of vol-1")
 		exclusive(t, dev)
 	})
-	for name, flags := range map[string]uintptr{"private mount namespace": unix.CLONE_NEWNS, "user namespace": unix.CLONE_NEWNS | unix.CLONE_NEWUSER} {
+	for name, flags := range map[string]uintptr{"private mount namespace": unix.CLONE_NEWNS,
+		"user namespace": unix.CLONE_NEWNS | unix.CLONE_NEWUSER} {
 		t.Run(name+" goes on writing", func(t *testing.T) {
 			b := newBench(t, Options{})
 			dev := b.disk(256<<20, "vol-1")

@@ -296,7 +296,8 @@ func TestRootMarkOfAnotherCopy(t *testing.T) {
 	other := b.disk(64<<20, "third")
 	b.ok(b.Mount(ctx, "third"))
 	b.ok(b.Mount(ctx, "new"))
-	b.fails(b.Migrate(ctx, "third", "new"), "an incomplete copy of old, not of this third", "'agent disk accept new --yes'")
+	b.fails(b.Migrate(ctx, "third", "new"), "an incomplete copy of old, not of this third",
+		"'agent disk accept new --yes'")
 	b.onStoreIs(other, "third")
 	b.ok(b.Record.Ask(record.Accept, "new", ""))
 	b.ok(b.Mount(ctx, "new"))

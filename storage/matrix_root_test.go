@@ -294,8 +294,10 @@ type matrix struct {
 func newMatrix(t *testing.T) *matrix {
 	t.Helper()
 	dir := t.TempDir()
-	m := &matrix{t: t, followed: map[string]bool{}, volumes: map[*matrixContent]string{}, image: filepath.Join(dir, "disk.img"),
-		older: filepath.Join(dir, "older.img"), other: newBench(t, Options{}), benches: map[bool]*bench{false: newBench(t, Options{}),
+	m := &matrix{t: t, followed: map[string]bool{}, volumes: map[*matrixContent]string{},
+		image: filepath.Join(dir, "disk.img"),
+		older: filepath.Join(dir, "older.img"), other: newBench(t, Options{}),
+		benches: map[bool]*bench{false: newBench(t, Options{}),
 			true: newBench(t, Options{UsePreformattedPersistentDisk: true})}}
 	m.devices = m.benches[false].Persistent.Resolver.(Resolver)
 	volume := func(path string, fill func(testing.TB, string)) {

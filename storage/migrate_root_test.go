@@ -82,7 +82,8 @@ func TestRootMigrate(t *testing.T) {
 	if n := len(readOnly); n < 2 || readOnly[0] || !readOnly[1] || readOnly[n-1] {
 		t.Errorf("the store is read-only at %v of %q", readOnly, progress)
 	}
-	if n := len(progress); n < 6 || !strings.HasPrefix(progress[2], "copy: 5 files") || !strings.HasPrefix(progress[n-2], "verify: 5 files") || progress[n-1] != "" {
+	if n := len(progress); n < 6 || !strings.HasPrefix(progress[2], "copy: 5 files") ||
+		!strings.HasPrefix(progress[n-2], "verify: 5 files") || progress[n-1] != "" {
 		t.Errorf("progress %q", progress)
 	}
 	if !strings.Contains(b.log.String(), "the copy, read back from the new disk, is what was read from the old one") {
@@ -167,7 +168,8 @@ func TestRootD08MountOptionsSurviveAMigration(t *testing.T) {
 		b.ok(err)
 		readOnly := strings.Contains(","+e.Options+","+e.Super+",", ",ro,")
 		for _, option := range strings.Split(options, ",") {
-			if has := strings.Contains(","+e.Options+",", ","+option+",") || option == "ro" && readOnly || option == "rw" && !readOnly; !has || e.Source != dev.Path+"p1" {
+			if has := strings.Contains(","+e.Options+",", ","+option+",") || option == "ro" && readOnly ||
+				option == "rw" && !readOnly; !has || e.Source != dev.Path+"p1" {
 				t.Errorf("%s: store is %+v, want %s with %s", when, e, dev.Path, options)
 			}
 		}
@@ -202,7 +204,8 @@ func TestRootD09PrivateNamespacesDoNotPin(t *testing.T) {
 		// The copy in the service's namespace must not be written to while it is read, nor keep the old disk.
 		table := read(t, fmt.Sprintf("/proc/%d/mountinfo", service.Process.Pid))
 		for _, line := range strings.Split(table, "\n") {
-			if strings.Contains(line, old.Path+"p1 ") && (name != "copy" || !strings.HasPrefix(line[strings.Index(line, " - "):], " - ext4 "+old.Path+"p1 ro")) {
+			if strings.Contains(line, old.Path+"p1 ") &&
+				(name != "copy" || !strings.HasPrefix(line[strings.Index(line, " - "):], " - ext4 "+old.Path+"p1 ro")) {
 				t.Errorf("before %q the service has %s", name, line)
 			}
 		}

@@ -56,7 +56,8 @@ func TestRootDetachedDisksDoNotCount(t *testing.T) {
 	b := newBench(t, Options{})
 	b.disk(64<<20, "vol-1")
 	b.disk(64<<20, "vol-2")
-	b.records.disks["vol-3"] = settings.PersistentDisk{CID: "vol-3", Hint: settings.DiskHint{Path: filepath.Join(t.TempDir(), "gone")}}
+	b.records.disks["vol-3"] = settings.PersistentDisk{CID: "vol-3",
+		Hint: settings.DiskHint{Path: filepath.Join(t.TempDir(), "gone")}}
 	b.records.disks["vol-4"] = settings.PersistentDisk{CID: "vol-4", Hint: b.records.disks["vol-1"].Hint} // attached in its place
 	b.ok(b.Persistent.CheckKnown(nil))
 	b.disk(64<<20, "vol-5")

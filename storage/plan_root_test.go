@@ -39,7 +39,8 @@ func TestRootPlannedIsDone(t *testing.T) {
 	}
 	raw := func(path string) step {
 		hints := []settings.DiskHint{{Path: path}}
-		return step{func(b *bench) ([]Change, error) { return b.PlanRaw(ctx, hints) }, func(b *bench) ([]Change, error) { return b.SetupRaw(ctx, hints) }}
+		return step{func(b *bench) ([]Change, error) { return b.PlanRaw(ctx, hints) },
+			func(b *bench) ([]Change, error) { return b.SetupRaw(ctx, hints) }}
 	}
 	last := step{func(b *bench) ([]Change, error) { changes, _, err := b.PlanMountLast(ctx); return changes, err },
 		func(b *bench) ([]Change, error) {
@@ -57,12 +58,14 @@ func TestRootPlannedIsDone(t *testing.T) {
 		want    []string // parts of the changes, one each
 	}{
 		{"blank ephemeral disk", Options{}, func(t *testing.T, b *bench) step { return ephemeral(b.disk(512<<20, "").Path, nil) },
-			[]string{"create GPT, swap", "p1: new partition: make swap", "p2: new partition: make ext4", "enable swap", "mount on "}},
+			[]string{"create GPT, swap", "p1: new partition: make swap", "p2: new partition: make ext4", "enable swap",
+				"mount on "}},
 		{"ephemeral disk with a file system", Options{}, func(t *testing.T, b *bench) step {
 			dev := b.disk(256<<20, "")
 			tool(t, dev.Path, "mkfs.ext4", "-qF", dev.Path)
 			return ephemeral(dev.Path, &zero)
-		}, []string{"ext4, 256.0 MiB, not in use, not a persistent disk, holds ephemeral data only: create GPT, data", "make ext4", "mount on "}},
+		}, []string{"ext4, 256.0 MiB, not in use, not a persistent disk, holds ephemeral data only: create GPT, data",
+			"make ext4", "mount on "}},
 		{"ephemeral disk after a reboot", Options{}, func(t *testing.T, b *bench) step {
 			dev := b.disk(512<<20, "")
 			b.ok(b.setupEphemeral(dev.Path, nil))
@@ -102,11 +105,13 @@ func TestRootPlannedIsDone(t *testing.T) {
 			tool(t, dev.Path, "debugfs", "-w", "-R", "ssv state 2", dev.Path+"p1")
 			dev.Grow(t, 900<<20)
 			return last
-		}, []string{"the disk is larger than its partition: grow partition 1 to end at 899.0 MiB", "errors are on record: check ext4", "mount on ", "grow ext4"}},
+		}, []string{"the disk is larger than its partition: grow partition 1 to end at 899.0 MiB",
+			"errors are on record: check ext4", "mount on ", "grow ext4"}},
 		{"root disk", Options{}, func(t *testing.T, b *bench) step {
 			fakeRoot(t, b, 1<<30, "label: gpt\nstart=2048, size=786432, name=\"xfs\"\n")
 			named := &settings.DiskHint{Path: "/dev/sdb"}
-			return step{func(b *bench) ([]Change, error) { return b.PlanGrowRoot(ctx, named) }, func(b *bench) ([]Change, error) { return b.GrowRoot(ctx, named) }}
+			return step{func(b *bench) ([]Change, error) { return b.PlanGrowRoot(ctx, named) },
+				func(b *bench) ([]Change, error) { return b.GrowRoot(ctx, named) }}
 		}, []string{"grow partition 1", "grow xfs"}},
 		{"root disk, whose space is for a named ephemeral disk that is missing",
 			Options{CreatePartitionIfNoEphemeralDisk: true, MissingEphemeralDisk: "root"}, func(t *testing.T, b *bench) step {
@@ -117,7 +122,8 @@ func TestRootPlannedIsDone(t *testing.T) {
 			}, nil},
 		{"associations", Options{}, func(t *testing.T, b *bench) step {
 			b.disk(8<<20, "vol-1")
-			return step{func(b *bench) ([]Change, error) { return b.PlanAssociate(ctx, links) }, func(b *bench) ([]Change, error) { return b.Associate(ctx, links) }}
+			return step{func(b *bench) ([]Change, error) { return b.PlanAssociate(ctx, links) },
+				func(b *bench) ([]Change, error) { return b.Associate(ctx, links) }}
 		}, []string{"persistent disk vol-1: link as "}},
 		{"bind-mounted disk", Options{BindMountPersistentDisk: true}, func(t *testing.T, b *bench) step {
 			source := filepath.Join(t.TempDir(), "disk")

@@ -54,7 +54,8 @@ func TestRootEphemeralOnRootDisk(t *testing.T) {
 		{"GPT", "label: gpt\nstart=2048, size=262144\n", &zero, "p2", []string{"start=264192,size=2242527", `name="bosh-partition-agent-1-0"`}},
 		{"root after an EFI partition",
 			"label: dos\n# root\nstart=2048, size=100352, type=ef\nstart=102400, size=161792, type=83\n", nil, "p4",
-			[]string{"start=2048,size=100352,type=ef", "start=102400,size=161792,type=83", "start=264192,size=131072,type=83", "start=395264,size=2111488,type=83"}},
+			[]string{"start=2048,size=100352,type=ef", "start=102400,size=161792,type=83", "start=264192,size=131072,type=83",
+				"start=395264,size=2111488,type=83"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t, Options{CreatePartitionIfNoEphemeralDisk: true})
@@ -103,7 +104,8 @@ func TestRootEphemeralOnRootDisk(t *testing.T) {
 
 func TestRootGrowRoot(t *testing.T) {
 	named := &settings.DiskHint{Path: "/dev/sdb"}
-	for _, script := range []string{"label: dos\n# xfs\nstart=2048, size=786432, type=83\n", "label: gpt\nstart=2048, size=786432, name=\"xfs\"\n"} {
+	for _, script := range []string{"label: dos\n# xfs\nstart=2048, size=786432, type=83\n",
+		"label: gpt\nstart=2048, size=786432, name=\"xfs\"\n"} {
 		t.Run(strings.Fields(script)[1], func(t *testing.T) {
 			b := newBench(t, Options{})
 			dev, target := fakeRoot(t, b, 1<<30, script)

@@ -154,14 +154,16 @@ func TestRootRawEphemeralDevices(t *testing.T) {
 			f := &found{devices: []device.Device{{Path: dev.Path, Number: numberOf(t, dev.Path)}}}
 			b.Ephemeral.Resolver = f
 			b.did(b.SetupRaw(ctx, c.hints))
-			if f.excluded != c.excluded || !strings.Contains(tool(t, dev.Path, "sfdisk", "--dump", dev.Path), `name="raw-ephemeral-0"`) {
+			if f.excluded != c.excluded || !strings.Contains(tool(t, dev.Path, "sfdisk", "--dump", dev.Path),
+				`name="raw-ephemeral-0"`) {
 				t.Errorf("by exclusion %d times, want %d, and a partition", f.excluded, c.excluded)
 			}
 		})
 	}
 	t.Run("one that does not come is an error", func(t *testing.T) {
 		b := newBench(t, Options{})
-		b.fails(only(b.SetupRaw(ctx, []settings.DiskHint{{Path: "/dev/nowhere"}})), "raw ephemeral disks", "/dev/nowhere does not exist")
+		b.fails(only(b.SetupRaw(ctx, []settings.DiskHint{{Path: "/dev/nowhere"}})), "raw ephemeral disks",
+			"/dev/nowhere does not exist")
 	})
 }
 

@@ -15,7 +15,8 @@ func TestRootTakeoverBeforeAMigration(t *testing.T) {
 	b.records.mounted = "new"
 	b.ok(boot(b.disks()))
 	if b.records.mounted != "old" {
-		t.Errorf("recorded as the store is %q, want old, which is mounted on %s from %s", b.records.mounted, b.Dirs.Store(), old.Path)
+		t.Errorf("recorded as the store is %q, want old, which is mounted on %s from %s", b.records.mounted, b.Dirs.Store(),
+			old.Path)
 	}
 	b.ok(b.Migrate(ctx, "old", "new"))
 	if got := treeSum(t, b.Dirs.Store()); got != sum {

@@ -30,7 +30,8 @@ import (
 func TestMain(m *testing.M) {
 	worker.ServeIfCalled(context.Background())
 	testvm.Main(m, guestChecks, func() error {
-		return errors.Join(mount.Unmount(context.Background(), "/var/vcap/store"), mount.Unmount(context.Background(), "/var/vcap/data"))
+		return errors.Join(mount.Unmount(context.Background(), "/var/vcap/store"),
+			mount.Unmount(context.Background(), "/var/vcap/data"))
 	})
 }
 
@@ -208,7 +209,8 @@ func unplugged(ctx context.Context) error {
 		return err
 	}
 	d = guestDisks("vol-late")
-	if err := d.Persistent.Mount(ctx, "vol-late"); err == nil || !strings.Contains(err.Error(), "run unmount_disk vol-late first") {
+	if err := d.Persistent.Mount(ctx, "vol-late"); err == nil ||
+		!strings.Contains(err.Error(), "run unmount_disk vol-late first") {
 		return fmt.Errorf("mount_disk = %w", err)
 	}
 	if list, err := d.Persistent.List(ctx); err != nil || len(list) != 1 {

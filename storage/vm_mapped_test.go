@@ -61,7 +61,8 @@ func mapperDisk(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := mapperTool("dmsetup", "create", "cambium", "--table", fmt.Sprintf("0 %d linear %s 0", vmMapped/512, below.Path)); err != nil {
+	if err := mapperTool("dmsetup", "create", "cambium", "--table",
+		fmt.Sprintf("0 %d linear %s 0", vmMapped/512, below.Path)); err != nil {
 		return err
 	}
 	// Whatever name a hint has for it, it is the one that its partitions are named after.
@@ -97,7 +98,8 @@ func mapperDisk(ctx context.Context) error {
 	if err == nil || !strings.Contains(err.Error(), "not touched") || !strings.Contains(err.Error(), "in use by dm-0") {
 		return fmt.Errorf("the disk below as ephemeral disk: %w; want a refusal that names its holder", err)
 	}
-	if message, err := d.Persistent.Unmount(ctx, "vol-above"); err != nil || message != "Unmounted partition of vol-above" {
+	if message, err := d.Persistent.Unmount(ctx, "vol-above"); err != nil ||
+		message != "Unmounted partition of vol-above" {
 		return fmt.Errorf("unmount: %q, %w", message, err)
 	}
 	if err := wantMapped(ctx, d, ""); err != nil {

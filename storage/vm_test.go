@@ -61,7 +61,8 @@ func TestVMDisks(t *testing.T) {
 			"device_add virtio-blk-pci,id=" + id + "-disk,drive=" + id + ",serial=vol-late"}
 	}
 	testvm.Machine{
-		Modules: []string{"virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk",
+		Modules: []string{"virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci",
+			"virtio_blk",
 			"scsi_common", "scsi_mod", "virtio_scsi", "sd_mod", "dax", "dm-mod"},
 		Programs: []string{"mkfs.ext4", "dmsetup", "kpartx"},
 		QEMU:     qemu,

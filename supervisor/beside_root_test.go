@@ -411,7 +411,8 @@ func TestRootMonitProgram(t *testing.T) {
 		t.Helper()
 		got := monit(0, "summary")
 		_, got, _ = strings.Cut(got, "\n\n")
-		if want := strings.Join(append(lines, fmt.Sprintf("%-35s running\n", "System 'system_"+host+"'")), "\n"); got != want {
+		if want := strings.Join(append(lines, fmt.Sprintf("%-35s running\n", "System 'system_"+host+"'")),
+			"\n"); got != want {
 			t.Errorf("summary: got\n%s\nwant\n%s", got, want)
 		}
 	}

@@ -79,7 +79,8 @@ of %v; ours waits %v for a job that replaces its process by itself.
 | CPU time in %v | | %v | %v |
 | %d restarts: growth of the heap by each; no descriptor or goroutine is left | | %.1f bytes | not measured |
 `, time.Now().Format(time.DateOnly), runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version(),
-		strings.Join(strings.Fields(string(load))[:3], " "), realCycle, realGrace, deaths, median(a.restart), median(b.restart), longest(a.restart), longest(b.restart),
+		strings.Join(strings.Fields(string(load))[:3], " "), realCycle, realGrace, deaths, median(a.restart),
+		median(b.restart), longest(a.restart), longest(b.restart),
 		median(a.alert), median(b.alert), longest(a.alert), longest(b.alert),
 		idle, c.memory>>10, d.memory>>10, idleTime, c.cpu, d.cpu,
 		restarts, left)

@@ -220,7 +220,8 @@ func TestStuckProcess(t *testing.T) {
 	// The control script writes its pid through the link, which fails: the job is not running, and says why.
 	eventually.True(t, "the reason", func() bool {
 		text := w.get("/_status2?format=xml")
-		return strings.Contains(text, "a pid file must be on tmpfs or a local disk") || strings.Contains(text, "failed to start")
+		return strings.Contains(text, "a pid file must be on tmpfs or a local disk") ||
+			strings.Contains(text, "failed to start")
 	})
 	if err := os.Remove(pidFile); err != nil {
 		t.Fatal(err)

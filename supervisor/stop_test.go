@@ -100,7 +100,8 @@ echo stopped >>calls
 // TestRestartWaitsForTheStopProgram: it removes the pid file after the process has ended, and must not meet the new one.
 func TestRestartWaitsForTheStopProgram(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, long, map[string]string{"0000_a.monitrc": strings.Replace(check("DIR", "a", ""), "ctl stop", "stop", 1)})
+	w := newWorld(t, long, map[string]string{"0000_a.monitrc": strings.Replace(check("DIR", "a", ""), "ctl stop", "stop",
+		1)})
 	w.write("stop", "#!/bin/sh\ncd $(dirname $0)\nkill $(cat $1.pid)\n"+
 		"for i in $(seq 30); do [ $(grep -c start calls) = 2 ] || sleep 0.1; done\nrm $1.pid\necho stopped >>calls\n", 0o755)
 	w.await("a", "running")

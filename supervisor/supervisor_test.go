@@ -1209,7 +1209,10 @@ func TestAlertsWaitForTheAgent(t *testing.T) {
 			w.receive(conn)
 		}
 	}()
-	runWith(agent.Addr().String(), long, func() bool { return len(w.alerts()) == 1 && !strings.Contains(stored(), "mails") })
+	runWith(agent.Addr().String(), long, func() bool {
+		return len(w.alerts()) == 1 &&
+			!strings.Contains(stored(), "mails")
+	})
 	runWith(agent.Addr().String(), long, func() bool { return strings.Contains(stored(), "services") })
 	if got := w.alerts(); len(got) != 1 || got[0] != "bad: Invalid type: alert" {
 		t.Errorf("got %q, want one alert", got)

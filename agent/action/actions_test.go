@@ -55,9 +55,11 @@ func TestAsyncSinceProtocol3(t *testing.T) {
 // FuzzArguments feeds every action's decoder: it may refuse, never panic, and nothing runs.
 func FuzzArguments(f *testing.F) {
 	for _, seed := range []string{
-		`[]`, `["setup",{"user":"bosh_a","public_key":"k"}]`, `["disk-1",{"path":"/dev/sdc","lun":1}]`, `["disk-1","/dev/sdc"]`,
+		`[]`, `["setup",{"user":"bosh_a","public_key":"k"}]`, `["disk-1",{"path":"/dev/sdc","lun":1}]`,
+		`["disk-1","/dev/sdc"]`,
 		`[{"trusted_certs":"","disk_associations":[{"name":"n","cid":"c"}],"mbus":{"cert":{"ca":"x"},"urls":["nats://a:b@c:1"]},"blobstores":[{"provider":"dav","options":{}}]}]`,
-		`[{"blob_id":"a","checksum":"b","payload":"c"}]`, `["a","b",18446744073709551615]`, `[{"signed_url":"u","multi_digest":"d","version":1,"blobstore_headers":{"k":"v"}}]`,
+		`[{"blob_id":"a","checksum":"b","payload":"c"}]`, `["a","b",18446744073709551615]`,
+		`[{"signed_url":"u","multi_digest":"d","version":1,"blobstore_headers":{"k":"v"}}]`,
 		`[{"ips":["10.0.0.4"]}]`, `[null,null,null]`, `[1e999,-1,{"a":{"a":{}}}]`,
 	} {
 		f.Add([]byte(seed))
@@ -112,7 +114,8 @@ func TestSSHWithoutKeyOrAddressCreatesNobody(t *testing.T) {
 func writeHostKey(t *testing.T, root, kind string) {
 	t.Helper()
 	path := filepath.Join(root, "etc/ssh/ssh_host_"+kind+"_key.pub")
-	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path+".new", []byte("ssh-"+kind+" A\n"), 0o644),
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
+		os.WriteFile(path+".new", []byte("ssh-"+kind+" A\n"), 0o644),
 		os.Rename(path+".new", path)); err != nil {
 		t.Fatal(err)
 	}

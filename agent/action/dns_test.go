@@ -67,7 +67,8 @@ type asker struct {
 }
 
 func newAsker(t *testing.T, z *zone) *asker {
-	return &asker{t: t, DNS: &DNS{Blobs: z, Hosts: z, Records: filepath.Join(t.TempDir(), "records.json"), GID: os.Getgid()}}
+	return &asker{t: t, DNS: &DNS{Blobs: z, Hosts: z, Records: filepath.Join(t.TempDir(), "records.json"),
+		GID: os.Getgid()}}
 }
 
 func (a *asker) ask(version uint64) {

@@ -71,7 +71,8 @@ func TestOutcomesSurviveARestart(t *testing.T) {
 			t.Errorf("failed task after restart: %+v", got)
 		}
 		left := reopened.Interrupted()
-		if len(left) != 1 || left[0].ID != running.ID || string(left[0].Checkpoint()) != `{"step":2}` || left[0].Method != "update_settings" {
+		if len(left) != 1 || left[0].ID != running.ID || string(left[0].Checkpoint()) != `{"step":2}` ||
+			left[0].Method != "update_settings" {
 			t.Errorf("interrupted: %+v", left)
 		}
 		if len(reopened.Interrupted()) != 0 {

@@ -110,7 +110,9 @@ func TestOverdueStepAnnouncesVerdict(t *testing.T) {
 				time.Sleep(time.Second)
 			}
 			return wait(time.Hour, nil)(ctx, s)
-		}, []string{"settings: still waiting after 20s for a file: put it there", "settings: still waiting after 40s for a server: put it there", "settings: still waiting after 1m0s for a file: put it there", ""}, status.Ready},
+		}, []string{"settings: still waiting after 20s for a file: put it there",
+			"settings: still waiting after 40s for a server: put it there",
+			"settings: still waiting after 1m0s for a file: put it there", ""}, status.Ready},
 		{"never", wait(time.Hour, errors.New("gone")), []string{"settings: still waiting after 20s for a file: put it there", "settings: gone: put it there, then run 'agent retry'"}, status.Failed},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -132,7 +134,8 @@ func TestOverdueStepAnnouncesVerdict(t *testing.T) {
 						t.Errorf("the service manager shows %q over the verdict", shown)
 					}
 				}()
-				v, _, err := e.Run(t.Context(), []Step{{Name: "settings", AnnounceAfter: 20 * time.Second, Advice: "put it there", Run: c.run}})
+				v, _, err := e.Run(t.Context(), []Step{{Name: "settings", AnnounceAfter: 20 * time.Second, Advice: "put it there",
+					Run: c.run}})
 				if err != nil || v.State != c.after || !slices.Equal(verdicts, c.wantVerdicts) {
 					t.Errorf("got %s, %v, verdicts %q; want %s, verdicts %q", v.State, err, verdicts, c.after, c.wantVerdicts)
 				}
@@ -265,15 +268,17 @@ func TestOptionalStepsWarnPanicsAndDeadlinesAreVerdicts(t *testing.T) {
 		if v.State != status.Failed || !strings.Contains(v.Line(), "internal error") || strings.Contains(v.Line(), "boom") {
 			t.Errorf("panic: got %+v", v)
 		}
-		v, _, _ = e.Run(t.Context(), []Step{{Name: "slow", Deadline: time.Minute, Run: func(ctx context.Context, s *Span) error {
-			s.Waiting("/dev/sdb")
-			<-ctx.Done()
-			return context.Cause(ctx)
-		}}})
+		v, _, _ = e.Run(t.Context(), []Step{{Name: "slow", Deadline: time.Minute,
+			Run: func(ctx context.Context, s *Span) error {
+				s.Waiting("/dev/sdb")
+				<-ctx.Done()
+				return context.Cause(ctx)
+			}}})
 		if !strings.Contains(v.Line(), "did not finish within 1m0s") {
 			t.Errorf("deadline: got %q", v.Line())
 		}
-		if d, _ := status.Read(path); len(d.Steps[0].Waits) != 1 || d.Steps[0].Waits[0].For != "/dev/sdb" || d.Steps[0].Waits[0].End == 0 {
+		if d, _ := status.Read(path); len(d.Steps[0].Waits) != 1 || d.Steps[0].Waits[0].For != "/dev/sdb" ||
+			d.Steps[0].Waits[0].End == 0 {
 			t.Errorf("waits: %+v", d.Steps[0].Waits)
 		}
 	})
@@ -283,7 +288,8 @@ func TestStoppingTheAgentIsNoWarning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, path := newEngine(t)
 		ctx, cancel := context.WithCancel(t.Context())
-		v, wait, err := e.Run(ctx, []Step{{Name: "a", Run: pause(0)}, {Name: "time", Background: true, Deadline: time.Hour, Run: pause(time.Minute)}})
+		v, wait, err := e.Run(ctx, []Step{{Name: "a", Run: pause(0)},
+			{Name: "time", Background: true, Deadline: time.Hour, Run: pause(time.Minute)}})
 		if err != nil || v.State != status.Ready {
 			t.Fatalf("got %+v, %v; want ready", v, err)
 		}
@@ -364,7 +370,8 @@ func TestARetriedBootKeepsItsVerdict(t *testing.T) {
 		fails := errors.New("no disk")
 		table := []Step{{Name: "disk", Run: func(context.Context, *Span) error {
 			d := e.Status.Snapshot()
-			if d.State != status.Starting || d.NextTry != nil || (d.Try == 2) != (d.Verdict == "disk: no disk: correct the cause, then run 'agent retry'") {
+			if d.State != status.Starting || d.NextTry != nil ||
+				(d.Try == 2) != (d.Verdict == "disk: no disk: correct the cause, then run 'agent retry'") {
 				t.Errorf("while try %d runs: %s, verdict %q, next try at %v", d.Try, d.State, d.Verdict, d.NextTry)
 			}
 			return fails

@@ -67,7 +67,8 @@ func TestAVerdictIsToldWhileOtherStepsEnd(t *testing.T) {
 		if err != nil || v.Line() != "disk: refused: correct the cause, then run 'agent retry'" {
 			t.Fatalf("got %q, %v; want the first failure", v.Line(), err)
 		}
-		if !slices.Equal(heard.lines, []string{"disk: refused: correct the cause, then run 'agent retry'"}) || heard.after[0] != time.Second {
+		if !slices.Equal(heard.lines, []string{"disk: refused: correct the cause, then run 'agent retry'"}) ||
+			heard.after[0] != time.Second {
 			t.Errorf("announced %q after %v, want the verdict once, after 1s", heard.lines, heard.after)
 		}
 		if len(shown) != 0 {
@@ -83,7 +84,8 @@ func TestAStepThatCannotBeStoppedIsJudged(t *testing.T) {
 		e, path := newEngine(t)
 		var heard verdictLog
 		heard.listen(e)
-		v, _, err := e.Run(t.Context(), []Step{{Name: "disk", Deadline: deadline, Advice: "look at it", Run: hangs(time.Hour)}})
+		v, _, err := e.Run(t.Context(), []Step{{Name: "disk", Deadline: deadline, Advice: "look at it",
+			Run: hangs(time.Hour)}})
 		if err != nil || v.State != status.Failed || time.Since(heard.begin) != time.Hour {
 			t.Errorf("got %s, %v after %v; want the failure when the step has ended", v.State, err, time.Since(heard.begin))
 		}
@@ -113,15 +115,18 @@ func TestAStepThatCannotBeStoppedIsJudged(t *testing.T) {
 			t.Errorf("got %s, %v after %v; want degraded without the optional step", v.State, err, time.Since(begin))
 		}
 		second, _, err := e.Run(t.Context(), table)
-		if err != nil || second.State != status.Degraded || begun.Load() != 1 || !strings.Contains(strings.Join(second.Warnings, ""), errStillRunning.Error()) {
-			t.Errorf("again: %s %q, %v, begun %d times; want a warning and no second copy", second.State, second.Warnings, err, begun.Load())
+		if err != nil || second.State != status.Degraded || begun.Load() != 1 ||
+			!strings.Contains(strings.Join(second.Warnings, ""), errStillRunning.Error()) {
+			t.Errorf("again: %s %q, %v, begun %d times; want a warning and no second copy", second.State, second.Warnings, err,
+				begun.Load())
 		}
 		rest()
 		if time.Since(begin) != time.Hour {
 			t.Errorf("the rest ended after %v, want the step waited for", time.Since(begin))
 		}
 		if v, _, _ := e.Run(t.Context(), table[:1]); begun.Load() != 2 || v.State != status.Degraded || most.Load() != 1 {
-			t.Errorf("when it has ended: begun %d times, %d at once, %s; want it begun again", begun.Load(), most.Load(), v.State)
+			t.Errorf("when it has ended: begun %d times, %d at once, %s; want it begun again", begun.Load(), most.Load(),
+				v.State)
 		}
 		time.Sleep(2 * time.Hour)
 	})
@@ -143,7 +148,8 @@ func TestAnEarlierTrySaysNothingOfThePresentOne(t *testing.T) {
 			return errors.New("old")
 		}))
 		synctest.Wait()
-		v, rest, err := e.Run(t.Context(), []Step{{Name: "disk", Run: pause(0)}, {Name: "time", If: func() bool { return false }, Run: pause(0)}})
+		v, rest, err := e.Run(t.Context(), []Step{{Name: "disk", Run: pause(0)},
+			{Name: "time", If: func() bool { return false }, Run: pause(0)}})
 		if err != nil || v.State != status.Ready {
 			t.Fatalf("got %s %q, %v; want ready", v.State, v.Warnings, err)
 		}
@@ -153,7 +159,8 @@ func TestAnEarlierTrySaysNothingOfThePresentOne(t *testing.T) {
 		if err := e.Status.Flush(); err != nil {
 			t.Fatal(err)
 		}
-		if d, _ := status.Read(path); d.State != status.Ready || len(d.Warnings) != 0 || d.Steps[1].Outcome != status.Skipped || len(d.Steps[1].Evidence) != 0 || len(d.Steps[1].Waits) != 0 {
+		if d, _ := status.Read(path); d.State != status.Ready || len(d.Warnings) != 0 ||
+			d.Steps[1].Outcome != status.Skipped || len(d.Steps[1].Evidence) != 0 || len(d.Steps[1].Waits) != 0 {
 			t.Errorf("%s, warnings %q, step %+v; want nothing of the earlier try", d.State, d.Warnings, d.Steps[1])
 		}
 	})
@@ -175,16 +182,19 @@ func TestAStepsEvidenceIsInTheLog(t *testing.T) {
 				return nil
 			}}
 		}
-		_, rest, err := e.Run(t.Context(), []Step{step("keys", "made 1", longStep/2), step("users", "made 2", longStep/4), step("disk", "made 3", longStep)})
+		_, rest, err := e.Run(t.Context(), []Step{step("keys", "made 1", longStep/2), step("users", "made 2", longStep/4),
+			step("disk", "made 3", longStep)})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if text := log.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, `evidence="made 3; two"`) || !strings.Contains(text, "step=disk") || !strings.Contains(text, "began=") || !strings.Contains(text, "took=1s") {
+		if text := log.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, `evidence="made 3; two"`) ||
+			!strings.Contains(text, "step=disk") || !strings.Contains(text, "began=") || !strings.Contains(text, "took=1s") {
 			t.Errorf("%q, want one line of the long step, with times and evidence", text)
 		}
 		log.Reset()
 		rest()
-		if text := log.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, `steps="users 0s..250ms done (made 2; two), keys 0s..500ms done (made 1; two)"`) {
+		if text := log.String(); strings.Count(text, "\n") != 1 ||
+			!strings.Contains(text, `steps="users 0s..250ms done (made 2; two), keys 0s..500ms done (made 1; two)"`) {
 			t.Errorf("%q, want one line of the short ones", text)
 		}
 	})

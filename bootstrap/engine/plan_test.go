@@ -154,7 +154,8 @@ func TestPartsAreReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	parts := e.Status.Snapshot().Steps[0].Parts
-	if len(parts) != 2 || parts[0].End-parts[0].Start != 5 || parts[1].Start-parts[0].Start < int64(time.Second) || parts[1].Outcome != "used" {
+	if len(parts) != 2 || parts[0].End-parts[0].Start != 5 || parts[1].Start-parts[0].Start < int64(time.Second) ||
+		parts[1].Outcome != "used" {
 		t.Errorf("the parts are %+v, want one of each beginning", parts)
 	}
 }

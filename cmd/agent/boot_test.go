@@ -37,7 +37,8 @@ type given struct{}
 
 func (given) Load(context.Context) (store.Loaded, error) { return store.Loaded{}, nil }
 func (given) Effective() settings.Effective {
-	return settings.Effective{Settings: settings.Settings{AgentID: "a-1"}, Bus: settings.Bus{URLs: []secret.URL{secret.NewURL("nats://director:4222")}}}
+	return settings.Effective{Settings: settings.Settings{AgentID: "a-1"},
+		Bus: settings.Bus{URLs: []secret.URL{secret.NewURL("nats://director:4222")}}}
 }
 func (given) HostsConfigured() bool     { return true }
 func (given) SetHostsConfigured() error { return nil }
@@ -130,15 +131,17 @@ func agentWithStep(t *testing.T, ctx context.Context, first bool, run func(conte
 	a.dispatcher = agent.NewDispatcher(ctx, log)
 	w := &wire{}
 	a.bus = agent.NewBusClient(agent.BusOptions{Status: rec, Log: log, Transports: map[string]agent.TransportKind{
-		"nats": {Reachable: status.BusConnected, New: func(_ settings.Effective, events agent.BusEvents) (agent.Transport, error) {
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			w.onConnect = events.Connected
-			return w, nil
-		}}}})
+		"nats": {Reachable: status.BusConnected,
+			New: func(_ settings.Effective, events agent.BusEvents) (agent.Transport, error) {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				w.onConnect = events.Connected
+				return w, nil
+			}}}})
 	a.spawn(func() { _ = a.bus.Run(ctx) })
 	a.machine = &machine{runBackground: func(context.Context) {}, goingDown: func(context.Context) string { return "" },
-		Machine: &bootstrap.Machine{Dirs: dirs, Log: log, Status: rec, Settings: given{}, Supervisor: starter(run), Deferred: &bootstrap.Deferred{},
+		Machine: &bootstrap.Machine{Dirs: dirs, Log: log, Status: rec, Settings: given{}, Supervisor: starter(run),
+			Deferred: &bootstrap.Deferred{},
 			StartBus: a.bus.Start, First: func() bool { return marker.First("a-1") }}}
 	return a, w
 }
@@ -158,7 +161,8 @@ func ping(a *booting) string {
 
 // The Director deletes a new VM after a verdict, and of an old one it takes every answer for a sign of life.
 func TestWhatADirectorHearsOfAFailedBoot(t *testing.T) {
-	const restarting, verdict, silence = `{"exception":{"message":"restarting agent: `, `{"exception":{"message":"supervisor: `, "silence"
+	const restarting, verdict, silence = `{"exception":{"message":"restarting agent: `,
+		`{"exception":{"message":"supervisor: `, "silence"
 	late := fmt.Errorf("find disk: %w", device.ErrTimedOut)
 	for _, c := range []struct {
 		name    string
@@ -282,7 +286,8 @@ func TestTriesDoNotOverlap(t *testing.T) {
 					want = tries.Load() // each anew
 				}
 				if begun.Load() != want || most.Load() != 1 || tries.Load() < 5 {
-					t.Errorf("%d tries, background step begun %d times, %d at once; want at least 5 tries, %d times, one at once", tries.Load(), begun.Load(), most.Load(), want)
+					t.Errorf("%d tries, background step begun %d times, %d at once; want at least 5 tries, %d times, one at once",
+						tries.Load(), begun.Load(), most.Load(), want)
 				}
 				cancel()
 				a.background.Wait()
@@ -318,7 +323,8 @@ func TestTheWatchdogStarvesWhenTheAgentHangs(t *testing.T) {
 			logger.SetOutput(io.Discard)
 			begin := time.Now()
 			var fed []time.Duration
-			feedWatchdog(ctx, period, &hangsAfter{answers: 4, blocks: blocks}, func() error { fed = append(fed, time.Since(begin)); return nil }, logrus.NewEntry(logger))
+			feedWatchdog(ctx, period, &hangsAfter{answers: 4, blocks: blocks},
+				func() error { fed = append(fed, time.Since(begin)); return nil }, logrus.NewEntry(logger))
 			if len(fed) != 4 || fed[3] != 3*period {
 				t.Errorf("blocks %v: fed after %v, want four times, every %v", blocks, fed, period)
 			}

@@ -53,8 +53,10 @@ func TestCommandsNeverPrintASecret(t *testing.T) {
 		for i, path := range []string{good, cut, wrong} {
 			config := put("agent"+string(rune('0'+i))+".json", source(path))
 			for _, base := range []string{"base", "empty"} {
-				run(append(append([]string{"settings"}, flags...), "--explain", "--timeout", "100ms", "-C", config, "-b", filepath.Join(dir, base))...)
-				run(append(append([]string{"doctor", "-v"}, flags...), "--timeout", "100ms", "-C", config, "-b", filepath.Join(dir, base))...)
+				run(append(append([]string{"settings"}, flags...), "--explain", "--timeout", "100ms", "-C", config, "-b",
+					filepath.Join(dir, base))...)
+				run(append(append([]string{"doctor", "-v"}, flags...), "--timeout", "100ms", "-C", config, "-b",
+					filepath.Join(dir, base))...)
 			}
 		}
 		run(append(append([]string{"settings"}, flags...), "-C", headers)...)
@@ -71,11 +73,13 @@ func TestCommandsNeverPrintASecret(t *testing.T) {
 // checkArchive looks for the secret in every byte of an archive of agent support, also where others have printed it.
 func checkArchive(t *testing.T, canary, base, config string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(base, "bosh", "cambium_boots.json"), []byte(`{"boots":[{"verdict":"a job said `+canary+`"}]}`), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(base, "bosh", "cambium_boots.json"),
+		[]byte(`{"boots":[{"verdict":"a job said `+canary+`"}]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	var archive, complaints bytes.Buffer
-	if code := dispatch(t.Context(), []string{"agent", "support", "-", "--timeout", "500ms", "-b", base, "-C", config}, &archive, &complaints); code != 0 {
+	if code := dispatch(t.Context(), []string{"agent", "support", "-", "--timeout", "500ms", "-b", base, "-C", config},
+		&archive, &complaints); code != 0 {
 		t.Fatalf("exit code %d: %s", code, complaints.String())
 	}
 	zip, err := gzip.NewReader(&archive)
@@ -86,7 +90,8 @@ func checkArchive(t *testing.T, canary, base, config string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"support/doctor.txt", "support/settings.json", "support/agent.json", "support/disks/mounts.txt", "a job said ***"} {
+	for _, want := range []string{"support/doctor.txt", "support/settings.json", "support/agent.json",
+		"support/disks/mounts.txt", "a job said ***"} {
 		if !bytes.Contains(content, []byte(want)) {
 			t.Errorf("the archive has no %q", want)
 		}

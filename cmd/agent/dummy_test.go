@@ -170,18 +170,22 @@ func (a dummyAgent) write(name string, content any) string {
 func (a dummyAgent) start(pair testca.Pair) (stop func()) {
 	a.t.Helper()
 	source := a.write("bosh/dummy-cpi-agent-env.json", map[string]any{
-		"agent_id": "dummy-1", "vm": map[string]any{"name": "vm-dummy"}, "disks": map[string]any{"persistent": map[string]any{}},
+		"agent_id": "dummy-1", "vm": map[string]any{"name": "vm-dummy"},
+		"disks": map[string]any{"persistent": map[string]any{}},
 		"networks": map[string]any{"a": map[string]any{"type": "manual", "ip": "127.0.0.9", "netmask": "255.0.0.0"},
 			"b": map[string]any{"type": "dynamic", "default": []string{"gateway"}}},
-		"blobstore": map[string]any{"provider": "local", "options": map[string]any{"blobstore_path": filepath.Join(a.base, "blobstore")}},
+		"blobstore": map[string]any{"provider": "local",
+			"options": map[string]any{"blobstore_path": filepath.Join(a.base, "blobstore")}},
 		"env": map[string]any{"bosh": map[string]any{"password": "$6$hash", "mbus": map[string]any{"urls": []string{a.url},
-			"cert": map[string]any{"ca": string(a.ca.PEM), "certificate": string(pair.Certificate), "private_key": string(pair.PrivateKey)}}}},
+			"cert": map[string]any{"ca": string(a.ca.PEM), "certificate": string(pair.Certificate),
+				"private_key": string(pair.PrivateKey)}}}},
 	})
 	config := a.write("agent.json", map[string]any{"Infrastructure": map[string]any{"Settings": map[string]any{"UseRegistry": true,
 		"Sources": []any{map[string]any{"Type": "File", "SettingsPath": source}}}}})
 	ctx, cancel := context.WithCancel(a.t.Context())
 	go func() {
-		a.done <- runAgent(ctx, []string{"-P", "dummy", "-M", "dummy-nats", "-b", a.base, "-C", config, "-r", "/x", "-no-alerts"}, io.Discard, a.log)
+		a.done <- runAgent(ctx, []string{"-P", "dummy", "-M", "dummy-nats", "-b", a.base, "-C", config, "-r", "/x",
+			"-no-alerts"}, io.Discard, a.log)
 	}()
 	return func() {
 		cancel()
@@ -208,7 +212,8 @@ func TestCertificateWarningsAreToldOnce(t *testing.T) {
 	alerts, heartbeats := subscriptions[0], subscriptions[1]
 	issue := func(days int) testca.Pair {
 		t.Helper()
-		pair, err := d.ca.Issue(testca.Request{CommonName: testca.AgentName("dummy-1"), NotAfter: time.Now().Add(time.Duration(days) * 24 * time.Hour)})
+		pair, err := d.ca.Issue(testca.Request{CommonName: testca.AgentName("dummy-1"),
+			NotAfter: time.Now().Add(time.Duration(days) * 24 * time.Hour)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -236,7 +241,8 @@ func TestCertificateWarningsAreToldOnce(t *testing.T) {
 	stop = d.start(sooner)
 	second := next(alerts) // the next one of all
 	stop()
-	for got, want := range map[string]string{first: `"severity":4,"title":"bus client certificate expires on `, second: `"severity":3,"title":"bus client certificate expires on `} {
+	for got, want := range map[string]string{first: `"severity":4,"title":"bus client certificate expires on `,
+		second: `"severity":3,"title":"bus client certificate expires on `} {
 		if !strings.Contains(got, want) {
 			t.Errorf("got %s, want %s", got, want)
 		}
@@ -264,7 +270,8 @@ func TestDummyAgentServesADirector(t *testing.T) {
 		JobState string `json:"job_state"`
 		VM       struct{ Name string }
 	}
-	if err := json.Unmarshal(d.ask("get_state", "full"), &state); err != nil || state.AgentID != "dummy-1" || state.VM.Name != "vm-dummy" || state.JobState != "unknown" {
+	if err := json.Unmarshal(d.ask("get_state", "full"), &state); err != nil || state.AgentID != "dummy-1" ||
+		state.VM.Name != "vm-dummy" || state.JobState != "unknown" {
 		t.Errorf("get_state: %+v, %v", state, err)
 	}
 	d.ask("add_persistent_disk", "disk-1", "attached")
@@ -272,14 +279,16 @@ func TestDummyAgentServesADirector(t *testing.T) {
 	if got := d.ask("list_disk"); string(got) != `["disk-1"]` {
 		t.Errorf("list_disk: %s", got)
 	}
-	d.ask("apply", map[string]any{"deployment": "d", "name": "n", "id": "i", "index": 0, "networks": map[string]any{"a": map[string]any{"type": "manual"}}})
+	d.ask("apply", map[string]any{"deployment": "d", "name": "n", "id": "i", "index": 0,
+		"networks": map[string]any{"a": map[string]any{"type": "manual"}}})
 	if got, err := os.ReadFile(filepath.Join(base, "instance", "deployment")); err != nil || string(got) != "d" {
 		t.Errorf("instance/deployment: %q, %v", got, err)
 	}
 	if got := d.ask("start"); string(got) != `"started"` {
 		t.Errorf("start: %s", got)
 	}
-	if mounts, err := os.ReadFile(filepath.Join(base, "bosh", "mounts.json")); err != nil || !strings.Contains(string(mounts), "disk-1") {
+	if mounts, err := os.ReadFile(filepath.Join(base, "bosh", "mounts.json")); err != nil ||
+		!strings.Contains(string(mounts), "disk-1") {
 		t.Errorf("mounts.json: %s, %v", mounts, err)
 	}
 }
@@ -340,7 +349,8 @@ func TestDummyAgentIsWhatTheDirectorsSuiteRunsOn(t *testing.T) {
 		return s
 	}
 
-	if got := state(); got.JobState != "unknown" || len(got.Processes) != 3 || got.Processes[0].Name != "process-1" || got.Processes[2].State != "failing" || got.Vitals.Mem.KB == "" || got.Vitals.Mem.KB == "0" {
+	if got := state(); got.JobState != "unknown" || len(got.Processes) != 3 || got.Processes[0].Name != "process-1" ||
+		got.Processes[2].State != "failing" || got.Vitals.Mem.KB == "" || got.Vitals.Mem.KB == "0" {
 		t.Errorf("before the first apply: %+v", got)
 	}
 	if got, err := os.Readlink(filepath.Join(d.base, "sys")); err != nil || got != filepath.Join(d.base, "data", "sys") {
@@ -354,7 +364,9 @@ func TestDummyAgentIsWhatTheDirectorsSuiteRunsOn(t *testing.T) {
 	if got := state(); got.JobState != "running" || got.Networks["b"].IP != "192.168.1.7" {
 		t.Errorf("after apply: %+v", got)
 	}
-	if got := string(d.ask("ssh", "setup", map[string]any{"user": "bosh_x", "public_key": "ssh-rsa A"})); !strings.Contains(got, `"ip":"192.168.1.7"`) || !strings.Contains(got, `"host_public_key":"dummy-public-key"`) {
+	if got := string(d.ask("ssh", "setup", map[string]any{"user": "bosh_x",
+		"public_key": "ssh-rsa A"})); !strings.Contains(got, `"ip":"192.168.1.7"`) ||
+		!strings.Contains(got, `"host_public_key":"dummy-public-key"`) {
 		t.Errorf("ssh: %s", got)
 	}
 
@@ -365,7 +377,8 @@ func TestDummyAgentIsWhatTheDirectorsSuiteRunsOn(t *testing.T) {
 	if got := state().JobState; got != "failing" {
 		t.Errorf("job_state is %s", got)
 	}
-	if m, err := alerts.NextMsg(10 * time.Second); err != nil || !strings.Contains(string(m.Data), `"id":"fake-monit-alert","severity":2,"title":"fake-monit-service (127.0.0.9, 192.168.1.7) - failing - start","summary":"fake-monit-description","created_at":1306076861`) {
+	if m, err := alerts.NextMsg(10 * time.Second); err != nil ||
+		!strings.Contains(string(m.Data), `"id":"fake-monit-alert","severity":2,"title":"fake-monit-service (127.0.0.9, 192.168.1.7) - failing - start","summary":"fake-monit-description","created_at":1306076861`) {
 		t.Errorf("alert: %+v, %v", m, err)
 	}
 	if got, answered := d.tell("set_task_fail", "fail_task"); answered {
@@ -395,10 +408,12 @@ func TestDummyAgentIsWhatTheDirectorsSuiteRunsOn(t *testing.T) {
 	if got := d.ask("list_disk"); string(got) != `["disk-1"]` {
 		t.Errorf("list_disk after a restart: %s", got)
 	}
-	if got := file("bosh/mounts.json"); !strings.Contains(got, `"DiskCid":"disk-1"`) || !strings.Contains(got, filepath.Join(d.base, "store")) {
+	if got := file("bosh/mounts.json"); !strings.Contains(got, `"DiskCid":"disk-1"`) ||
+		!strings.Contains(got, filepath.Join(d.base, "store")) {
 		t.Errorf("mounts.json after a restart: %s", got)
 	}
-	for _, want := range []string{"Running sync action delete_arp_entries", `"method":"delete_arp_entries","arguments":[{"ips":["192.168.1.3"]`,
+	for _, want := range []string{"Running sync action delete_arp_entries",
+		`"method":"delete_arp_entries","arguments":[{"ips":["192.168.1.3"]`,
 		"Running sync action shutdown", `"method":"shutdown","arguments":[]`} {
 		if !strings.Contains(d.log.String(), want) {
 			t.Errorf("the log lacks %q", want)
@@ -424,8 +439,10 @@ func startNATS(t *testing.T, ca *testca.CA) (*natsserver.Server, string, *tls.Co
 	if err != nil {
 		t.Fatal(err)
 	}
-	server, err := natsserver.NewServer(&natsserver.Options{Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, NoLog: true, NoSigs: true, TLSTimeout: 10,
-		TLSConfig: &tls.Config{Certificates: []tls.Certificate{serverCert}, ClientCAs: ca.Pool(), ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS12}})
+	server, err := natsserver.NewServer(&natsserver.Options{Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, NoLog: true,
+		NoSigs: true, TLSTimeout: 10,
+		TLSConfig: &tls.Config{Certificates: []tls.Certificate{serverCert}, ClientCAs: ca.Pool(),
+			ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS12}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -433,5 +450,6 @@ func startNATS(t *testing.T, ca *testca.CA) (*natsserver.Server, string, *tls.Co
 	if !server.ReadyForConnections(10 * time.Second) {
 		t.Fatal("NATS server did not start")
 	}
-	return server, "nats://" + server.Addr().String(), &tls.Config{Certificates: []tls.Certificate{directorCert}, RootCAs: ca.Pool(), MinVersion: tls.VersionTLS12}
+	return server, "nats://" + server.Addr().String(),
+		&tls.Config{Certificates: []tls.Certificate{directorCert}, RootCAs: ca.Pool(), MinVersion: tls.VersionTLS12}
 }

@@ -39,17 +39,20 @@ func newMortal(t *testing.T, d *testnats.Deployment, url string) *mortal {
 	m := &mortal{t: t, base: t.TempDir()}
 	m.json("source.json", map[string]any{
 		"agent_id": mortalID, "mbus": url, "vm": map[string]any{"name": mortalID}, "networks": map[string]any{},
-		"disks":     map[string]any{"persistent": map[string]any{}},
-		"blobstore": map[string]any{"provider": "local", "options": map[string]any{"blobstore_path": filepath.Join(m.base, "blobs")}},
-		"env":       map[string]any{"bosh": map[string]any{"mbus": map[string]any{"cert": certificate(d)}}},
+		"disks": map[string]any{"persistent": map[string]any{}},
+		"blobstore": map[string]any{"provider": "local",
+			"options": map[string]any{"blobstore_path": filepath.Join(m.base, "blobs")}},
+		"env": map[string]any{"bosh": map[string]any{"mbus": map[string]any{"cert": certificate(d)}}},
 	})
 	m.json("agent.json", map[string]any{"Infrastructure": map[string]any{"Settings": map[string]any{
 		"Sources": []any{map[string]any{"Type": "File", "SettingsPath": filepath.Join(m.base, "source.json")}}}}})
 	// The errand of one job ends, that of the other does not.
-	for job, script := range map[string]string{"quick": "echo done", "endless": "echo $$ > " + m.base + "/pid.new; mv " + m.base + "/pid.new " + m.base + "/pid; exec sleep 1000"} {
+	for job, script := range map[string]string{"quick": "echo done",
+		"endless": "echo $$ > " + m.base + "/pid.new; mv " + m.base + "/pid.new " + m.base + "/pid; exec sleep 1000"} {
 		m.file(filepath.Join("jobs", job, "bin", "run"), []byte("#!/bin/bash\n"+script+"\n"), 0o755)
 	}
-	m.json("bosh/spec.json", map[string]any{"rendered_templates_archive": map[string]any{"blobstore_id": "b", "sha1": "s"}, "job": map[string]any{"name": "g", "templates": []any{
+	m.json("bosh/spec.json", map[string]any{"rendered_templates_archive": map[string]any{"blobstore_id": "b",
+		"sha1": "s"}, "job": map[string]any{"name": "g", "templates": []any{
 		map[string]any{"name": "quick", "version": "1"}, map[string]any{"name": "endless", "version": "1"}}}})
 	t.Cleanup(func() {
 		m.kill()
@@ -62,7 +65,8 @@ func newMortal(t *testing.T, d *testnats.Deployment, url string) *mortal {
 
 func certificate(d *testnats.Deployment) map[string]any {
 	pair := d.Client(testca.AgentName(mortalID))
-	return map[string]any{"ca": string(d.CA.PEM), "certificate": string(pair.Certificate), "private_key": string(pair.PrivateKey)}
+	return map[string]any{"ca": string(d.CA.PEM), "certificate": string(pair.Certificate),
+		"private_key": string(pair.PrivateKey)}
 }
 
 func (m *mortal) file(name string, content []byte, mode os.FileMode) {
@@ -97,7 +101,8 @@ func (m *mortal) read(name string) string {
 
 func (m *mortal) start() {
 	m.t.Helper()
-	m.process = exec.Command(cmp.Or(m.program, "agent"), "-P", "dummy", "-C", filepath.Join(m.base, "agent.json"), "-M", "dummy-nats", "-b", m.base, "-no-alerts")
+	m.process = exec.Command(cmp.Or(m.program, "agent"), "-P", "dummy", "-C", filepath.Join(m.base, "agent.json"), "-M",
+		"dummy-nats", "-b", m.base, "-no-alerts")
 	m.process.Stderr = &m.log
 	m.process.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := m.process.Start(); err != nil {

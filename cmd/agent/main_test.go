@@ -19,7 +19,8 @@ func TestEveryCommandHasHelp(t *testing.T) {
 		var stdout, stderr bytes.Buffer
 		code := dispatch(t.Context(), []string{"agent", c.Name, "--help"}, &stdout, &stderr)
 		if code != cli.ExitOK || stderr.Len() != 0 || !strings.HasPrefix(stdout.String(), "usage: agent "+c.Name) {
-			t.Errorf("agent %s --help: exit code %d, %q, %q on the standard error", c.Name, code, stdout.String(), stderr.String())
+			t.Errorf("agent %s --help: exit code %d, %q, %q on the standard error", c.Name, code, stdout.String(),
+				stderr.String())
 		}
 	}
 	var list bytes.Buffer
@@ -34,10 +35,12 @@ func TestEveryCommandHasHelp(t *testing.T) {
 // -P takes what stemcells pass: ubuntu, and centos in those of CentOS. It is the platform's name, not the operating system's.
 func TestPlatforms(t *testing.T) {
 	for platform, want := range map[string]int{"ubuntu": cli.ExitOK, "centos": cli.ExitOK, "dummy": cli.ExitOK,
-		"ubuntu-noble": cli.ExitFailed, "opensuse": cli.ExitFailed, "windows": cli.ExitFailed, "ubuntu\n": cli.ExitFailed, "": cli.ExitFailed} {
+		"ubuntu-noble": cli.ExitFailed, "opensuse": cli.ExitFailed, "windows": cli.ExitFailed, "ubuntu\n": cli.ExitFailed,
+		"": cli.ExitFailed} {
 		var stdout, stderr bytes.Buffer
 		o, code, ok := parseRun([]string{"-P", platform}, &stdout, &stderr)
-		if code != want || ok != (want == cli.ExitOK) || o.platform != platform || !ok && !strings.Contains(stderr.String(), "-P is ") {
+		if code != want || ok != (want == cli.ExitOK) || o.platform != platform ||
+			!ok && !strings.Contains(stderr.String(), "-P is ") {
 			t.Errorf("-P %q: exit code %d, %v, %+v, %q; want %d", platform, code, ok, o, stderr.String(), want)
 		}
 	}

@@ -39,12 +39,14 @@ func TestCollectionsShowInTheStatus(t *testing.T) {
 		show.Status(t.Context(), []string{"--file", path}, &out, &problems)
 		return out.String() + problems.String()
 	}
-	for _, want := range []string{"collect_logs 1: 3 files, 300 MiB read, 30 MiB/s\n", "collect_logs 2: 1 files, 20 MiB read, 5 MiB/s\n"} {
+	for _, want := range []string{"collect_logs 1: 3 files, 300 MiB read, 30 MiB/s\n",
+		"collect_logs 2: 1 files, 20 MiB read, 5 MiB/s\n"} {
 		if got := shown(); !strings.Contains(got, want) {
 			t.Errorf("got %q, want %q in it", got, want)
 		}
 	}
-	if p := rec.Snapshot().Progress["collect_logs 1"]; p.Done != 300<<20 || p.Files != 3 || p.Rate != 30<<20 || p.Updated.IsZero() {
+	if p := rec.Snapshot().Progress["collect_logs 1"]; p.Done != 300<<20 || p.Files != 3 || p.Rate != 30<<20 ||
+		p.Updated.IsZero() {
 		t.Errorf("got %+v", p)
 	}
 	first(logs.Progress{})
@@ -64,11 +66,13 @@ func TestAFailedStartIsInTheStatus(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := record(runOptions{platform: "dummy", base: base}, engine.Verdict{Step: "start", Cause: errors.New("no agent.json")}); err != nil {
+		if err := record(runOptions{platform: "dummy", base: base},
+			engine.Verdict{Step: "start", Cause: errors.New("no agent.json")}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if d, err := status.Read(filepath.Join(base, "bosh", "status.json")); err != nil || d.State != status.Failed || d.Verdict != "start: no agent.json" {
+	if d, err := status.Read(filepath.Join(base, "bosh", "status.json")); err != nil || d.State != status.Failed ||
+		d.Verdict != "start: no agent.json" {
 		t.Errorf("status %s %q, %v; want the verdict", d.State, d.Verdict, err)
 	}
 }

@@ -46,15 +46,21 @@ func TestScreens(t *testing.T) {
 		}
 	}
 	screens := map[string][]string{
-		"help": {"help"}, "no-such-command": {"statsu"}, "no-such-flag": {"status", "--hurry"}, "missing-argument": {"validate"},
-		"settings": {"settings", "-C", "agent.json", "-b", "base"}, "settings-query": {"settings", "-C", "agent.json", "-b", "base", "--query", "disks.persistent"},
-		"validate-good": {"validate", "settings.json"}, "validate-broken": {"validate", "broken.json"},
-		"status-no-agent": {"status", "--file", "none.json"}, "log-level-no-agent": {"log-level", "--file", "none.json"}, "log-level-unknown": {"log-level", "loud"},
+		"help": {"help"}, "no-such-command": {"statsu"}, "no-such-flag": {"status", "--hurry"},
+		"missing-argument": {"validate"},
+		"settings":         {"settings", "-C", "agent.json", "-b", "base"},
+		"settings-query":   {"settings", "-C", "agent.json", "-b", "base", "--query", "disks.persistent"},
+		"validate-good":    {"validate", "settings.json"}, "validate-broken": {"validate", "broken.json"},
+		"status-no-agent": {"status", "--file", "none.json"}, "log-level-no-agent": {"log-level", "--file", "none.json"},
+		"log-level-unknown":   {"log-level", "loud"},
 		"settings-query-none": {"settings", "-C", "agent.json", "-b", "base", "--query", "disks.temporary"},
-		"validate-none":       {"validate", "none.json"}, "plan-no-config": {"plan", "-b", "base"}, "timeline-no-agent": {"timeline", "--file", "none.json"}, "timeline-wrong-boot": {"timeline", "--boot", "1"},
-		"support-exists": {"support", "-b", "base", "-C", "agent.json", "--file", "none.json", "--timeout", "100ms", "settings.json"},
-		"disk":           {"disk", "-b", "base", "accept", "vol-1"}, "disk-wrong-word": {"disk", "eject", "vol-1"}, "compile-nothing": {"compile"},
-		"version": {"version"}, "run-no-platform": {"run"},
+		"validate-none":       {"validate", "none.json"}, "plan-no-config": {"plan", "-b", "base"},
+		"timeline-no-agent": {"timeline", "--file", "none.json"}, "timeline-wrong-boot": {"timeline", "--boot", "1"},
+		"support-exists": {"support", "-b", "base", "-C", "agent.json", "--file", "none.json", "--timeout", "100ms",
+			"settings.json"},
+		"disk": {"disk", "-b", "base", "accept", "vol-1"}, "disk-wrong-word": {"disk", "eject", "vol-1"},
+		"compile-nothing": {"compile"},
+		"version":         {"version"}, "run-no-platform": {"run"},
 	}
 	for _, c := range commands() {
 		screens["help-"+c.Name] = []string{c.Name, "--help"}
@@ -64,7 +70,8 @@ func TestScreens(t *testing.T) {
 		text := screen(t, args...)
 		for _, line := range strings.Split(text, "\n") {
 			// An error is one line for logs, and what was typed is the user's.
-			if utf8.RuneCountInString(line) > 80 && !strings.HasPrefix(line, "agent "+args[0]+": ") && !strings.HasPrefix(line, "$ ") {
+			if utf8.RuneCountInString(line) > 80 && !strings.HasPrefix(line, "agent "+args[0]+": ") &&
+				!strings.HasPrefix(line, "$ ") {
 				t.Errorf("%s: wider than 80 columns: %s", name, line)
 			}
 		}

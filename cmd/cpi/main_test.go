@@ -26,19 +26,24 @@ func TestAnswerWithoutAHolder(t *testing.T) {
 		request, config string
 		err             string
 	}{
-		"info needs no configuration":   {`{"method":"info","arguments":[]}`, "/nothing", ""},
-		"nothing is there":              {`{"method":"has_vm","arguments":["vm-1"],"api_version":2}`, good, ""},
-		"deletes succeed":               {`{"method":"delete_vm","arguments":["vm-1"],"api_version":2}`, good, ""},
-		"no request":                    {``, good, "does not have the form of the CPI contract"},
-		"no configuration":              {`{"method":"has_vm","arguments":["vm-1"]}`, "/nothing", "configuration"},
-		"configuration is not JSON":     {`{"method":"has_vm","arguments":["vm-1"]}`, config("x"), "configuration"},
-		"name with a slash":             {`{"method":"has_vm","arguments":["vm-1"]}`, config(`{"name":"../x"}`), "name"},
-		"host without certificates":     {`{"method":"has_vm","arguments":["vm-1"]}`, config(`{"host":"tls://10.0.0.1:25778"}`), "lab.tls"},
-		"host of another kind":          {`{"method":"has_vm","arguments":["vm-1"]}`, config(`{"host":"http://10.0.0.1"}`), "lab.host"},
-		"cpi-config with a bad name":    {`{"method":"has_vm","arguments":["vm-1"],"context":{"lab":{"name":"../x"}}}`, good, "name"},
-		"cpi-config with a directory":   {`{"method":"has_vm","context":{"lab":{"dir":"/tmp/x"}}}`, good, "lab.dir"},
-		"cpi-config of another kind":    {`{"method":"has_vm","arguments":["vm-1"],"context":{"lab":7}}`, good, "property lab"},
-		"cpi-config names another host": {`{"method":"has_vm","arguments":["vm-1"],"context":{"lab":{"host":"http://x"}}}`, good, "lab.host"},
+		"info needs no configuration": {`{"method":"info","arguments":[]}`, "/nothing", ""},
+		"nothing is there":            {`{"method":"has_vm","arguments":["vm-1"],"api_version":2}`, good, ""},
+		"deletes succeed":             {`{"method":"delete_vm","arguments":["vm-1"],"api_version":2}`, good, ""},
+		"no request":                  {``, good, "does not have the form of the CPI contract"},
+		"no configuration":            {`{"method":"has_vm","arguments":["vm-1"]}`, "/nothing", "configuration"},
+		"configuration is not JSON":   {`{"method":"has_vm","arguments":["vm-1"]}`, config("x"), "configuration"},
+		"name with a slash":           {`{"method":"has_vm","arguments":["vm-1"]}`, config(`{"name":"../x"}`), "name"},
+		"host without certificates": {`{"method":"has_vm","arguments":["vm-1"]}`,
+			config(`{"host":"tls://10.0.0.1:25778"}`), "lab.tls"},
+		"host of another kind": {`{"method":"has_vm","arguments":["vm-1"]}`, config(`{"host":"http://10.0.0.1"}`),
+			"lab.host"},
+		"cpi-config with a bad name": {`{"method":"has_vm","arguments":["vm-1"],"context":{"lab":{"name":"../x"}}}`, good,
+			"name"},
+		"cpi-config with a directory": {`{"method":"has_vm","context":{"lab":{"dir":"/tmp/x"}}}`, good, "lab.dir"},
+		"cpi-config of another kind": {`{"method":"has_vm","arguments":["vm-1"],"context":{"lab":7}}`, good,
+			"property lab"},
+		"cpi-config names another host": {`{"method":"has_vm","arguments":["vm-1"],"context":{"lab":{"host":"http://x"}}}`,
+			good, "lab.host"},
 		"other keys of the context":     {`{"method":"has_vm","arguments":["vm-1"],"context":{"aws":{"region":"x"},"vm":{"stemcell":{}}}}`, good, ""},
 		"unknown method, configuration": {`{"method":"x","arguments":[]}`, "/nothing", "no method"},
 	} {
@@ -72,7 +77,8 @@ func TestCPIConfigOverTheJobs(t *testing.T) {
 		t.Errorf("without a cpi-config: got %+v, %v", got, err)
 	}
 	t.Setenv("CAMBIUM_LAB_DIR", "")
-	if got, err := (config{}).complete(cpi.Context{}); err != nil || got.Dir != "/var/lib/cambium-lab" || got.Name != iaas.DefaultName {
+	if got, err := (config{}).complete(cpi.Context{}); err != nil || got.Dir != "/var/lib/cambium-lab" ||
+		got.Name != iaas.DefaultName {
 		t.Errorf("without any configuration: got %+v, %v; want the default lab directory", got, err)
 	}
 }

@@ -65,7 +65,8 @@ func writePruned(w io.Writer, dir string, p image.Pruned, dry bool, freed int64)
 		did, total = "would remove", "would free"
 	}
 	line := func(did string, e image.Entry) {
-		_, _ = fmt.Fprintf(w, "%s %s: %s, used %s ago\n", did, e.Name, mebibytes(e.Bytes), time.Since(e.Used).Round(time.Minute))
+		_, _ = fmt.Fprintf(w, "%s %s: %s, used %s ago\n", did, e.Name, mebibytes(e.Bytes),
+			time.Since(e.Used).Round(time.Minute))
 	}
 	for _, e := range p.Removed {
 		line(did, e)

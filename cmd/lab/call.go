@@ -20,7 +20,8 @@ func callAgent(ctx context.Context, c *call) error {
 	c.flags.BoolVar(&request.NoFollow, "no-follow", false, "print the task's handle instead of waiting for its end")
 	c.flags.StringVar(&t.url, "url", "", "an agent outside of labs: https://user:password@host:port, or its NATS server nats://host:port")
 	c.flags.StringVar(&t.agentID, "agent-id", "", "with a NATS --url, the agent's `id`")
-	c.flags.BoolVar(&t.insecure, "insecure", false, "with an HTTPS --url, accept any certificate, as of an agent that made its own")
+	c.flags.BoolVar(&t.insecure, "insecure", false,
+		"with an HTTPS --url, accept any certificate, as of an agent that made its own")
 	t.flags(c)
 	c.flags.StringVar(&t.host, "host", "", "with --settings, where the agent is reached if it listens on 0.0.0.0")
 	if err := c.parse(1, -1); err != nil {

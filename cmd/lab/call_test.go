@@ -132,12 +132,14 @@ func TestWatchOverNATS(t *testing.T) {
 	n := 0
 	eventually.True(t, "the heartbeat is shown", func() bool {
 		n++
-		if err := nc.Publish("hm.agent.heartbeat.a-1", fmt.Appendf(nil, `{"job":"web-%d","job_state":"running","number_of_processes":2}`, n)); err != nil {
+		if err := nc.Publish("hm.agent.heartbeat.a-1",
+			fmt.Appendf(nil, `{"job":"web-%d","job_state":"running","number_of_processes":2}`, n)); err != nil {
 			t.Fatal(err)
 		}
 		return strings.Contains(stdout.String(), "a-1 heartbeat running\tweb-")
 	})
-	if err := nc.Publish("hm.agent.alert.a-1", []byte(`{"id":"1","severity":1,"title":"web - does not exist","summary":"gone","created_at":1}`)); err != nil {
+	if err := nc.Publish("hm.agent.alert.a-1",
+		[]byte(`{"id":"1","severity":1,"title":"web - does not exist","summary":"gone","created_at":1}`)); err != nil {
 		t.Fatal(err)
 	}
 	eventually.True(t, "the alert is shown", func() bool {

@@ -86,7 +86,8 @@ func (s *show) run(ctx context.Context, p plan) error {
 	if err != nil {
 		return err
 	}
-	if s.lab, err = lab.New(ctx, lab.Options{Name: p.Name, Dir: p.Dir, Agent: p.Agent, Engine: engine, Progress: s.c.progress}); err != nil {
+	if s.lab, err = lab.New(ctx, lab.Options{Name: p.Name, Dir: p.Dir, Agent: p.Agent, Engine: engine,
+		Progress: s.c.progress}); err != nil {
 		return err
 	}
 	if err := s.perform(ctx, begin); err != nil {
@@ -185,10 +186,11 @@ func (s *show) perform(ctx context.Context, begin time.Time) error {
 		}
 		lines = append(lines, map[string]any{"step": step.text, "seconds": took.Seconds(), "detail": detail})
 	}
-	return s.c.result(map[string]any{"steps": lines, "seconds": time.Since(begin).Seconds(), "boot": s.boot}, func(w io.Writer) {
-		_, _ = fmt.Fprintf(w, "%-64s%7.2f s\n", "total", time.Since(begin).Seconds())
-		printFirstBoot(w, s.boot)
-	})
+	return s.c.result(map[string]any{"steps": lines, "seconds": time.Since(begin).Seconds(), "boot": s.boot},
+		func(w io.Writer) {
+			_, _ = fmt.Fprintf(w, "%-64s%7.2f s\n", "total", time.Since(begin).Seconds())
+			printFirstBoot(w, s.boot)
+		})
 }
 
 func (s *show) create(ctx context.Context) (string, error) {
@@ -324,7 +326,8 @@ func (s *show) kill(ctx context.Context) (string, error) {
 	}
 	within, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
-	e, err := s.lab.Monitor.Wait(within, since, func(e director.Event) bool { return e.Kind == "alert" && e.Agent == s.i.AgentID })
+	e, err := s.lab.Monitor.Wait(within, since,
+		func(e director.Event) bool { return e.Kind == "alert" && e.Agent == s.i.AgentID })
 	if err != nil {
 		return "", fmt.Errorf("no alert: %w", err)
 	}

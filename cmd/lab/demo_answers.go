@@ -16,7 +16,10 @@ import (
 func (s *show) answers(ctx context.Context) (string, error) {
 	var waits [2]time.Duration
 	for n, seconds := range []int{2, 0} {
-		if err := s.i.Change(ctx, func(d lab.Document) { d.Set("env.bosh.agent", map[string]any{"task_answer_hold": seconds}) }); err != nil {
+		if err := s.i.Change(ctx, func(d lab.Document) {
+			d.Set("env.bosh.agent",
+				map[string]any{"task_answer_hold": seconds})
+		}); err != nil {
 			return "", err
 		}
 		// It has the agent read its settings again, and there is no such disk.

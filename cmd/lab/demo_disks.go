@@ -25,7 +25,8 @@ func (s *show) migrate(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	err = s.sequence(ctx, []any{"add_persistent_disk", bigger, hint}, []any{"mount_disk", bigger}, []any{"migrate_disk", old, bigger},
+	err = s.sequence(ctx, []any{"add_persistent_disk", bigger, hint}, []any{"mount_disk", bigger},
+		[]any{"migrate_disk", old, bigger},
 		[]any{"unmount_disk", old}, []any{"remove_persistent_disk", old})
 	if err != nil {
 		return "", err

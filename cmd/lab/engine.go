@@ -39,5 +39,6 @@ func (p *plan) engine(progress func(format string, args ...any)) (machine.Engine
 	if err != nil {
 		return nil, err
 	}
-	return qemu.Engine{Images: image.Cache{Dir: tree.DefaultDir(), Progress: progress}, Attach: []string{own, "attach"}}, nil
+	return qemu.Engine{Images: image.Cache{Dir: tree.DefaultDir(), Progress: progress}, Attach: []string{own, "attach"}},
+		nil
 }

@@ -110,7 +110,8 @@ func agentRelease(_ context.Context, c *call) error {
 	if err := s.Write(output); err != nil {
 		return err
 	}
-	return c.result(map[string]string{"release": output, "version": number}, func(w io.Writer) { _, _ = fmt.Fprintln(w, output) })
+	return c.result(map[string]string{"release": output, "version": number},
+		func(w io.Writer) { _, _ = fmt.Fprintln(w, output) })
 }
 
 // releaseVersion converts the program's version to that of a release.
@@ -154,7 +155,8 @@ func listIaaS(ctx context.Context, dir string) ([]iaasListing, error) {
 
 func writeIaaS(w io.Writer, l iaasListing) {
 	if !l.Held {
-		_, _ = fmt.Fprintf(w, "IaaS %s of the CPI, not held by a process; the next CPI call, or lab enter, starts its VMs\n", l.Name)
+		_, _ = fmt.Fprintf(w, "IaaS %s of the CPI, not held by a process; the next CPI call, or lab enter, starts its VMs\n",
+			l.Name)
 		return
 	}
 	_, _ = fmt.Fprintf(w, "IaaS %s of the CPI, network namespace %s\n", l.Name, l.Namespace)
@@ -167,7 +169,8 @@ func writeIaaS(w io.Writer, l iaasListing) {
 		if vm.Running {
 			running = "up"
 		}
-		_, _ = fmt.Fprintf(table, "  %s\t%s\t%s\t%s\t%s\n", vm.CID, running, vm.Engine, strings.Join(vm.IPs, " "), owner(vm.Common))
+		_, _ = fmt.Fprintf(table, "  %s\t%s\t%s\t%s\t%s\n", vm.CID, running, vm.Engine, strings.Join(vm.IPs, " "),
+			owner(vm.Common))
 	}
 	for _, d := range l.Disks {
 		where := "detached"
@@ -320,7 +323,8 @@ func cpiClean(ctx context.Context, c *call) error {
 		if err != nil {
 			return err
 		}
-		reply := client.Do(ctx, cpi.Envelope{Request: cpi.Request{Method: o.method, Arguments: []json.RawMessage{argument}, APIVersion: cpi.Version}})
+		reply := client.Do(ctx, cpi.Envelope{Request: cpi.Request{Method: o.method, Arguments: []json.RawMessage{argument},
+			APIVersion: cpi.Version}})
 		if reply.Error != nil {
 			return fmt.Errorf("%s %s: %s", o.method, o.cid, reply.Error.Message)
 		}

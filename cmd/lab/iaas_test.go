@@ -105,7 +105,8 @@ func TestListingShowsNetworks(t *testing.T) {
 }
 
 func TestReleaseVersion(t *testing.T) {
-	for given, want := range map[string]string{"1.2.3": "1.2.3", "[DEV BUILD] 2fa6101": "DEV.BUILD.2fa6101", "unknown": "unknown"} {
+	for given, want := range map[string]string{"1.2.3": "1.2.3", "[DEV BUILD] 2fa6101": "DEV.BUILD.2fa6101",
+		"unknown": "unknown"} {
 		if got := releaseVersion(given); got != want {
 			t.Errorf("%q: got %q, want %q", given, got, want)
 		}

@@ -62,7 +62,8 @@ func writeLab(w io.Writer, s control.State) {
 
 func list(ctx context.Context, c *call) error {
 	deleted := false
-	c.flags.BoolVar(&deleted, "deleted", false, "show the VMs that the CPI has deleted, with the last verdict of their agents")
+	c.flags.BoolVar(&deleted, "deleted", false,
+		"show the VMs that the CPI has deleted, with the last verdict of their agents")
 	if err := c.parse(0, 0); err != nil {
 		return err
 	}
@@ -171,7 +172,8 @@ func (c *call) machine(ctx context.Context, name string) (control.Machine, error
 		names = append(names, m.Name)
 	}
 	if name == "" {
-		return control.Machine{}, fmt.Errorf("lab %s has %d machines (%s): name one", s.Name, len(names), strings.Join(names, ", "))
+		return control.Machine{}, fmt.Errorf("lab %s has %d machines (%s): name one", s.Name, len(names),
+			strings.Join(names, ", "))
 	}
 	return control.Machine{}, fmt.Errorf("lab %s has no machine %s (%s)", s.Name, name, strings.Join(names, ", "))
 }
@@ -272,7 +274,8 @@ func logs(ctx context.Context, c *call) error {
 }
 
 func machineCommand(ctx context.Context, c *call) error {
-	return c.switchMachine(ctx, map[string]string{"start": "start", "stop": "stop", "reboot": "reboot", "kill": "kill", "delete": "delete"})
+	return c.switchMachine(ctx, map[string]string{"start": "start", "stop": "stop", "reboot": "reboot", "kill": "kill",
+		"delete": "delete"})
 }
 
 func power(ctx context.Context, c *call) error {
@@ -316,9 +319,10 @@ func (c *call) switchMachine(ctx context.Context, verbs map[string]string) error
 		c.printVerdict(verdict)
 		return exitStatus(1)
 	}
-	return c.result(map[string]any{"machine": m.Name, "verb": word, "seconds": time.Since(begin).Seconds()}, func(w io.Writer) {
-		_, _ = fmt.Fprintf(w, "%s %s: %.1f s\n", word, m.Name, time.Since(begin).Seconds())
-	})
+	return c.result(map[string]any{"machine": m.Name, "verb": word, "seconds": time.Since(begin).Seconds()},
+		func(w io.Writer) {
+			_, _ = fmt.Fprintf(w, "%s %s: %.1f s\n", word, m.Name, time.Since(begin).Seconds())
+		})
 }
 
 func diskCommand(ctx context.Context, c *call) error {

@@ -39,15 +39,18 @@ type command struct {
 // The commands that work on every system: their agents may be outside of labs.
 
 func callCommand() command {
-	return command{"call", "[flags] METHOD [ARGUMENT…]", "send a request to an agent and follow its task; arguments are JSON, or else strings",
+	return command{"call", "[flags] METHOD [ARGUMENT…]",
+		"send a request to an agent and follow its task; arguments are JSON, or else strings",
 		[]string{"lab call ping", "lab call get_state full", `lab call add_persistent_disk disk-1 /dev/loop3`,
 			"lab call --url https://mbus:secret@127.0.0.1:6868 --ca ca.pem ping",
 			"lab call --settings settings.json get_state"}, callAgent, false}
 }
 
 func watchCommand() command {
-	return command{"watch", "[flags] [MACHINE]", "show heartbeats and alerts as they come, or, by its CID, the jobs of a CPI's VM",
-		[]string{"lab watch", "lab watch vm1 --json", "lab watch --url nats://10.0.0.6:4222 --ca ca --cert hm.crt --key hm.key"}, watch, false}
+	return command{"watch", "[flags] [MACHINE]",
+		"show heartbeats and alerts as they come, or, by its CID, the jobs of a CPI's VM",
+		[]string{"lab watch", "lab watch vm1 --json",
+			"lab watch --url nats://10.0.0.6:4222 --ca ca --cert hm.crt --key hm.key"}, watch, false}
 }
 
 func versionCommand() command {
@@ -201,7 +204,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		if command.name != args[0] {
 			continue
 		}
-		c := &call{command: command, flags: flag.NewFlagSet(command.name, flag.ContinueOnError), args: args[1:], stdout: stdout, stderr: stderr}
+		c := &call{command: command, flags: flag.NewFlagSet(command.name, flag.ContinueOnError), args: args[1:],
+			stdout: stdout, stderr: stderr}
 		c.flags.SetOutput(io.Discard)
 		err := command.run(ctx, c)
 		var wrong usageError
@@ -213,7 +217,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 			c.help(stdout)
 			return 0
 		case errors.As(err, &wrong):
-			_, _ = fmt.Fprintf(stderr, "lab %s: %v\nusage: lab %s %s; 'lab %s --help' shows more\n", c.name, err, c.name, command.args, c.name)
+			_, _ = fmt.Fprintf(stderr, "lab %s: %v\nusage: lab %s %s; 'lab %s --help' shows more\n", c.name, err, c.name,
+				command.args, c.name)
 			return 2
 		case errors.As(err, &status):
 			return int(status)

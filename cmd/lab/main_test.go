@@ -120,7 +120,8 @@ func TestEveryCommandHasHelpWithExamples(t *testing.T) {
 }
 
 func TestParseSize(t *testing.T) {
-	for text, want := range map[string]int64{"512M": 512 << 20, "10G": 10 << 30, "1t": 1 << 40, "4096": 4096, "2GiB": 2 << 30, "1K": 1024,
+	for text, want := range map[string]int64{"512M": 512 << 20, "10G": 10 << 30, "1t": 1 << 40, "4096": 4096,
+		"2GiB": 2 << 30, "1K": 1024,
 		"": 0, "x": 0, "-1G": 0, "0": 0, "1.5G": 0, "99999999T": 0, "9223372036854775807": 0} {
 		got, err := parseSize(text)
 		if got != want || (err == nil) != (want != 0) {
@@ -130,7 +131,8 @@ func TestParseSize(t *testing.T) {
 }
 
 func TestArgument(t *testing.T) {
-	for text, want := range map[string]string{"full": `"full"`, `{"a":1}`: `{"a":1}`, "42": "42", `"42"`: `"42"`, "null": "null", "/dev/sdb": `"/dev/sdb"`, "": `""`} {
+	for text, want := range map[string]string{"full": `"full"`, `{"a":1}`: `{"a":1}`, "42": "42", `"42"`: `"42"`,
+		"null": "null", "/dev/sdb": `"/dev/sdb"`, "": `""`} {
 		if got, err := argument(text); err != nil || string(got) != want {
 			t.Errorf("argument(%q) = %s, %v, want %s", text, got, err, want)
 		}
@@ -148,11 +150,14 @@ func TestTargetFromSettings(t *testing.T) {
 	if err := os.WriteFile(path, []byte(data), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for host, want := range map[string]string{"": "https://u:p@0.0.0.0:6868", "10.0.0.5": "https://u:p@10.0.0.5:6868", "127.0.0.1:7000": "https://u:p@127.0.0.1:7000"} {
+	for host, want := range map[string]string{"": "https://u:p@0.0.0.0:6868", "10.0.0.5": "https://u:p@10.0.0.5:6868",
+		"127.0.0.1:7000": "https://u:p@127.0.0.1:7000"} {
 		target := target{settings: path, host: host}
 		ca, cert, key, err := target.read()
-		if err != nil || string(ca) != "CA" || string(cert) != "C" || string(key) != "K" || target.url != want || target.agentID != "a" {
-			t.Errorf("host %q: url %s, id %s, %s %s %s (%v), want %s", host, target.url, target.agentID, ca, cert, key, err, want)
+		if err != nil || string(ca) != "CA" || string(cert) != "C" || string(key) != "K" || target.url != want ||
+			target.agentID != "a" {
+			t.Errorf("host %q: url %s, id %s, %s %s %s (%v), want %s", host, target.url, target.agentID, ca, cert, key, err,
+				want)
 		}
 	}
 	for name, content := range map[string]string{"no bus": `{}`, "not JSON": `{"mbus": "secret`} {
@@ -177,14 +182,16 @@ func TestBoard(t *testing.T) {
 	alert := json.RawMessage(`{"id":"1","severity":1,"title":"web - does not exist - restart","summary":"process is not running","created_at":1}`)
 	b := board{names: map[string]string{"a": "vm1"}, beats: map[string]director.Event{}}
 	b.add(director.Event{Time: time.Now(), Kind: "heartbeat", Agent: "a", Body: beat})
-	b.add(director.Event{Time: time.Now().Add(-2 * time.Minute), Kind: "heartbeat", Agent: "gone", Body: json.RawMessage("broken")})
+	b.add(director.Event{Time: time.Now().Add(-2 * time.Minute), Kind: "heartbeat", Agent: "gone",
+		Body: json.RawMessage("broken")})
 	b.add(director.Event{Time: time.Now(), Kind: "alert", Agent: "a", Body: alert})
 	var out bytes.Buffer
 	b.draw(&out, false)
 	if !regexp.MustCompile(`vm1[^\n]* \ds ago`).Match(out.Bytes()) {
 		t.Errorf("the board is\n%s\nwant the age of vm1's heartbeat in its line", out.String())
 	}
-	for _, want := range []string{"vm1", "running", "web", "0.10 0.20 0.30", "7%", "ephemeral 3%, system 41%", "MISSED, 2m", "unreadable", "web - does not exist - restart: process is not running"} {
+	for _, want := range []string{"vm1", "running", "web", "0.10 0.20 0.30", "7%", "ephemeral 3%, system 41%",
+		"MISSED, 2m", "unreadable", "web - does not exist - restart: process is not running"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the board is\n%s\nwant %q in it", out.String(), want)
 		}
@@ -199,7 +206,8 @@ func TestPrintFirstBoot(t *testing.T) {
 		{Name: "short", Outcome: status.Done, Start: 0, End: 1000},
 		{Name: "late", Outcome: status.Done, Start: 100e6, End: 300e6, Background: true}}})
 	text := out.String()
-	if !strings.Contains(text, "100 ms") || strings.Contains(text, "short") || strings.Index(text, "settings") > strings.Index(text, "disk") {
+	if !strings.Contains(text, "100 ms") || strings.Contains(text, "short") ||
+		strings.Index(text, "settings") > strings.Index(text, "disk") {
 		t.Errorf("timeline is\n%s", text)
 	}
 	for line := range strings.Lines(text) {
@@ -259,7 +267,8 @@ func TestUpChecksTheDocumentsFirst(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := c.p.read(c.agentJSON, c.settings, t.Logf)
-			if (err == nil) != (c.err == "") || err != nil && (!strings.Contains(err.Error(), c.err) || strings.Contains(err.Error(), "secret-word")) {
+			if (err == nil) != (c.err == "") || err != nil &&
+				(!strings.Contains(err.Error(), c.err) || strings.Contains(err.Error(), "secret-word")) {
 				t.Errorf("got %v, want an error with %q", err, c.err)
 			}
 		})

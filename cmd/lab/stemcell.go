@@ -75,9 +75,10 @@ func stemcell(ctx context.Context, c *call) error {
 	if err != nil {
 		return err
 	}
-	return c.result(map[string]any{"stemcell": output, "bytes": info.Size(), "seconds": time.Since(begin).Seconds()}, func(w io.Writer) {
-		_, _ = fmt.Fprintf(w, "%s: %d MB in %.1f s\n", output, info.Size()/1e6, time.Since(begin).Seconds())
-	})
+	return c.result(map[string]any{"stemcell": output, "bytes": info.Size(), "seconds": time.Since(begin).Seconds()},
+		func(w io.Writer) {
+			_, _ = fmt.Fprintf(w, "%s: %d MB in %.1f s\n", output, info.Size()/1e6, time.Since(begin).Seconds())
+		})
 }
 
 // runtimeConfig prints a runtime config with the addons of the stemcell's VMs.

@@ -80,7 +80,8 @@ func up(ctx context.Context, c *call) error {
 	c.flags.StringVar(&p.Agent, "agent", "", "the agent's `binary` (default the one beside lab)")
 	c.flags.StringVar(&p.Engine, "engine", engineNspawn, engineHelp)
 	c.flags.StringVar(&agentJSON, "agent-json", "", "an agent.json to use as it is (default what the source needs)")
-	c.flags.StringVar(&document, "settings", "", "a settings document to deliver as it is, apart from @ephemeral@ and @disk-1@, which become device paths (default the lab's own)")
+	c.flags.StringVar(&document, "settings", "",
+		"a settings document to deliver as it is, apart from @ephemeral@ and @disk-1@, which become device paths (default the lab's own)")
 	c.flags.StringVar(&p.Source, "source", "file", fmt.Sprintf("how settings reach the machine, one of %v", lab.Sources()))
 	c.flags.StringVar(&ephemeral, "ephemeral", "10G", "`size` of the ephemeral disk, 0 for none")
 	c.flags.Var(&disks, "disk", "`size` of a further disk to attach; may be repeated")
@@ -90,7 +91,8 @@ func up(ctx context.Context, c *call) error {
 	c.flags.BoolVar(&p.NoMachine, "empty", false, "start a lab without a machine, for deploy")
 	c.flags.BoolVar(&p.NoWait, "no-wait", false, "do not wait for the agent's first answer or its verdict")
 	c.flags.BoolVar(&p.Bare, "bare", false, "run neither NATS nor the blobstore, for settings that name others")
-	c.flags.StringVar(&p.BlobSecret, "blobstore-secret", "", "the `secret` with which URLs of the blobstore are signed (default random)")
+	c.flags.StringVar(&p.BlobSecret, "blobstore-secret", "",
+		"the `secret` with which URLs of the blobstore are signed (default random)")
 	c.flags.StringVar(&p.NATSServer, "nats-server", "", "a nats-server `program` to use instead of the built-in one")
 	if err := c.parse(0, 0); err != nil {
 		return err
@@ -331,8 +333,9 @@ func start(ctx context.Context, p plan, report func(control.Line)) (failed error
 	if err != nil {
 		return err
 	}
-	l, err := lab.New(ctx, lab.Options{Name: p.Name, Dir: p.Dir, Agent: p.Agent, NATSServer: p.NATSServer, Engine: engine, Progress: progress,
-		Bare: p.Bare, BlobSecret: p.BlobSecret, VM: func(vm *lab.VM) { vm.SSHD = true }})
+	l, err := lab.New(ctx, lab.Options{Name: p.Name, Dir: p.Dir, Agent: p.Agent, NATSServer: p.NATSServer, Engine: engine,
+		Progress: progress,
+		Bare:     p.Bare, BlobSecret: p.BlobSecret, VM: func(vm *lab.VM) { vm.SSHD = true }})
 	if err != nil {
 		return err
 	}
@@ -345,7 +348,8 @@ func start(ctx context.Context, p plan, report func(control.Line)) (failed error
 	var ended <-chan struct{}
 	verdict := ""
 	if !p.NoMachine {
-		i, err := l.Create(ctx, lab.VM{Source: lab.Source(p.Source), AgentJSON: p.AgentJSON, Settings: p.Settings, Ephemeral: p.Ephemeral, Disks: p.Disks, HTTPS: p.HTTPS})
+		i, err := l.Create(ctx, lab.VM{Source: lab.Source(p.Source), AgentJSON: p.AgentJSON, Settings: p.Settings,
+			Ephemeral: p.Ephemeral, Disks: p.Disks, HTTPS: p.HTTPS})
 		if err != nil {
 			return err
 		}
@@ -377,7 +381,8 @@ func start(ctx context.Context, p plan, report func(control.Line)) (failed error
 }
 
 // ready waits for the agent, and then sends it the disks with which the machine was created, as a Director does.
-func ready(ctx context.Context, i *lab.Instance, progress func(format string, args ...any)) (verdict string, err error) {
+func ready(ctx context.Context, i *lab.Instance, progress func(format string, args ...any)) (verdict string,
+	err error) {
 	if verdict, err = i.Await(ctx, progress); err != nil || verdict != "" {
 		return verdict, err
 	}

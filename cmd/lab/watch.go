@@ -214,7 +214,8 @@ func heartbeat(e director.Event) string {
 		disks = append(disks, name+" "+d.Percent+"%")
 	}
 	sort.Strings(disks)
-	return fmt.Sprintf("%s\t%s\t%s\t%s\t%s%%\t%s", h.JobState, job, processes, strings.Join(h.Vitals.Load, " "), h.Vitals.Mem.Percent, strings.Join(disks, ", "))
+	return fmt.Sprintf("%s\t%s\t%s\t%s\t%s%%\t%s", h.JobState, job, processes, strings.Join(h.Vitals.Load, " "),
+		h.Vitals.Mem.Percent, strings.Join(disks, ", "))
 }
 
 func (b *board) draw(w io.Writer, clear bool) {

@@ -87,7 +87,8 @@ func (m machine) attach(name, image, link string) {
 }
 
 func (m machine) drive(paths ...string) *Source {
-	s := New(Options{DiskPaths: paths, MetaDataPath: "ec2/latest/meta-data.json", UserDataPath: "ec2/latest/user-data", Root: m.root, Log: quiet()})
+	s := New(Options{DiskPaths: paths, MetaDataPath: "ec2/latest/meta-data.json", UserDataPath: "ec2/latest/user-data",
+		Root: m.root, Log: quiet()})
 	s.finder.enum.settled.Store(true) // waiting for devices has tests of its own
 	return s
 }
@@ -199,7 +200,8 @@ func TestKindsOfFailure(t *testing.T) {
 			s := New(c.o)
 			s.finder.enum.settled.Store(true)
 			_, err := s.Settings(t.Context())
-			if err == nil || source.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.text) || strings.Contains(err.Error(), "canary") {
+			if err == nil || source.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.text) ||
+				strings.Contains(err.Error(), "canary") {
 				t.Errorf("error %v of kind %d, want %q of kind %d", err, source.KindOf(err), c.text, c.kind)
 			}
 		})
@@ -210,7 +212,8 @@ func TestKindsOfFailure(t *testing.T) {
 	if _, err := New(Options{DiskPaths: []string{image}}).PublicKey(t.Context()); source.KindOf(err) != source.Definite {
 		t.Errorf("no MetaDataPath: error %v, want a final one", err)
 	}
-	if _, err := New(Options{DiskPaths: []string{image}, MetaDataPath: "none"}).PublicKey(t.Context()); source.KindOf(err) != source.Definite {
+	if _, err := New(Options{DiskPaths: []string{image},
+		MetaDataPath: "none"}).PublicKey(t.Context()); source.KindOf(err) != source.Definite {
 		t.Errorf("no metadata file: error %v, want a final one", err)
 	}
 }
@@ -389,14 +392,16 @@ func TestDeviceThatHangsIsLeftBehindOnce(t *testing.T) {
 		for range 3 {
 			start := time.Now()
 			_, err := r.do(t.Context(), "key", "/dev/sr0", stuck)
-			if took := time.Since(start); took != deviceTimeout || err == nil || err.Error() != "/dev/sr0: no answer from the device in 10s" {
+			if took := time.Since(start); took != deviceTimeout || err == nil ||
+				err.Error() != "/dev/sr0: no answer from the device in 10s" {
 				t.Errorf("error %v after %v, want one after %v that names the device", err, took, deviceTimeout)
 			}
 		}
 		if n := started.Load(); n != 1 {
 			t.Errorf("%d reads hang, want one", n)
 		}
-		if _, err := r.do(t.Context(), "other", "/dev/sr1", func(context.Context) (found, error) { return found{}, nil }); err != nil {
+		if _, err := r.do(t.Context(), "other", "/dev/sr1",
+			func(context.Context) (found, error) { return found{}, nil }); err != nil {
 			t.Errorf("another device: %v", err)
 		}
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -407,14 +412,16 @@ func TestDeviceThatHangsIsLeftBehindOnce(t *testing.T) {
 		}
 		close(hang)
 		synctest.Wait()
-		if got, err := r.do(t.Context(), "key", "/dev/sr0", func(context.Context) (found, error) { return found{from: "now"}, nil }); err != nil || got.from != "now" {
+		if got, err := r.do(t.Context(), "key", "/dev/sr0",
+			func(context.Context) (found, error) { return found{from: "now"}, nil }); err != nil || got.from != "now" {
 			t.Errorf("when it is back: %v, %v; want a new read", got, err)
 		}
 	})
 }
 
 func TestUnescape(t *testing.T) {
-	for in, want := range map[string]string{"config-2": "config-2", `MY\x20DISK`: "MY DISK", `a\x`: `a\x`, `a\xzz`: `a\xzz`, `\x2f`: "/"} {
+	for in, want := range map[string]string{"config-2": "config-2", `MY\x20DISK`: "MY DISK", `a\x`: `a\x`,
+		`a\xzz`: `a\xzz`, `\x2f`: "/"} {
 		if got := unescape(in); got != want {
 			t.Errorf("%q: %q, want %q", in, got, want)
 		}

@@ -86,7 +86,8 @@ var guestChecks = []testvm.Check{
 		return nil
 	}},
 	{Name: "a drive is found by its label without udev", Run: func(ctx context.Context) error {
-		s := New(Options{DiskPaths: []string{byLabel + "CONFIG-2"}, UserDataPath: "ec2/latest/user-data", MetaDataPath: "ec2/latest/meta-data.json", Log: quiet()})
+		s := New(Options{DiskPaths: []string{byLabel + "CONFIG-2"}, UserDataPath: "ec2/latest/user-data",
+			MetaDataPath: "ec2/latest/meta-data.json", Log: quiet()})
 		answer, err := settingsWithin(ctx, s)
 		if err != nil {
 			return err

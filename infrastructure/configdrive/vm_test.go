@@ -33,11 +33,14 @@ func TestVMDrives(t *testing.T) {
 		before = append(before, fileSum(t, image))
 	}
 	testvm.Machine{
-		Modules: []string{"virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk",
+		Modules: []string{"virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci",
+			"virtio_blk",
 			"scsi_common", "scsi_mod", "virtio_scsi", "cdrom", "sr_mod"},
-		QEMU: []string{"-device", "virtio-scsi-pci", "-drive", "if=none,id=cd,media=cdrom,readonly=on,file=" + cd, "-device", "scsi-cd,drive=cd",
+		QEMU: []string{"-device", "virtio-scsi-pci", "-drive", "if=none,id=cd,media=cdrom,readonly=on,file=" + cd, "-device",
+			"scsi-cd,drive=cd",
 			"-drive", "if=none,id=drive,format=raw,file=" + drive, "-device", "virtio-blk-pci,drive=drive"},
-		On: map[string][]string{"late": {"drive_add 0 if=none,id=late,format=raw,file=" + late, "device_add virtio-blk-pci,drive=late"}},
+		On: map[string][]string{"late": {"drive_add 0 if=none,id=late,format=raw,file=" + late,
+			"device_add virtio-blk-pci,drive=late"}},
 	}.Run(t, guestChecks)
 	for i, image := range images {
 		if fileSum(t, image) != before[i] {

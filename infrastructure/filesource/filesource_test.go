@@ -41,7 +41,8 @@ func TestSettings(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			answer, err := New(c.o).Settings(t.Context())
-			if string(answer.Raw.Reveal()) != c.want || (err == nil) != (c.want != "") || err != nil && source.KindOf(err) != c.kind {
+			if string(answer.Raw.Reveal()) != c.want || (err == nil) != (c.want != "") ||
+				err != nil && source.KindOf(err) != c.kind {
 				t.Errorf("%s, error %v of kind %d; want %s, kind %d", answer.Raw.Reveal(), err, source.KindOf(err), c.want, c.kind)
 			}
 			if err != nil && strings.Contains(err.Error(), "canary") {
@@ -76,12 +77,15 @@ func TestRewrittenFileIsSeen(t *testing.T) {
 
 func TestPublicKey(t *testing.T) {
 	dir := t.TempDir()
-	for content, want := range map[string]string{`{"agent_id":"s"}`: "", `{"public_key":"ssh-rsa A"}`: "ssh-rsa A", `{"public_key":7}`: "", "garbage": ""} {
-		if key, err := New(Options{SettingsPath: write(t, dir, "s", content)}).PublicKey(t.Context()); key != want || err != nil {
+	for content, want := range map[string]string{`{"agent_id":"s"}`: "", `{"public_key":"ssh-rsa A"}`: "ssh-rsa A",
+		`{"public_key":7}`: "", "garbage": ""} {
+		if key, err := New(Options{SettingsPath: write(t, dir, "s", content)}).PublicKey(t.Context()); key != want ||
+			err != nil {
 			t.Errorf("%s: %q, %v; want %q", content, key, err, want)
 		}
 	}
-	if _, err := New(Options{SettingsPath: filepath.Join(dir, "missing")}).PublicKey(t.Context()); source.KindOf(err) != source.Definite {
+	if _, err := New(Options{SettingsPath: filepath.Join(dir,
+		"missing")}).PublicKey(t.Context()); source.KindOf(err) != source.Definite {
 		t.Errorf("missing file: error %v, want a final one, so that the next source is asked", err)
 	}
 }

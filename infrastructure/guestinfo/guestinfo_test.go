@@ -95,7 +95,8 @@ func TestSettings(t *testing.T) {
 			if c.err == "" && (err != nil || string(answer.Raw.Reveal()) != c.want) {
 				t.Errorf("%d bytes, %v", len(answer.Raw.Reveal()), err)
 			}
-			if c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err) || source.KindOf(err) != c.kind || strings.Contains(err.Error(), "canary")) {
+			if c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err) || source.KindOf(err) != c.kind ||
+				strings.Contains(err.Error(), "canary")) {
 				t.Errorf("error %v of kind %d, want %q of kind %d and no content", err, source.KindOf(err), c.err, c.kind)
 			}
 			if h.get(key) != c.value {
@@ -139,7 +140,8 @@ func TestSecondTool(t *testing.T) {
 			t.Errorf("%s: %v, want the answer of the second tool", name, err)
 		}
 	}
-	_, err := New(Options{RPCToolPath: filepath.Join(h.dir, "nothing"), VMToolsdPath: filepath.Join(h.dir, "nothing")}).Settings(t.Context())
+	_, err := New(Options{RPCToolPath: filepath.Join(h.dir, "nothing"),
+		VMToolsdPath: filepath.Join(h.dir, "nothing")}).Settings(t.Context())
 	if source.KindOf(err) != source.Definite || !strings.Contains(err.Error(), "not installed") {
 		t.Errorf("no tool: error %v, want a final one", err)
 	}

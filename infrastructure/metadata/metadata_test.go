@@ -63,8 +63,10 @@ func (m *imds) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func aws(uri string) Options {
-	return Options{URI: secret.NewURL(uri), SettingsPath: "/latest/user-data", InstanceIDPath: "/latest/meta-data/instance-id",
-		SSHKeysPath: "/latest/meta-data/public-keys/0/openssh-key", TokenPath: "/latest/api/token", Headers: map[string]secret.String{"X-Extra": secret.New("1")}}
+	return Options{URI: secret.NewURL(uri), SettingsPath: "/latest/user-data",
+		InstanceIDPath: "/latest/meta-data/instance-id",
+		SSHKeysPath:    "/latest/meta-data/public-keys/0/openssh-key", TokenPath: "/latest/api/token",
+		Headers: map[string]secret.String{"X-Extra": secret.New("1")}}
 }
 
 // Contract S.10.
@@ -142,7 +144,8 @@ func TestSilentTokenServiceCostsLittle(t *testing.T) {
 	o := aws(server.URL)
 	o.Log, _ = logger()
 	s := NewHTTP(o)
-	s.client.Timeouts = &fetch.Timeouts{Dial: 3 * time.Second, TLS: 3 * time.Second, Header: 3 * time.Second, Request: 3 * time.Second}
+	s.client.Timeouts = &fetch.Timeouts{Dial: 3 * time.Second, TLS: 3 * time.Second, Header: 3 * time.Second,
+		Request: 3 * time.Second}
 	if _, err := s.Settings(t.Context()); err != nil {
 		t.Errorf("error %v, want the settings without a token", err)
 	}
@@ -151,9 +154,11 @@ func TestSilentTokenServiceCostsLittle(t *testing.T) {
 // Contract S.9.
 func TestUserDataShapes(t *testing.T) {
 	document := `{"agent_id":"a?>","x":"ÿþ"}`
-	std, urlSafe := base64.StdEncoding.EncodeToString([]byte(document)), base64.RawURLEncoding.EncodeToString([]byte(document))
+	std, urlSafe := base64.StdEncoding.EncodeToString([]byte(document)),
+		base64.RawURLEncoding.EncodeToString([]byte(document))
 	for name, body := range map[string]string{
-		"json": document, "standard base64": std, "url-safe": urlSafe, "quoted": `"` + urlSafe + `"`, "quoted standard": `"` + std + `"`, "with line end": std + "\n",
+		"json": document, "standard base64": std, "url-safe": urlSafe, "quoted": `"` + urlSafe + `"`,
+		"quoted standard": `"` + std + `"`, "with line end": std + "\n",
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, body) }))
@@ -239,7 +244,8 @@ func TestPublicKey(t *testing.T) {
 			}
 		})
 	}
-	if key, err := NewHTTP(Options{URI: secret.NewURL("http://192.0.2.1"), NetworkUp: func(context.Context) bool { return false }}).PublicKey(t.Context()); key != "" || err != nil {
+	if key, err := NewHTTP(Options{URI: secret.NewURL("http://192.0.2.1"),
+		NetworkUp: func(context.Context) bool { return false }}).PublicKey(t.Context()); key != "" || err != nil {
 		t.Errorf("without SSHKeysPath: %q, %v; want nothing, and no request", key, err)
 	}
 	if key, err := NewInstanceMetadata(aws("http://192.0.2.1")).PublicKey(t.Context()); key != "" || err != nil {
@@ -275,7 +281,8 @@ func TestInstanceID(t *testing.T) {
 }
 
 func TestUnusableOptions(t *testing.T) {
-	for _, s := range []*Source{NewHTTP(Options{}), NewInstanceMetadata(Options{URI: secret.NewURL("http://192.0.2.1")}), NewHTTP(Options{URI: secret.NewURL("gopher://x")})} {
+	for _, s := range []*Source{NewHTTP(Options{}), NewInstanceMetadata(Options{URI: secret.NewURL("http://192.0.2.1")}),
+		NewHTTP(Options{URI: secret.NewURL("gopher://x")})} {
 		if _, err := s.Settings(t.Context()); source.KindOf(err) != source.Definite {
 			t.Errorf("%q: error %v, want a final one", s.Name(), err)
 		}
@@ -283,7 +290,8 @@ func TestUnusableOptions(t *testing.T) {
 }
 
 func TestNameShowsNoCredentials(t *testing.T) {
-	if got := NewHTTP(Options{URI: secret.NewURL("http://u:canary@h"), SettingsPath: "/x?k=canary"}).Name(); strings.Contains(got, "canary") {
+	if got := NewHTTP(Options{URI: secret.NewURL("http://u:canary@h"),
+		SettingsPath: "/x?k=canary"}).Name(); strings.Contains(got, "canary") {
 		t.Errorf("name %q", got)
 	}
 }

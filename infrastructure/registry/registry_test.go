@@ -28,7 +28,8 @@ func TestRead(t *testing.T) {
 	if err != nil || p == nil {
 		t.Fatalf("pointer %v, error %v", p, err)
 	}
-	if p.Endpoint.Reveal() != "http://reg:canary@10.0.0.6:25777" || p.User != "u" || p.Password.Reveal() != "canary" || p.ServerName != "vm-7c1f" ||
+	if p.Endpoint.Reveal() != "http://reg:canary@10.0.0.6:25777" || p.User != "u" || p.Password.Reveal() != "canary" ||
+		p.ServerName != "vm-7c1f" ||
 		fmt.Sprint(p.NameServers) != "[10.0.0.2]" || string(p.Networks) != `{"private":{"type":"manual"}}` {
 		t.Errorf("pointer %+v", p)
 	}
@@ -36,7 +37,8 @@ func TestRead(t *testing.T) {
 		t.Errorf("the pointer prints its credentials: %s", text)
 	}
 	for _, none := range []string{"null", "{}"} {
-		if p, err := ParsePointer([]byte(`{"registry":{"endpoint":"/f"},"networks":` + none + `}`)); err != nil || p == nil || p.Networks != nil {
+		if p, err := ParsePointer([]byte(`{"registry":{"endpoint":"/f"},"networks":` + none + `}`)); err != nil ||
+			p == nil || p.Networks != nil {
 			t.Errorf("networks %s: %+v, %v; want none", none, p, err)
 		}
 	}
@@ -90,7 +92,8 @@ func TestEnvelope(t *testing.T) {
 		`{"settings":[1]}`:          "settings in the envelope",
 		`{"settings":"\"canary\""}`: "settings in the envelope",
 	} {
-		if _, err := envelope([]byte(body)); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "canary") {
+		if _, err := envelope([]byte(body)); err == nil || !strings.Contains(err.Error(), want) ||
+			strings.Contains(err.Error(), "canary") {
 			t.Errorf("%s: error %v, want %q and no content", body, err, want)
 		}
 	}
@@ -102,7 +105,8 @@ func server(t *testing.T) (string, *[]string) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		user, password, _ := r.BasicAuth()
 		asked = append(asked, fmt.Sprintf("%s %s %s:%s", r.Method, r.URL.EscapedPath(), user, password))
-		if !strings.HasSuffix(r.URL.Path, "/instances/vm 1/settings") && !strings.HasSuffix(r.URL.Path, "/instances/i-1/settings") {
+		if !strings.HasSuffix(r.URL.Path, "/instances/vm 1/settings") &&
+			!strings.HasSuffix(r.URL.Path, "/instances/i-1/settings") {
 			w.WriteHeader(http.StatusNotFound)
 			fmt.Fprint(w, `{"status":"not_found"}`)
 			return
@@ -146,7 +150,8 @@ func TestHTTPRegistry(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			*asked = nil
 			raw, from, err := c.client.Settings(t.Context(), c.pointer, instance(c.id))
-			if c.err == "" && (err != nil || string(raw) != `{"agent_id":"from-registry"}` || !strings.HasPrefix(from, "registry http://")) {
+			if c.err == "" && (err != nil || string(raw) != `{"agent_id":"from-registry"}` ||
+				!strings.HasPrefix(from, "registry http://")) {
 				t.Errorf("%s from %q, %v", raw, from, err)
 			}
 			if c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err) || source.KindOf(err) != c.kind) {
@@ -165,7 +170,8 @@ func TestHTTPRegistry(t *testing.T) {
 func TestFileRegistry(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "settings.json")
 	follow := func(endpoint string) ([]byte, string, error) {
-		return Client{NetworkUp: func(context.Context) bool { return false }}.Settings(t.Context(), Pointer{Endpoint: secret.NewURL(endpoint)}, nil)
+		return Client{NetworkUp: func(context.Context) bool { return false }}.Settings(t.Context(),
+			Pointer{Endpoint: secret.NewURL(endpoint)}, nil)
 	}
 	if _, _, err := follow(path); source.KindOf(err) != source.NotYetThere {
 		t.Errorf("missing file: error %v, want one that is asked again", err)
@@ -174,7 +180,8 @@ func TestFileRegistry(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, endpoint := range []string{path, "file://" + path} {
-		if raw, from, err := follow(endpoint); err != nil || string(raw) != `{"agent_id":"f"}` || from != "registry file "+path {
+		if raw, from, err := follow(endpoint); err != nil || string(raw) != `{"agent_id":"f"}` ||
+			from != "registry file "+path {
 			t.Errorf("%s from %q, %v", raw, from, err)
 		}
 	}
@@ -182,7 +189,8 @@ func TestFileRegistry(t *testing.T) {
 
 func TestNetworksAreHandedOn(t *testing.T) {
 	c := Client{NetworkUp: func(context.Context) bool { return false }}
-	_, _, err := c.Settings(t.Context(), Pointer{Endpoint: secret.NewURL("http://10.0.0.6:25777"), Networks: json.RawMessage(`{"a":{"type":"manual"}}`)}, instance("i-1"))
+	_, _, err := c.Settings(t.Context(), Pointer{Endpoint: secret.NewURL("http://10.0.0.6:25777"),
+		Networks: json.RawMessage(`{"a":{"type":"manual"}}`)}, instance("i-1"))
 	var need *source.NeedNetwork
 	if !errors.Is(err, neednet.Err) || !errors.As(err, &need) || string(need.Networks) != `{"a":{"type":"manual"}}` {
 		t.Errorf("error %v, want the need of these networks", err)
@@ -312,15 +320,19 @@ func TestEndpointIsResolvedByTheMetadatasNameServers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			*asked = nil
-			raw, _, err := Client{}.Settings(t.Context(), Pointer{Endpoint: secret.NewURL("http://u:p@" + name + ":" + port), NameServers: servers}, instance("i-1"))
-			if err != nil || string(raw) != `{"agent_id":"from-registry"}` || len(*asked) != 1 || !strings.HasSuffix((*asked)[0], " u:p") {
+			raw, _, err := Client{}.Settings(t.Context(),
+				Pointer{Endpoint: secret.NewURL("http://u:p@" + name + ":" + port), NameServers: servers}, instance("i-1"))
+			if err != nil || string(raw) != `{"agent_id":"from-registry"}` || len(*asked) != 1 ||
+				!strings.HasSuffix((*asked)[0], " u:p") {
 				t.Errorf("%s, %v, asked %q", raw, err, *asked)
 			}
 		})
 	}
 	t.Run("a name that does not exist", func(t *testing.T) {
-		_, _, err := Client{}.Settings(t.Context(), Pointer{Endpoint: secret.NewURL("http://missing.example.test:" + port), NameServers: []string{dns}}, instance("i-1"))
-		if err == nil || !strings.Contains(err.Error(), "look up missing.example.test at "+dns) || source.KindOf(err) != source.Transport {
+		_, _, err := Client{}.Settings(t.Context(), Pointer{Endpoint: secret.NewURL("http://missing.example.test:" + port),
+			NameServers: []string{dns}}, instance("i-1"))
+		if err == nil || !strings.Contains(err.Error(), "look up missing.example.test at "+dns) ||
+			source.KindOf(err) != source.Transport {
 			t.Errorf("error %v, want the name and the server that was asked", err)
 		}
 	})
@@ -331,14 +343,16 @@ func TestIPv6Endpoints(t *testing.T) {
 	if err != nil {
 		skiptest.Skip(t, fmt.Errorf("no IPv6 loopback: %w", err))
 	}
-	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter,
+		r *http.Request) {
 		fmt.Fprint(w, `{"settings":"{\"agent_id\":\"six\"}"}`)
 	})}}
 	s.Start()
 	defer s.Close()
 	_, port, _ := net.SplitHostPort(l.Addr().String())
 	for _, endpoint := range []string{"http://u:p@[::1]:" + port, "http://six.example.test:" + port} {
-		raw, _, err := Client{}.Settings(t.Context(), Pointer{Endpoint: secret.NewURL(endpoint), NameServers: []string{nameServer(t)}}, instance("i-1"))
+		raw, _, err := Client{}.Settings(t.Context(),
+			Pointer{Endpoint: secret.NewURL(endpoint), NameServers: []string{nameServer(t)}}, instance("i-1"))
 		if err != nil || string(raw) != `{"agent_id":"six"}` {
 			t.Errorf("%s: %s, %v", endpoint, raw, err)
 		}
@@ -353,7 +367,8 @@ func TestSilentNameServerIsPassedOver(t *testing.T) {
 	}
 	defer quiet.Close()
 	start := time.Now()
-	found, err := resolver{servers: []string{quiet.LocalAddr().String(), dns}, timeout: 3 * time.Second}.lookup(t.Context(), "registry.example.test")
+	found, err := resolver{servers: []string{quiet.LocalAddr().String(), dns},
+		timeout: 3 * time.Second}.lookup(t.Context(), "registry.example.test")
 	if err != nil || len(found) != 1 || found[0].String() != "127.0.0.1" {
 		t.Errorf("%v, %v; want the second server's answer", found, err)
 	}
@@ -366,7 +381,8 @@ func TestNameServerThatMisbehaves(t *testing.T) {
 	dns := nameServer(t)
 	for _, name := range []string{"missing", "broken", "garbage", "foreign", "silent"} {
 		start := time.Now()
-		found, err := resolver{servers: []string{dns}, timeout: 200 * time.Millisecond}.lookup(t.Context(), name+".example.test")
+		found, err := resolver{servers: []string{dns}, timeout: 200 * time.Millisecond}.lookup(t.Context(),
+			name+".example.test")
 		if err == nil || !strings.Contains(err.Error(), "look up "+name+".example.test at "+dns) {
 			t.Errorf("%s: %v, %v; want an error with name and server", name, found, err)
 		}
@@ -377,7 +393,9 @@ func TestNameServerThatMisbehaves(t *testing.T) {
 }
 
 func TestServerAddress(t *testing.T) {
-	for in, want := range map[string]string{"10.0.0.2": "10.0.0.2:53", " 10.0.0.2 ": "10.0.0.2:53", "fd00::2": "[fd00::2]:53", "[fd00::2]": "[fd00::2]:53", "10.0.0.2:5353": "10.0.0.2:5353", "[fd00::2]:5353": "[fd00::2]:5353", "name": "", "": ""} {
+	for in, want := range map[string]string{"10.0.0.2": "10.0.0.2:53", " 10.0.0.2 ": "10.0.0.2:53",
+		"fd00::2": "[fd00::2]:53", "[fd00::2]": "[fd00::2]:53", "10.0.0.2:5353": "10.0.0.2:5353",
+		"[fd00::2]:5353": "[fd00::2]:5353", "name": "", "": ""} {
 		if got, err := serverAddress(in); got != want || (err == nil) != (want != "") {
 			t.Errorf("%q: %q, %v; want %q", in, got, err, want)
 		}
@@ -405,7 +423,8 @@ func FuzzRead(f *testing.F) {
 			t.Error("a pointer without an endpoint")
 		}
 		if p != nil {
-			if made, err := address(p.Endpoint.Reveal(), "i-1"); err == nil && !strings.HasSuffix(made, "/instances/i-1/settings") {
+			if made, err := address(p.Endpoint.Reveal(), "i-1"); err == nil &&
+				!strings.HasSuffix(made, "/instances/i-1/settings") {
 				t.Errorf("address %q", made)
 			}
 		}

@@ -62,7 +62,8 @@ func echo(dir string) error {
 	if err != nil {
 		return err
 	}
-	config := &tls.Config{RootCAs: x509.NewCertPool(), Certificates: []tls.Certificate{pair}, ServerName: server.Hostname()}
+	config := &tls.Config{RootCAs: x509.NewCertPool(), Certificates: []tls.Certificate{pair},
+		ServerName: server.Hostname()}
 	config.RootCAs.AppendCertsFromPEM(file["ca"])
 	kind := string(file["kind"])
 	if kind == bareFloor {
@@ -101,8 +102,9 @@ func runFloor(t *testing.T, d *testnats.Deployment, kind string) (pid int) {
 	t.Helper()
 	dir := t.TempDir()
 	pair := d.Client(testca.AgentName(kind))
-	for name, data := range map[string][]byte{"ca": d.CA.PEM, "certificate": pair.Certificate, "private_key": pair.PrivateKey,
-		"url": []byte(d.URL().Reveal()), "kind": []byte(kind)} {
+	for name, data := range map[string][]byte{"ca": d.CA.PEM, "certificate": pair.Certificate,
+		"private_key": pair.PrivateKey,
+		"url":         []byte(d.URL().Reveal()), "kind": []byte(kind)} {
 		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
 			t.Fatal(err)
 		}

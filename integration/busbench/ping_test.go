@@ -50,7 +50,8 @@ func TestBenchPing(t *testing.T) {
 func build(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "agent")
-	command := exec.Command("go", "build", "-trimpath", "-tags", "nethttpomithttp2", "-ldflags", "-s -w", "-o", path, "../../cmd/agent")
+	command := exec.Command("go", "build", "-trimpath", "-tags", "nethttpomithttp2", "-ldflags", "-s -w", "-o", path,
+		"../../cmd/agent")
 	command.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := command.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -79,7 +80,8 @@ func compare(t *testing.T) {
 	if program := os.Getenv(previousVariable); program != "" {
 		agents = append(agents, side{"previous", run(t, d, "previous", program)})
 	}
-	sides := append(slices.Clone(agents), side{libraryFloor, runFloor(t, d, libraryFloor)}, side{bareFloor, runFloor(t, d, bareFloor)})
+	sides := append(slices.Clone(agents), side{libraryFloor, runFloor(t, d, libraryFloor)},
+		side{bareFloor, runFloor(t, d, bareFloor)})
 	r := d.Director()
 	for _, s := range sides {
 		ready(t, r, s.id)
@@ -271,9 +273,11 @@ func run(t *testing.T, d *testnats.Deployment, id, program string) (pid int) {
 	base := t.TempDir()
 	pair := d.Client(testca.AgentName(id))
 	settings := map[string]any{
-		"agent_id": id, "mbus": d.URL().Reveal(), "vm": map[string]any{"name": id}, "ntp": []any{}, "networks": map[string]any{},
-		"disks":     map[string]any{"persistent": map[string]any{}},
-		"blobstore": map[string]any{"provider": "local", "options": map[string]any{"blobstore_path": filepath.Join(base, "blobs")}},
+		"agent_id": id, "mbus": d.URL().Reveal(), "vm": map[string]any{"name": id}, "ntp": []any{},
+		"networks": map[string]any{},
+		"disks":    map[string]any{"persistent": map[string]any{}},
+		"blobstore": map[string]any{"provider": "local",
+			"options": map[string]any{"blobstore_path": filepath.Join(base, "blobs")}},
 		"env": map[string]any{"bosh": map[string]any{"mbus": map[string]any{"cert": map[string]any{
 			"ca": string(d.CA.PEM), "certificate": string(pair.Certificate), "private_key": string(pair.PrivateKey)}}}},
 	}
@@ -290,13 +294,16 @@ func run(t *testing.T, d *testnats.Deployment, id, program string) (pid int) {
 	if err := os.WriteFile(script, []byte("#!/bin/sh\nexec sleep 1000\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	write(t, filepath.Join(base, "bosh", "spec.json"), map[string]any{"rendered_templates_archive": map[string]any{"blobstore_id": "b", "sha1": "s"}, "job": map[string]any{"name": errandJob, "template": errandJob,
-		"templates": []any{map[string]any{"name": errandJob, "version": "1"}}}})
+	write(t, filepath.Join(base, "bosh", "spec.json"),
+		map[string]any{"rendered_templates_archive": map[string]any{"blobstore_id": "b", "sha1": "s"},
+			"job": map[string]any{"name": errandJob, "template": errandJob,
+				"templates": []any{map[string]any{"name": errandJob, "version": "1"}}}})
 	log, err := os.Create(filepath.Join(base, "log"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	command := exec.Command(program, "-P", "dummy", "-C", filepath.Join(base, "agent.json"), "-M", "dummy-nats", "-b", base)
+	command := exec.Command(program, "-P", "dummy", "-C", filepath.Join(base, "agent.json"), "-M", "dummy-nats", "-b",
+		base)
 	command.Stdout, command.Stderr = log, log
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := command.Start(); err != nil {
@@ -330,7 +337,8 @@ func asker(t *testing.T, d *testnats.Deployment) *wire {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := dial(fmt.Sprintf("127.0.0.1:%d", d.Port()), &tls.Config{RootCAs: d.CA.Pool(), ServerName: "127.0.0.1", Certificates: []tls.Certificate{pair}}, "director.bench.>")
+	w, err := dial(fmt.Sprintf("127.0.0.1:%d", d.Port()), &tls.Config{RootCAs: d.CA.Pool(), ServerName: "127.0.0.1",
+		Certificates: []tls.Certificate{pair}}, "director.bench.>")
 	if err != nil {
 		t.Fatal(err)
 	}

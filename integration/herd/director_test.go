@@ -188,20 +188,21 @@ type monitor struct {
 func (c *cluster) monitor() *monitor {
 	c.t.Helper()
 	m := &monitor{last: map[string]time.Time{}}
-	must[*nats.Subscription](c.t)(c.connect(testca.HealthMonitorName).Subscribe("hm.agent.heartbeat.*", func(msg *nats.Msg) {
-		id := msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:]
-		if !json.Valid(msg.Data) {
-			return
-		}
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		now := time.Now()
-		if last, ok := m.last[id]; ok {
-			m.gap = max(m.gap, now.Sub(last))
-		}
-		m.last[id] = now
-		m.beats++
-	}))
+	must[*nats.Subscription](c.t)(c.connect(testca.HealthMonitorName).Subscribe("hm.agent.heartbeat.*",
+		func(msg *nats.Msg) {
+			id := msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:]
+			if !json.Valid(msg.Data) {
+				return
+			}
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			now := time.Now()
+			if last, ok := m.last[id]; ok {
+				m.gap = max(m.gap, now.Sub(last))
+			}
+			m.last[id] = now
+			m.beats++
+		}))
 	return m
 }
 

@@ -105,13 +105,15 @@ func (z *zone) publish(version, instances int) (arguments []any, bytes int64) {
 		Infos   [][]any    `json:"record_infos"`
 	}
 	doc.Version = version
-	doc.Keys = []string{"id", "num_id", "instance_group", "group_ids", "az", "az_id", "network", "network_id", "deployment",
+	doc.Keys = []string{"id", "num_id", "instance_group", "group_ids", "az", "az_id", "network", "network_id",
+		"deployment",
 		"ip", "domain", "agent_id", "instance_index"}
 	for i := range instances {
 		address := fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&0xff, i&0xff)
 		id := fmt.Sprintf("5f1e0b52-c7a4-4c7e-9a35-%012d", i)
 		doc.Records = append(doc.Records, []string{address, id + ".diego-cell.default.cf.bosh"})
-		doc.Infos = append(doc.Infos, []any{id, strconv.Itoa(i), "diego-cell", []string{"12", "13"}, "z1", "1", "default", "2",
+		doc.Infos = append(doc.Infos, []any{id, strconv.Itoa(i), "diego-cell", []string{"12", "13"}, "z1", "1", "default",
+			"2",
 			"cf", address, "bosh", "0b52c7a4-" + id, i})
 	}
 	data := must[[]byte](z.t)(json.Marshal(doc))

@@ -105,15 +105,18 @@ which commit, and the machine's load when it began: figures of a busy machine ar
 		"| users in the file | file | a connection of a known agent | of an unknown one | connections of 80 known ones | measured |\n" +
 		"|---|---|---|---|---|---|\n")
 	for _, u := range r.Users {
-		fmt.Fprintf(&b, "| %d | %d KiB | %.1f ms | %.1f ms | %d | %s, %s, %s |\n", u.Users, u.Bytes>>10, u.Login*1000, u.Refusal*1000, u.Logins,
+		fmt.Fprintf(&b, "| %d | %d KiB | %.1f ms | %.1f ms | %d | %s, %s, %s |\n", u.Users, u.Bytes>>10, u.Login*1000,
+			u.Refusal*1000, u.Logins,
 			u.When, u.Commit, u.Load)
 	}
 	b.WriteString("\n")
 	if len(r.Names) > 0 {
-		fmt.Fprintf(&b, "## DNS records for %d agents\n\n`sync_dns` to all at once, blobstore over TLS (%s).\n\n", zoneAgents, r.NamesOn)
+		fmt.Fprintf(&b, "## DNS records for %d agents\n\n`sync_dns` to all at once, blobstore over TLS (%s).\n\n",
+			zoneAgents, r.NamesOn)
 		b.WriteString("| broadcast | records | document | downloads | sent | connections at a time | until all have it |\n|---|---|---|---|---|---|---|\n")
 		for _, n := range r.Names {
-			fmt.Fprintf(&b, "| %s | %d | %d KiB | %d | %d MiB | %d | %.1f s |\n", n.What, n.Records, n.Bytes>>10, n.Fetches, n.Sent>>20,
+			fmt.Fprintf(&b, "| %s | %d | %d KiB | %d | %d MiB | %d | %.1f s |\n", n.What, n.Records, n.Bytes>>10, n.Fetches,
+				n.Sent>>20,
 				n.Peak, n.Seconds)
 		}
 		b.WriteString("\n")

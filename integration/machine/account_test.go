@@ -38,7 +38,8 @@ func TestMachineAccounts(t *testing.T) {
 	}
 	key := run(t, i, "cat", "/root/key.pub")
 	login := func(name string, args ...string) (string, error) {
-		return i.Output(ctx, append([]string{"ssh", "-i", "/root/key", "-o", "StrictHostKeyChecking=no", "-o", "BatchMode=yes", name + "@127.0.0.1"}, args...)...)
+		return i.Output(ctx, append([]string{"ssh", "-i", "/root/key", "-o", "StrictHostKeyChecking=no", "-o",
+			"BatchMode=yes", name + "@127.0.0.1"}, args...)...)
 	}
 
 	if err := sessions.Create(ctx, "bosh_one", key); err != nil {

@@ -18,7 +18,8 @@ import (
 func TestNightlyScriptsRunAsUpstreams(t *testing.T) {
 	old, ours := labtest.Baseline(t), labtest.Agent(t)
 	l := newLab(t, func(o *lab.Options) { o.Agent, o.VM = old, oldStemcell(t) })
-	i := mustDeploy(t, l, release.Manifest{Name: "dep", Groups: []release.Group{{Name: "app", Instances: 1, EphemeralDisk: 2048, Jobs: []release.Job{onlooker()}}}})
+	i := mustDeploy(t, l, release.Manifest{Name: "dep",
+		Groups: []release.Group{{Name: "app", Instances: 1, EphemeralDisk: 2048, Jobs: []release.Job{onlooker()}}}})
 	theirs := seenByScripts(t, l, i)
 	takeOver(t, i, ours)
 	wantSameSurroundings(t, seenByScripts(t, l, i), theirs)
@@ -44,7 +45,8 @@ func look(who string) string {
 func seenByScripts(t *testing.T, l *lab.Lab, i *lab.Instance) map[string][]string {
 	t.Helper()
 	run(t, i, "rm", "-rf", seen)
-	source, err := release.Package{Name: "src", Files: release.Files{"packaging": look("compilation") + "touch $BOSH_INSTALL_TARGET/made\n"}}.Pack("")
+	source, err := release.Package{Name: "src",
+		Files: release.Files{"packaging": look("compilation") + "touch $BOSH_INSTALL_TARGET/made\n"}}.Pack("")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +55,8 @@ func seenByScripts(t *testing.T, l *lab.Lab, i *lab.Instance) map[string][]strin
 		{"run_script", "pre-start", map[string]any{}},
 		{"run_errand", "onlooker"},
 		{"compile_package_with_signed_url", map[string]any{"package_get_signed_url": l.Blobs.SignedURL("GET", id),
-			"upload_signed_url": l.Blobs.SignedURL("PUT", "compiled"), "digest": digest, "name": "src", "version": "1", "deps": map[string]any{}}},
+			"upload_signed_url": l.Blobs.SignedURL("PUT", "compiled"), "digest": digest, "name": "src", "version": "1",
+			"deps": map[string]any{}}},
 		{"drain", "shutdown"},
 	} {
 		if _, err := i.Agent.Do(t.Context(), call[0].(string), call[1:]...); err != nil {

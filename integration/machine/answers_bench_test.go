@@ -35,7 +35,8 @@ func BenchmarkTaskAnswers(b *testing.B) {
 		fmt.Printf("\n  between a task's end and its Director's knowledge, in a deploy, an update, a recreation, a stop and a start\n")
 		fmt.Printf("  %-34s %12s %12s %8s\n", "", "not held", "held", "share")
 		row := func(what string, before, after time.Duration, tasks int) {
-			fmt.Printf("  %-34s %12s %12s %8.2f  (%d tasks)\n", what, before.Round(time.Millisecond), after.Round(time.Millisecond), float64(after)/float64(max(before, 1)), tasks)
+			fmt.Printf("  %-34s %12s %12s %8.2f  (%d tasks)\n", what, before.Round(time.Millisecond),
+				after.Round(time.Millisecond), float64(after)/float64(max(before, 1)), tasks)
 		}
 		row("tasks below 1 s", short[0].short, short[1].short, short[1].shortTasks)
 		row("wall time", short[0].wall, short[1].wall, short[1].shortTasks)
@@ -102,8 +103,9 @@ func taskWaits(b *testing.B, hold int, jobs ...release.Job) (w waits) {
 	b.Helper()
 	l := newLab(b, func(o *lab.Options) { o.Poll = 0 }) // a second, as a Director
 	o := &observer{known: map[string]time.Time{}}
-	group := release.Group{Name: "app", Instances: 1, EphemeralDisk: 4096, PersistentDisk: 1024, Jobs: jobs, Packages: []release.Package{tool("1")},
-		Env: map[string]any{"bosh": map[string]any{"agent": map[string]any{"task_answer_hold": hold}}}}
+	group := release.Group{Name: "app", Instances: 1, EphemeralDisk: 4096, PersistentDisk: 1024, Jobs: jobs,
+		Packages: []release.Package{tool("1")},
+		Env:      map[string]any{"bosh": map[string]any{"agent": map[string]any{"task_answer_hold": hold}}}}
 	m := release.Manifest{Name: "dep", Groups: []release.Group{group}}
 	ctx, cancel := context.WithTimeout(b.Context(), 10*time.Minute)
 	defer cancel()
@@ -142,7 +144,8 @@ func taskWaits(b *testing.B, hold int, jobs ...release.Job) (w waits) {
 }
 
 // recreated stops an instance, moves its disk to a new VM and starts it there.
-func recreated(b *testing.B, ctx context.Context, l *lab.Lab, old *lab.Instance, m release.Manifest, o *observer, w *waits, hold int) *lab.Instance {
+func recreated(b *testing.B, ctx context.Context, l *lab.Lab, old *lab.Instance, m release.Manifest, o *observer,
+	w *waits, hold int) *lab.Instance {
 	b.Helper()
 	check := func(err error) {
 		b.Helper()

@@ -36,7 +36,8 @@ func asVcap(t *testing.T, i *lab.Instance, script string) string {
 // background runs a shell script as vcap in a unit of its own, until the test stops it.
 func background(t *testing.T, i *lab.Instance, name, script string) (stop func()) {
 	t.Helper()
-	run(t, i, "systemd-run", "--quiet", "--unit="+name, "--uid=vcap", "--gid=vcap", "--service-type=exec", "bash", "-c", script)
+	run(t, i, "systemd-run", "--quiet", "--unit="+name, "--uid=vcap", "--gid=vcap", "--service-type=exec", "bash", "-c",
+		script)
 	return func() { run(t, i, "systemctl", "stop", name) }
 }
 
@@ -58,7 +59,8 @@ ExecStart=/usr/bin/perl -MPOSIX -e 'sigprocmask(SIG_BLOCK, POSIX::SigSet->new(SI
 func TestMachineAttacks(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, func(o *lab.Options) { o.VM = func(vm *lab.VM) { vm.Files = append(vm.Files, debugFromStart) } })
-	m := release.Manifest{Name: "dep", Groups: []release.Group{{Name: "app", Instances: 1, EphemeralDisk: 4096, Jobs: []release.Job{victim()}}}}
+	m := release.Manifest{Name: "dep", Groups: []release.Group{{Name: "app", Instances: 1, EphemeralDisk: 4096,
+		Jobs: []release.Job{victim()}}}}
 	i := mustDeploy(t, l, m)
 	before := foreign(t, i)
 
@@ -118,7 +120,8 @@ done`)
 	// A FIFO that stays: it never has a reader.
 	asVcap(t, i, "cd /var/vcap/sys/log/victim; rm -rf probe.std*.log; mkfifo probe.stdout.log probe.stderr.log")
 	do(t, i, "{}", "run_script", "probe", map[string]any{})
-	if got := run(t, i, "journalctl", "-u", "bosh-agent", "-o", "cat", "--grep", "script runs without its log"); !strings.Contains(got, "not a regular file") {
+	if got := run(t, i, "journalctl", "-u", "bosh-agent", "-o", "cat", "--grep",
+		"script runs without its log"); !strings.Contains(got, "not a regular file") {
 		t.Errorf("the agent's log does not say why a log is missing: %s", got)
 	}
 	asVcap(t, i, "rm -f /var/vcap/sys/log/victim/probe.std*.log")
@@ -132,7 +135,8 @@ func sparseLog(t *testing.T, i *lab.Instance) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	if err := i.Agent.Into(ctx, &bundle, "bundle_logs", map[string]any{"owning_user": "vcap", "log_type": "job", "filters": []string{}}); err != nil {
+	if err := i.Agent.Into(ctx, &bundle, "bundle_logs",
+		map[string]any{"owning_user": "vcap", "log_type": "job", "filters": []string{}}); err != nil {
 		t.Fatal(err)
 	}
 	out := run(t, i, "sh", "-c", fmt.Sprintf("mkdir /var/vcap/data/unpacked && tar -C /var/vcap/data/unpacked -xzf %s && cd /var/vcap/data/unpacked/victim && stat -c %%s big.log && head -c 6 big.log && tail -c 4 big.log; rm -rf /var/vcap/data/unpacked", bundle.Path))
@@ -202,7 +206,8 @@ func alertPort(t *testing.T, i *lab.Instance) {
 	if got := run(t, i, "sh", "-c", "cat /var/vcap/data/victim/alerts 2>/dev/null || true"); got != "" {
 		t.Errorf("vcap got the alert port: %q", got)
 	}
-	if got := run(t, i, "sh", "-c", "ss -Hltnp sport = 2825"); !strings.Contains(got, "bosh-agent") || !strings.Contains(got, "systemd") {
+	if got := run(t, i, "sh", "-c", "ss -Hltnp sport = 2825"); !strings.Contains(got, "bosh-agent") ||
+		!strings.Contains(got, "systemd") {
 		t.Errorf("the alert port is %q", got)
 	}
 	stop()
@@ -379,9 +384,11 @@ func secrets(t *testing.T, i *lab.Instance) {
 	}
 	// The search finds secrets: one is planted in each kind of place.
 	run(t, i, "sh", "-c", "echo "+canary+" | tee /var/log/planted >/var/vcap/instance/planted; logger "+canary)
-	run(t, i, "systemd-run", "--quiet", "--unit=planted", "--service-type=exec", "--setenv=PLANTED="+canary, "bash", "-c", "sleep 1000; : "+canary)
+	run(t, i, "systemd-run", "--quiet", "--unit=planted", "--service-type=exec", "--setenv=PLANTED="+canary, "bash", "-c",
+		"sleep 1000; : "+canary)
 	run(t, i, "journalctl", "--sync")
-	for _, name := range []string{"the journal", "logs", "the instance directory", "a command line", "an environment", "systemd's properties", "a file that vcap can read"} {
+	for _, name := range []string{"the journal", "logs", "the instance directory", "a command line", "an environment",
+		"systemd's properties", "a file that vcap can read"} {
 		if containers.Search(t, i, secretPlaces[name]) == "" {
 			t.Errorf("a secret that was planted in %s was not found", name)
 		}

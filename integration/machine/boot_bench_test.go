@@ -63,7 +63,8 @@ func vitalsOf(b testing.TB, pid int) (m measured) {
 // writtenTo returns the kB written so far to the machine's ephemeral disk.
 func writtenTo(b testing.TB, i *lab.Instance) int {
 	b.Helper()
-	fields := strings.Fields(run(b, i, "sh", "-c", "sync -f /var/vcap/data; cat /sys/dev/block/$(findmnt -nf -o MAJ:MIN /var/vcap/data | tr -d '[:space:]')/stat"))
+	fields := strings.Fields(run(b, i, "sh", "-c",
+		"sync -f /var/vcap/data; cat /sys/dev/block/$(findmnt -nf -o MAJ:MIN /var/vcap/data | tr -d '[:space:]')/stat"))
 	if len(fields) < 7 {
 		b.Fatalf("statistics of the disk: %q", fields)
 	}
@@ -177,18 +178,22 @@ func median(list []sample, of func(sample) int) int {
 
 // report prints the table and how the targets are met.
 func report(subjects []labtest.Subject, all map[string][]sample, kernelOnly []kernelWork) {
-	fmt.Printf("\n  %-24s %9s %8s %8s %8s %8s %10s %9s\n", "medians, kB", "pong", "programs", "rss", "anon", "peak", "written", "to disk")
+	fmt.Printf("\n  %-24s %9s %8s %8s %8s %8s %10s %9s\n", "medians, kB", "pong", "programs", "rss", "anon", "peak",
+		"written", "to disk")
 	for _, phase := range []struct {
 		name string
 		of   func(sample) measured
-	}{{"first boot", func(s sample) measured { return s.first }}, {"agent restart", func(s sample) measured { return s.restart }},
+	}{{"first boot", func(s sample) measured { return s.first }},
+		{"agent restart", func(s sample) measured { return s.restart }},
 		{"1,000 requests", func(s sample) measured { return s.busy }}} {
 		for _, a := range subjects {
 			m := func(field func(measured) int) int {
 				return median(all[a.Name], func(s sample) int { return field(phase.of(s)) })
 			}
-			fmt.Printf("  %-24s %9s %8d %8d %8d %8d %10d %9d\n", a.Name+", "+phase.name, short(m(func(m measured) int { return m.pong })), m(func(m measured) int { return m.programs }),
-				m(func(m measured) int { return m.rss }), m(func(m measured) int { return m.anon }), m(func(m measured) int { return m.peak }),
+			fmt.Printf("  %-24s %9s %8d %8d %8d %8d %10d %9d\n", a.Name+", "+phase.name,
+				short(m(func(m measured) int { return m.pong })), m(func(m measured) int { return m.programs }),
+				m(func(m measured) int { return m.rss }), m(func(m measured) int { return m.anon }),
+				m(func(m measured) int { return m.peak }),
 				m(func(m measured) int { return m.written }), m(func(m measured) int { return m.disk }))
 		}
 	}
@@ -211,7 +216,8 @@ func report(subjects []labtest.Subject, all map[string][]sample, kernelOnly []ke
 	times("first boot, exec to pong", 10, func(s sample) int { return s.first.pong })
 	first := median(ours, func(s sample) int { return s.first.pong })
 	within := float64(first) / float64(max(int(work.sum()), 1))
-	fmt.Printf("  %-34s %9s of %9s: %5.1f times, wanted at most 3 %s\n", "first boot to kernel work alone", short(first), short(int(work.sum())), within, labtest.Met(within <= 3))
+	fmt.Printf("  %-34s %9s of %9s: %5.1f times, wanted at most 3 %s\n", "first boot to kernel work alone", short(first),
+		short(int(work.sum())), within, labtest.Met(within <= 3))
 	times("agent restart, exec to pong", 10, func(s sample) int { return s.restart.pong })
 	times("mount_disk, blank", 5, func(s sample) int { return int(s.disks.Blank) })
 	times("mount_disk, formatted", 5, func(s sample) int { return int(s.disks.Formatted) })

@@ -26,7 +26,8 @@ import (
 // agentStatus is the agent's own account, as `agent status` prints it.
 func agentStatus(t *testing.T, i *lab.Instance, options ...string) status.Document {
 	t.Helper()
-	out, err := i.Output(t.Context(), "sh", "-c", "/var/vcap/bosh/bin/bosh-agent status --json "+strings.Join(options, " ")+" || true")
+	out, err := i.Output(t.Context(), "sh", "-c",
+		"/var/vcap/bosh/bin/bosh-agent status --json "+strings.Join(options, " ")+" || true")
 	var d status.Document
 	if err == nil {
 		err = json.Unmarshal([]byte(out), &d)
@@ -48,7 +49,8 @@ func ended(t *testing.T, i *lab.Instance) (d status.Document) {
 	t.Helper()
 	eventually.True(t, "the end of all steps", func() bool {
 		d = agentStatus(t, i)
-		return len(d.Steps) > 0 && !slices.ContainsFunc(d.Steps, func(s status.Step) bool { return s.Outcome == status.Pending || s.Outcome == status.Running })
+		return len(d.Steps) > 0 && !slices.ContainsFunc(d.Steps,
+			func(s status.Step) bool { return s.Outcome == status.Pending || s.Outcome == status.Running })
 	})
 	return d
 }
@@ -56,7 +58,8 @@ func ended(t *testing.T, i *lab.Instance) (d status.Document) {
 // hooks returns the programs of a stemcell that the agent runs. Each appends a line to the file that the test reads.
 func hooks() (files []machine.File) {
 	for _, name := range []string{"bosh-agent-rc", "bosh-start-logging-and-auditing"} {
-		files = append(files, machine.File{Path: "/var/vcap/bosh/bin/" + name, Data: []byte("#!/bin/sh\necho " + name + " >>/run/hooks.ran\n"), Mode: 0o755})
+		files = append(files, machine.File{Path: "/var/vcap/bosh/bin/" + name,
+			Data: []byte("#!/bin/sh\necho " + name + " >>/run/hooks.ran\n"), Mode: 0o755})
 	}
 	return files
 }
@@ -108,7 +111,8 @@ func TestMachineBoot(t *testing.T) {
 		t.Errorf("hooks that ran: %q, want each once", got)
 	}
 	if first.State != status.Ready || first.AgentID != i.AgentID || first.Settings == nil || first.Settings.Cached {
-		t.Errorf("after the first boot: %s %q, agent %q, settings %+v, warnings %q", first.State, first.Verdict, first.AgentID, first.Settings, first.Warnings)
+		t.Errorf("after the first boot: %s %q, agent %q, settings %+v, warnings %q", first.State, first.Verdict,
+			first.AgentID, first.Settings, first.Warnings)
 	}
 	namespace := strings.TrimSpace(run(t, i, "readlink", "/proc/self/ns/pid"))
 	done, err := counted(watch, namespace)
@@ -127,7 +131,8 @@ func TestMachineBoot(t *testing.T) {
 	ready(t, i)
 	second := ended(t, i)
 	if second.State != status.Ready || !second.Unchanged {
-		t.Errorf("restart on a converged machine: %s, unchanged %v, warnings %q, steps %s", second.State, second.Unchanged, second.Warnings, evidence(second))
+		t.Errorf("restart on a converged machine: %s, unchanged %v, warnings %q, steps %s", second.State, second.Unchanged,
+			second.Warnings, evidence(second))
 	}
 	if len(second.Earlier) != 1 || second.Earlier[0].State != status.Ready {
 		t.Errorf("restart remembers %+v, want the first process; its warnings were %q", second.Earlier, before.Warnings)
@@ -209,7 +214,8 @@ func TestMachineHeals(t *testing.T) {
 		t.Errorf("data is %q", got)
 	}
 	journal, err := i.Journal(t.Context())
-	if err != nil || !containsLine(journal, "retrying the boot", "disks") || containsLine(journal, "retrying the boot", "pause") {
+	if err != nil || !containsLine(journal, "retrying the boot", "disks") ||
+		containsLine(journal, "retrying the boot", "pause") {
 		t.Errorf("the boot was not tried again because of the disk (%v)", err)
 	}
 }
@@ -218,7 +224,8 @@ func TestMachineHeals(t *testing.T) {
 func crashAgent(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "agent")
-	build := exec.Command("go", "build", "-trimpath", "-tags", "nethttpomithttp2,crashpoints", "-o", path, "cambium/cmd/agent")
+	build := exec.Command("go", "build", "-trimpath", "-tags", "nethttpomithttp2,crashpoints", "-o", path,
+		"cambium/cmd/agent")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build: %v: %s", err, out)
@@ -255,7 +262,10 @@ func killAtStepBoundaries(t *testing.T, steps ...string) {
 			if step.Name == "raw-disks" {
 				disk, err := i.AttachNew(t.Context(), "raw", lab.GiB)
 				if err == nil {
-					err = i.Change(t.Context(), func(d lab.Document) { d.Set("disks.raw_ephemeral", []any{map[string]any{"path": disk.Path}}) })
+					err = i.Change(t.Context(), func(d lab.Document) {
+						d.Set("disks.raw_ephemeral",
+							[]any{map[string]any{"path": disk.Path}})
+					})
 				}
 				if err != nil {
 					t.Fatal(err)
@@ -271,8 +281,10 @@ func killAtStepBoundaries(t *testing.T, steps ...string) {
 			})
 			ready(t, i)
 			d := ended(t, i)
-			if d.State != status.Ready || len(d.Earlier) != 2 || d.Steps[n].Name != step.Name || d.Steps[n].Outcome != status.Done {
-				t.Errorf("%s %q after %d earlier processes, step %s %s; want ready after two, and the step done", d.State, d.Warnings, len(d.Earlier), d.Steps[n].Name, d.Steps[n].Outcome)
+			if d.State != status.Ready || len(d.Earlier) != 2 || d.Steps[n].Name != step.Name ||
+				d.Steps[n].Outcome != status.Done {
+				t.Errorf("%s %q after %d earlier processes, step %s %s; want ready after two, and the step done", d.State,
+					d.Warnings, len(d.Earlier), d.Steps[n].Name, d.Steps[n].Outcome)
 			}
 			if n%3 == 0 && !inMemory { // a power cut on top, for some
 				if err := errors.Join(i.Kill(t.Context()), i.Start(t.Context())); err != nil {

@@ -31,9 +31,11 @@ func TestMachineResurrectionBudget(t *testing.T) {
 	}
 	within, cancel := context.WithTimeout(t.Context(), director.MissedAfter)
 	defer cancel()
-	beat, err := l.Monitor.Wait(within, rebooted.Add(time.Second), func(e director.Event) bool { return e.Kind == "heartbeat" && e.Agent == known.AgentID })
+	beat, err := l.Monitor.Wait(within, rebooted.Add(time.Second),
+		func(e director.Event) bool { return e.Kind == "heartbeat" && e.Agent == known.AgentID })
 	if err != nil {
-		t.Fatalf("no heartbeat within %s of a reboot without metadata: the Health Monitor would have the VM recreated", director.MissedAfter)
+		t.Fatalf("no heartbeat within %s of a reboot without metadata: the Health Monitor would have the VM recreated",
+			director.MissedAfter)
 	}
 	t.Logf("heartbeat %s after a reboot without metadata", beat.Time.Sub(rebooted).Round(time.Millisecond))
 

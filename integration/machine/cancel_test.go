@@ -26,7 +26,8 @@ func cancelsDisks(t *testing.T, i *lab.Instance, cid string) {
 	canceled(t, i, "find disk", "add_dynamic_disk", "dynamic-gone", map[string]any{"path": "/dev/nowhere"})
 	do(t, i, "{}", "remove_persistent_disk", "disk-gone")
 
-	run(t, i, "systemd-run", "--quiet", "--unit=hog", "--service-type=exec", "--working-directory=/var/vcap/store", "sleep", "1000")
+	run(t, i, "systemd-run", "--quiet", "--unit=hog", "--service-type=exec", "--working-directory=/var/vcap/store",
+		"sleep", "1000")
 	canceled(t, i, "busy", "unmount_disk", cid)
 	if got := run(t, i, "cat", "/var/vcap/store/marker"); got != marker {
 		t.Errorf("after a canceled unmount_disk the store has %q, want %q", got, marker)
@@ -68,7 +69,8 @@ func canceled(t *testing.T, i *lab.Instance, waited, method string, arguments ..
 		if err != nil || handle.ID == "" {
 			t.Fatalf("%s: got %s, %v; want a task", method, value, err)
 		}
-		if got, err := i.Agent.Call(t.Context(), "get_task", handle.ID); err != nil || !strings.Contains(string(got), `"running"`) {
+		if got, err := i.Agent.Call(t.Context(), "get_task", handle.ID); err != nil ||
+			!strings.Contains(string(got), `"running"`) {
 			t.Fatalf("%s: got %s, %v; want it to wait", method, got, err)
 		}
 		begin := time.Now()
@@ -81,7 +83,8 @@ func canceled(t *testing.T, i *lab.Instance, waited, method string, arguments ..
 			}
 		}
 		var e *director.Exception
-		if !errors.As(err, &e) || !strings.Contains(e.Message, "Task "+handle.ID+" result: ") || !strings.Contains(e.Message, "task was canceled") {
+		if !errors.As(err, &e) || !strings.Contains(e.Message, "Task "+handle.ID+" result: ") ||
+			!strings.Contains(e.Message, "task was canceled") {
 			t.Fatalf("%s: got %v, want an exception that says it was canceled", method, err)
 		}
 		if strings.Contains(e.Message, waited) {

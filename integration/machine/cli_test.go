@@ -53,8 +53,10 @@ func (c cli) try(args ...string) (string, int) {
 func (c cli) refused(want string, args ...string) {
 	c.t.Helper()
 	begin := time.Now()
-	if _, stderr, status := c.all(args...); status != 1 || strings.Count(stderr, want) != 1 || time.Since(begin) > 20*time.Second {
-		c.t.Errorf("lab %s: status %d after %s, %q; want 1 and %q once", strings.Join(args, " "), status, time.Since(begin).Round(time.Second), stderr, want)
+	if _, stderr, status := c.all(args...); status != 1 || strings.Count(stderr, want) != 1 ||
+		time.Since(begin) > 20*time.Second {
+		c.t.Errorf("lab %s: status %d after %s, %q; want 1 and %q once", strings.Join(args, " "), status,
+			time.Since(begin).Round(time.Second), stderr, want)
 	}
 }
 
@@ -154,7 +156,11 @@ func TestMachineCommandLine(t *testing.T) {
 	var pruned struct {
 		InUse []struct{ Name string } `json:"in_use"`
 	}
-	if err := json.Unmarshal([]byte(c.run("cache", "prune", "--all", "--dry-run", "--json")), &pruned); err != nil || !slices.ContainsFunc(pruned.InUse, func(e struct{ Name string }) bool { return strings.HasPrefix(e.Name, tree.Prefix) }) {
+	if err := json.Unmarshal([]byte(c.run("cache", "prune", "--all", "--dry-run", "--json")), &pruned); err != nil ||
+		!slices.ContainsFunc(pruned.InUse, func(e struct{ Name string }) bool {
+			return strings.HasPrefix(e.Name,
+				tree.Prefix)
+		}) {
 		t.Errorf("cache prune while a lab is up: %+v (%v), want its tree to be in use", pruned, err)
 	}
 	c.run("machine", "reboot") // of one that is off
@@ -162,7 +168,8 @@ func TestMachineCommandLine(t *testing.T) {
 	if out := c.run("call", "ping"); out != "\"pong\"\n" {
 		t.Errorf("call ping after a reboot: %q, want pong", out)
 	}
-	for _, wrong := range [][]string{{"call"}, {"disk", "attach"}, {"disk", "burn", "x"}, {"up", "--ephemeral", "much"}, {"frobnicate"}, {"ls", "--color"}, {"machine", "paint"}} {
+	for _, wrong := range [][]string{{"call"}, {"disk", "attach"}, {"disk", "burn", "x"}, {"up", "--ephemeral", "much"},
+		{"frobnicate"}, {"ls", "--color"}, {"machine", "paint"}} {
 		if _, status := c.try(wrong...); status != 2 {
 			t.Errorf("lab %v: status %d, want 2", wrong, status)
 		}
@@ -194,10 +201,14 @@ func TestMachineUp(t *testing.T) {
 	}
 	c.run("down")
 
-	document := map[string]any{"agent_id": "outside", "mbus": "https://mbus:secret@0.0.0.0:6868", "vm": map[string]any{"name": "outside"},
-		"blobstore": map[string]any{"provider": "local", "options": map[string]any{"blobstore_path": "/var/vcap/micro_bosh/data/cache"}},
-		"networks":  map[string]any{"default": map[string]any{"type": "manual", "ip": "10.88.0.77", "netmask": "255.255.255.0", "gateway": "10.88.0.1", "default": []string{"dns", "gateway"}}},
-		"disks":     map[string]any{"ephemeral": "@ephemeral@", "persistent": map[string]any{"first": "@disk-1@"}}, "env": map[string]any{"bosh": map[string]any{"swap_size": 0}}}
+	document := map[string]any{"agent_id": "outside", "mbus": "https://mbus:secret@0.0.0.0:6868",
+		"vm": map[string]any{"name": "outside"},
+		"blobstore": map[string]any{"provider": "local",
+			"options": map[string]any{"blobstore_path": "/var/vcap/micro_bosh/data/cache"}},
+		"networks": map[string]any{"default": map[string]any{"type": "manual", "ip": "10.88.0.77",
+			"netmask": "255.255.255.0", "gateway": "10.88.0.1", "default": []string{"dns", "gateway"}}},
+		"disks": map[string]any{"ephemeral": "@ephemeral@", "persistent": map[string]any{"first": "@disk-1@"}},
+		"env":   map[string]any{"bosh": map[string]any{"swap_size": 0}}}
 	file := func(name string) string {
 		data, err := json.Marshal(document)
 		path := filepath.Join(c.dir, name)
@@ -215,14 +226,16 @@ func TestMachineUp(t *testing.T) {
 		t.Errorf("a lab was made for documents that do not fit: %s", out)
 	}
 	var up control.State
-	if err := json.Unmarshal([]byte(c.run("up", "--agent", c.agentPath, "--settings", settings, "--bare", "--ephemeral", "2G", "--disk", "1G", "--source", "http", "--json")), &up); err != nil {
+	if err := json.Unmarshal([]byte(c.run("up", "--agent", c.agentPath, "--settings", settings, "--bare", "--ephemeral",
+		"2G", "--disk", "1G", "--source", "http", "--json")), &up); err != nil {
 		t.Fatal(err)
 	}
 	if up.Bus != "" || len(up.Machines[0].Disks) != 2 {
 		t.Errorf("up says bus %q and disks %+v, want none and two", up.Bus, up.Machines[0].Disks)
 	}
 	c.refused("has no NATS", "watch")
-	if out := c.run("shell", "--", "findmnt", "-n", "-o", "SOURCE", "/var/vcap/data"); !strings.HasPrefix(out, "/dev/loop") {
+	if out := c.run("shell", "--", "findmnt", "-n", "-o", "SOURCE", "/var/vcap/data"); !strings.HasPrefix(out,
+		"/dev/loop") {
 		t.Errorf("the ephemeral disk is not mounted: %q", out)
 	}
 	// The agent has the address of the document, not the lab's, and gets its metadata all the same.
@@ -238,7 +251,8 @@ func TestMachineUp(t *testing.T) {
 	// A disk outlives its machine.
 	c.run("machine", "delete")
 	var list struct{ Labs []control.State }
-	if err := json.Unmarshal([]byte(c.run("ls", "--json")), &list); err != nil || len(list.Labs) != 1 || len(list.Labs[0].Disks) != 1 || list.Labs[0].Disks[0].ID != "disk-1" {
+	if err := json.Unmarshal([]byte(c.run("ls", "--json")), &list); err != nil || len(list.Labs) != 1 ||
+		len(list.Labs[0].Disks) != 1 || list.Labs[0].Disks[0].ID != "disk-1" {
 		t.Errorf("after its machine was deleted the lab has %+v (%v), want disk-1 alone", list.Labs, err)
 	}
 	c.run("disk", "delete", "disk-1")
@@ -279,7 +293,8 @@ func TestMachineForeignClient(t *testing.T) {
 		}
 	}
 	var up control.State
-	out := c.run("up", "--agent", c.agentPath, "--agent-json", filepath.Join(files, "agent.json"), "--settings", filepath.Join(files, "settings.json"),
+	out := c.run("up", "--agent", c.agentPath, "--agent-json", filepath.Join(files, "agent.json"), "--settings",
+		filepath.Join(files, "settings.json"),
 		"--source", "cdrom", "--ephemeral", "0", "--publish", "0", "--json")
 	if err := json.Unmarshal([]byte(out), &up); err != nil {
 		t.Fatal(err)

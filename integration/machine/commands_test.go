@@ -99,7 +99,8 @@ func listed(text string) (all []string) {
 		all = append(all, forms...)
 	}
 	for n, c := range all {
-		all[n] = strings.NewReplacer("CID", "disk-1", "PATH", "agent_id", "DURATION", "10s", "DIRECTORY", "/tmp/docs", "RELEASE.tgz…", "/tmp/release.tgz",
+		all[n] = strings.NewReplacer("CID", "disk-1", "PATH", "agent_id", "DURATION", "10s", "DIRECTORY", "/tmp/docs",
+			"RELEASE.tgz…", "/tmp/release.tgz",
 			"FILE…", "/var/vcap/bosh/agent.json", "FILE", fmt.Sprintf("/tmp/docs/%d", n)).Replace(c)
 	}
 	return all
@@ -141,14 +142,16 @@ func runHints(t *testing.T, i *lab.Instance) {
 var hinted = regexp.MustCompile(`(?:^|[^\pL])'((?:agent|du|ip|journalctl|monit|networkctl|nft|resolvectl|sudo|systemctl|timedatectl)(?: [^']+)?)'`)
 
 // values complete hints.
-var values = []struct{ prefix, value string }{{"agent disk %v %v", "format"}, {"agent disk ", "disk-1"}, {"agent validate ", "/var/vcap/bosh/agent.json"}, {"agent %v --help", "status"}, {"du ", "/tmp"},
+var values = []struct{ prefix, value string }{{"agent disk %v %v", "format"}, {"agent disk ", "disk-1"},
+	{"agent validate ", "/var/vcap/bosh/agent.json"}, {"agent %v --help", "status"}, {"du ", "/tmp"},
 	{"systemctl status ", "monit.service"}, {"resolvectl query ", "localhost"}, {"ip link set ", "eth0"}}
 
 // collectHints finds the hints in the strings of the agent's source.
 func collectHints(t *testing.T, root string) (hints []string) {
 	t.Helper()
 	found := map[string]bool{}
-	for _, dir := range []string{"agent", "blobstore", "bootstrap", "cmd/agent", "desired", "infrastructure", "internal", "jobs",
+	for _, dir := range []string{"agent", "blobstore", "bootstrap", "cmd/agent", "desired", "infrastructure", "internal",
+		"jobs",
 		"mbus", "platform", "settings", "storage"} {
 		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, _ fs.DirEntry, err error) error {
 			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {

@@ -63,11 +63,13 @@ func BenchmarkCPI(b *testing.B) {
 func ratio(b *testing.B, name string, took, of time.Duration) {
 	b.Helper()
 	b.ReportMetric(took.Seconds()/of.Seconds(), name)
-	b.Logf("%s: %.2f (%v, %v)", name, took.Seconds()/of.Seconds(), took.Round(10*time.Microsecond), of.Round(10*time.Microsecond))
+	b.Logf("%s: %.2f (%v, %v)", name, took.Seconds()/of.Seconds(), took.Round(10*time.Microsecond),
+		of.Round(10*time.Microsecond))
 }
 
 func (c *cloud) benchCalls(b *testing.B) {
-	times := inTurn(41, lasts(func() { _ = exec.Command("/bin/true").Run() }), lasts(func() { c.must("info") }), lasts(func() { c.must("has_vm", "vm-nothing") }))
+	times := inTurn(41, lasts(func() { _ = exec.Command("/bin/true").Run() }), lasts(func() { c.must("info") }),
+		lasts(func() { c.must("has_vm", "vm-nothing") }))
 	ratio(b, "info/exec", times[1], times[0])
 	ratio(b, "has_vm/exec", times[2], times[0])
 }
@@ -202,15 +204,18 @@ func (p plainVM) boot(b *testing.B, ip string) time.Duration {
 	if err := disk.Create(ephemeral, lab.GiB); err != nil {
 		b.Fatal(err)
 	}
-	if out, err := exec.Command("qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", p.image, root, "10G").CombinedOutput(); err != nil {
+	if out, err := exec.Command("qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", p.image, root,
+		"10G").CombinedOutput(); err != nil {
 		b.Fatalf("%v: %s", err, out)
 	}
-	qemu := exec.Command("qemu-system-x86_64", append(p.accelerator, "-nodefaults", "-display", "none", "-machine", "pc", "-smp", "1", "-m", "1024",
-		"-serial", "file:"+filepath.Join(dir, "console"), "-device", "virtio-rng-pci",
-		"-drive", "if=none,id=root,format=qcow2,discard=unmap,file="+root, "-device", "virtio-blk-pci,drive=root,bootindex=0",
-		"-drive", "if=none,id=ephemeral,format=raw,discard=unmap,file="+ephemeral, "-device", "virtio-blk-pci,drive=ephemeral,serial="+p.serial,
-		"-drive", "if=none,id=config,format=raw,readonly=on,file="+drive, "-device", "virtio-blk-pci,drive=config",
-		"-netdev", "tap,id=net,fd=3", "-device", "virtio-net-pci,netdev=net,romfile=,mac="+p.mac)...)
+	qemu := exec.Command("qemu-system-x86_64",
+		append(p.accelerator, "-nodefaults", "-display", "none", "-machine", "pc", "-smp", "1", "-m", "1024",
+			"-serial", "file:"+filepath.Join(dir, "console"), "-device", "virtio-rng-pci",
+			"-drive", "if=none,id=root,format=qcow2,discard=unmap,file="+root, "-device", "virtio-blk-pci,drive=root,bootindex=0",
+			"-drive", "if=none,id=ephemeral,format=raw,discard=unmap,file="+ephemeral, "-device",
+			"virtio-blk-pci,drive=ephemeral,serial="+p.serial,
+			"-drive", "if=none,id=config,format=raw,readonly=on,file="+drive, "-device", "virtio-blk-pci,drive=config",
+			"-netdev", "tap,id=net,fd=3", "-device", "virtio-net-pci,netdev=net,romfile=,mac="+p.mac)...)
 	qemu.ExtraFiles = []*os.File{tap}
 	if err := qemu.Start(); err != nil {
 		b.Fatal(err)
@@ -244,8 +249,10 @@ func (c *cloud) atOnce(b *testing.B, stemcell, engine string, n int) time.Durati
 		c.pong(fmt.Sprintf("10.245.0.%d", 10+k), 10*time.Minute)
 	}
 	took := time.Since(begin)
-	memory, files := (free-available(b))/int64(n), occupied(b, filepath.Join(iaas.Directory(c.dir, c.name), "vms"))/int64(n)
-	b.Logf("%d of engine %s: %.1f s to the last pong, each %d MB of memory and %d MB of disk", n, engine, took.Seconds(), memory/1e6, files/1e6)
+	memory, files := (free-available(b))/int64(n),
+		occupied(b, filepath.Join(iaas.Directory(c.dir, c.name), "vms"))/int64(n)
+	b.Logf("%d of engine %s: %.1f s to the last pong, each %d MB of memory and %d MB of disk", n, engine, took.Seconds(),
+		memory/1e6, files/1e6)
 	b.ReportMetric(float64(memory)/1e6, engine+"-memory-MB")
 	b.ReportMetric(float64(files)/1e6, engine+"-disk-MB")
 	for _, cid := range cids {

@@ -34,9 +34,12 @@ func stemcellImage(t testing.TB) string {
 
 // order are the arguments of create_vm for a container with an address.
 func order(stemcell, ip string) []any {
-	return []any{"agent-" + ip, stemcell, map[string]any{"engine": iaas.Container, "ephemeral_disk": 1024}, map[string]any{"default": map[string]any{
-		"type": "manual", "ip": ip, "prefix": "32", "netmask": "255.255.255.0", "gateway": "10.245.0.1", "dns": []string{"10.245.0.1"},
-		"default": []string{"dns", "gateway"}, "cloud_properties": map[string]any{}}}, []any{}, map[string]any{"bosh": map[string]any{"password": "*"}}}
+	return []any{"agent-" + ip, stemcell, map[string]any{"engine": iaas.Container, "ephemeral_disk": 1024},
+		map[string]any{"default": map[string]any{
+			"type": "manual", "ip": ip, "prefix": "32", "netmask": "255.255.255.0", "gateway": "10.245.0.1",
+			"dns":     []string{"10.245.0.1"},
+			"default": []string{"dns", "gateway"}, "cloud_properties": map[string]any{}}}, []any{},
+		map[string]any{"bosh": map[string]any{"password": "*"}}}
 }
 
 // agents reaches the agents in a network, which have made their own certificates.
@@ -210,13 +213,15 @@ func TestMachineCPIConformance(t *testing.T) {
 				kind = iaas.Kind(strings.TrimPrefix(r.Error.Type, "Bosh::Clouds::"))
 			}
 			if kind != row.kind || r.Error == nil && fmt.Sprint(r.Result) != fmt.Sprint(row.result) {
-				t.Errorf("row %d, version %d: %s %.200v: got %v, %+v; want %v, error %q", n, version, row.method, row.arguments, r.Result, r.Error, row.result, row.kind)
+				t.Errorf("row %d, version %d: %s %.200v: got %v, %+v; want %v, error %q", n, version, row.method, row.arguments,
+					r.Result, r.Error, row.result, row.kind)
 			}
 		}
 	}
 	c.has(vm, other)
 	c.must("delete_stemcell", tree)
-	for _, input := range []string{"", "null", "[]", "{", `{"method":7}`, `{"method":"ping"}{}`, `{"method":"has_vm","arguments":null}`} {
+	for _, input := range []string{"", "null", "[]", "{", `{"method":7}`, `{"method":"ping"}{}`,
+		`{"method":"has_vm","arguments":null}`} {
 		if r := c.raw(t.Context(), []byte(input)); r.Error == nil || r.Error.Type != "Bosh::Clouds::CloudError" {
 			t.Errorf("request %q: got %+v, want a CloudError", input, r)
 		}
@@ -225,7 +230,8 @@ func TestMachineCPIConformance(t *testing.T) {
 	c.light(path)
 	c.limits(other)
 	c.snapshot(disk)
-	net, ok := c.must("create_network", map[string]any{"type": "manual", "range": "10.9.1.0/24", "gateway": "10.9.1.1"}).([]any)
+	net, ok := c.must("create_network", map[string]any{"type": "manual", "range": "10.9.1.0/24",
+		"gateway": "10.9.1.1"}).([]any)
 	if !ok || len(net) != 3 {
 		t.Fatalf("create_network: %v", net)
 	}
@@ -256,7 +262,8 @@ func TestMachineCPIConformance(t *testing.T) {
 func brokenTree(t *testing.T) string {
 	t.Helper()
 	dir, image := t.TempDir(), filepath.Join(t.TempDir(), "image")
-	err := errors.Join(os.MkdirAll(filepath.Join(dir, "etc"), 0o755), os.MkdirAll(filepath.Join(dir, "sbin"), 0o755), os.WriteFile(filepath.Join(dir, "sbin/init"), nil, 0o755))
+	err := errors.Join(os.MkdirAll(filepath.Join(dir, "etc"), 0o755), os.MkdirAll(filepath.Join(dir, "sbin"), 0o755),
+		os.WriteFile(filepath.Join(dir, "sbin/init"), nil, 0o755))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -369,7 +376,8 @@ func TestMachineCPIStateSurvives(t *testing.T) {
 	c.pong("10.245.0.6", time.Minute)
 	c.pong("10.245.0.7", time.Minute)
 	c.run(vm, "sh", "-c", "echo kept >/root/file; sync")
-	c.run(vm, "sh", "-c", fmt.Sprintf("mkfs.ext4 -q %[1]s && mount %[1]s /mnt && echo data >/mnt/file && umount /mnt", hint))
+	c.run(vm, "sh", "-c", fmt.Sprintf("mkfs.ext4 -q %[1]s && mount %[1]s /mnt && echo data >/mnt/file && umount /mnt",
+		hint))
 	c.run(off, "systemctl", "--no-block", "poweroff")
 	eventually.True(t, "the VM that powered itself off is off", func() bool { return !c.vm(off).Running })
 	for round := range 3 {

@@ -38,7 +38,8 @@ func TestMachineBoshCreateEnv(t *testing.T) {
 		t.Errorf("the data did not move to the bigger disk:\n%s", out)
 	}
 	e.answers()
-	if l, _, err := e.client().List(t.Context()); err != nil || len(l.Disks) != 1 || l.Disks[0].Size != 2048 || e.starts() != 4 {
+	if l, _, err := e.client().List(t.Context()); err != nil || len(l.Disks) != 1 || l.Disks[0].Size != 2048 ||
+		e.starts() != 4 {
 		t.Errorf("disks %+v (%v) with %d starts, want one of 2048 MiB with 4", l.Disks, err, e.starts())
 	}
 	e.run("delete-env")

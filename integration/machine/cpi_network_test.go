@@ -67,9 +67,11 @@ func TestMachineCPISources(t *testing.T) {
 	hostRoute("on")
 	sc := c.cid("create_stemcell", stemcellImage(t), map[string]any{})
 	dynamic := order(sc, "")
-	dynamic[3] = map[string]any{"any": map[string]any{"type": "dynamic", "default": []string{"dns", "gateway"}, "cloud_properties": map[string]any{}},
+	dynamic[3] = map[string]any{"any": map[string]any{"type": "dynamic", "default": []string{"dns", "gateway"},
+		"cloud_properties": map[string]any{}},
 		"public": map[string]any{"type": "vip", "ip": "203.0.113.7", "cloud_properties": map[string]any{}},
-		"second": map[string]any{"type": "manual", "ip": "10.247.0.5", "netmask": "255.255.255.0", "gateway": "10.247.0.1", "cloud_properties": map[string]any{"name": "second", "mac": "02:11:22:33:44:55"}}}
+		"second": map[string]any{"type": "manual", "ip": "10.247.0.5", "netmask": "255.255.255.0", "gateway": "10.247.0.1",
+			"cloud_properties": map[string]any{"name": "second", "mac": "02:11:22:33:44:55"}}}
 	byHTTP := order(sc, "10.245.0.6")
 	byHTTP[2].(map[string]any)["settings_source"] = "http"
 	vms := []string{c.cid("create_vm", dynamic...), c.cid("create_vm", byHTTP...), c.asVSphere(sc, "10.245.0.8")}
@@ -116,7 +118,8 @@ func TestMachineCPISources(t *testing.T) {
 	if reaches() == nil {
 		t.Error("the host reaches a VM without a route")
 	}
-	if out, err := exec.Command("nsenter", "--net="+host.Path(), "nft", "list", "tables").CombinedOutput(); err != nil || len(out) > 0 {
+	if out, err := exec.Command("nsenter", "--net="+host.Path(), "nft", "list", "tables").CombinedOutput(); err != nil ||
+		len(out) > 0 {
 		t.Errorf("packet filter of the host after off: %v: %s", err, out)
 	}
 	hostRoute("on")
@@ -137,7 +140,8 @@ func TestMachineCPISources(t *testing.T) {
 			}
 		}
 	}
-	if out, err := exec.Command(c.lab, "cpi-clean", "--dir", c.dir, "--iaas", c.name, "--director", "director-2", "--disks").CombinedOutput(); err != nil || len(out) > 0 {
+	if out, err := exec.Command(c.lab, "cpi-clean", "--dir", c.dir, "--iaas", c.name, "--director", "director-2",
+		"--disks").CombinedOutput(); err != nil || len(out) > 0 {
 		t.Errorf("cpi-clean of another Director: %v: %s", err, out)
 	}
 	for _, cid := range vms {
@@ -145,7 +149,8 @@ func TestMachineCPISources(t *testing.T) {
 	}
 	c.must("delete_disk", onSCSI)
 	// The addresses are free again.
-	if second, _ := c.must("create_vm", dynamic...).([]any); len(second) != 2 || !strings.Contains(fmt.Sprint(second[1]), "10.246.0.10") {
+	if second, _ := c.must("create_vm", dynamic...).([]any); len(second) != 2 ||
+		!strings.Contains(fmt.Sprint(second[1]), "10.246.0.10") {
 		t.Errorf("a dynamic network after the others have gone: got %v, want the first address", second)
 	}
 	c.pong("10.246.0.10", time.Minute)
@@ -154,10 +159,12 @@ func TestMachineCPISources(t *testing.T) {
 	if err != nil || c.must("has_disk", disk) != true {
 		t.Errorf("cpi-clean of a Director: %v: %s; the disk is to stay", err, out)
 	}
-	if out, err := exec.Command(c.lab, "cpi-clean", "--dir", c.dir, "--iaas", c.name, disk).CombinedOutput(); err == nil || !strings.Contains(string(out), "--disks") {
+	if out, err := exec.Command(c.lab, "cpi-clean", "--dir", c.dir, "--iaas", c.name,
+		disk).CombinedOutput(); err == nil || !strings.Contains(string(out), "--disks") {
 		t.Errorf("cpi-clean of a disk without --disks: %v: %s", err, out)
 	}
-	if out, err := exec.Command(c.lab, "cpi-clean", "--dir", c.dir, "--iaas", c.name, "--disks", disk).CombinedOutput(); err != nil {
+	if out, err := exec.Command(c.lab, "cpi-clean", "--dir", c.dir, "--iaas", c.name, "--disks",
+		disk).CombinedOutput(); err != nil {
 		t.Errorf("cpi-clean of a disk: %v: %s", err, out)
 	}
 	c.gone()
@@ -348,7 +355,8 @@ func TestMachineCPIInsideAVM(t *testing.T) {
 	} else {
 		c.must("delete_vm", r.Result.([]any)[0])
 	}
-	if r := inside("/etc/other.json", `{"method":"has_vm","arguments":["`+vm+`"],"api_version":3}`); r.Error == nil || r.Error.Type != "Bosh::Clouds::"+string(iaas.CloudError) {
+	if r := inside("/etc/other.json", `{"method":"has_vm","arguments":["`+vm+`"],"api_version":3}`); r.Error == nil ||
+		r.Error.Type != "Bosh::Clouds::"+string(iaas.CloudError) {
 		t.Errorf("with a certificate of another authority: got %+v, want a CloudError", r)
 	}
 	c.must("delete_vm", vm)

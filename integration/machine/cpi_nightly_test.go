@@ -30,13 +30,15 @@ func TestNightlyStemcellTools(t *testing.T) {
 	sc := c.cid("create_stemcell", stemcellImage(t), map[string]any{})
 	biosVM := c.cid("create_vm", order(sc, "10.245.0.6")...)
 	without := order(sc, "10.245.0.7")
-	without[5] = map[string]any{"bosh": map[string]any{"password": "*", "remove_dev_tools": true, "remove_static_libraries": true}}
+	without[5] = map[string]any{"bosh": map[string]any{"password": "*", "remove_dev_tools": true,
+		"remove_static_libraries": true}}
 	bare := c.cid("create_vm", without...)
 	c.pong("10.245.0.6", time.Minute)
 	c.pong("10.245.0.7", time.Minute)
 
 	c.put(biosVM, toolRelease(t), "/root/tool.tgz")
-	compiled := strings.TrimSpace(c.run(biosVM, "sh", "-c", "/var/vcap/bosh/bin/bosh-agent compile -output-directory /root /root/tool.tgz 2>/root/log || { cat /root/log; exit 1; }"))
+	compiled := strings.TrimSpace(c.run(biosVM, "sh", "-c",
+		"/var/vcap/bosh/bin/bosh-agent compile -output-directory /root /root/tool.tgz 2>/root/log || { cat /root/log; exit 1; }"))
 	if want := "/root/tool-1-debian-bookworm-1.0.0.tgz"; compiled != want {
 		t.Errorf("agent compile wrote %q, want %q", compiled, want)
 	}
@@ -75,13 +77,15 @@ func toolRelease(t *testing.T) string {
 	}
 	manifest := fmt.Sprintf("name: tool\nversion: \"1\"\npackages:\n- name: tool\n  version: v1\n  fingerprint: f1\n  sha1: %x\n  dependencies: []\n", sha1.Sum(source))
 	dir := t.TempDir()
-	err = errors.Join(os.Mkdir(filepath.Join(dir, "packages"), 0o755), os.WriteFile(filepath.Join(dir, "release.MF"), []byte(manifest), 0o600),
+	err = errors.Join(os.Mkdir(filepath.Join(dir, "packages"), 0o755),
+		os.WriteFile(filepath.Join(dir, "release.MF"), []byte(manifest), 0o600),
 		os.WriteFile(filepath.Join(dir, "packages/tool.tgz"), source, 0o600))
 	if err != nil {
 		t.Fatal(err)
 	}
 	file := filepath.Join(t.TempDir(), "tool.tgz")
-	if out, err := exec.CommandContext(t.Context(), "tar", "-czf", file, "-C", dir, "release.MF", "packages").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "tar", "-czf", file, "-C", dir, "release.MF",
+		"packages").CombinedOutput(); err != nil {
 		t.Fatalf("tar: %v: %s", err, out)
 	}
 	return file
@@ -111,7 +115,8 @@ func TestNightlyVMTypes(t *testing.T) {
 			e := newEnv(t, "w", iaas.QEMU)
 			path := filepath.Join(e.work, "create-env.yml")
 			manifest, err := os.ReadFile(path)
-			changed := bytes.Replace(manifest, []byte("cloud_properties: {engine:"), []byte("cloud_properties: {"+property+", engine:"), 1)
+			changed := bytes.Replace(manifest, []byte("cloud_properties: {engine:"),
+				[]byte("cloud_properties: {"+property+", engine:"), 1)
 			if err == nil && bytes.Equal(changed, manifest) {
 				t.Fatal("docs/create-env.yml has no VM type that begins with engine")
 			}
@@ -151,9 +156,11 @@ func TestNightlyCPIStemcells(t *testing.T) {
 		t.Run(infrastructure, func(t *testing.T) {
 			c := newCloud(t, fmt.Sprintf("%c%d", infrastructure[0], os.Getpid()))
 			dir := t.TempDir()
-			out, err := exec.CommandContext(t.Context(), c.lab, "stemcell", "--agent", labtest.Agent(t), "--version", "1.0.0", "--iaas", infrastructure, "--output", filepath.Join(dir, "stemcell.tgz")).CombinedOutput()
+			out, err := exec.CommandContext(t.Context(), c.lab, "stemcell", "--agent", labtest.Agent(t), "--version", "1.0.0",
+				"--iaas", infrastructure, "--output", filepath.Join(dir, "stemcell.tgz")).CombinedOutput()
 			if err == nil {
-				out, err = exec.CommandContext(t.Context(), "tar", "-xzf", filepath.Join(dir, "stemcell.tgz"), "-C", dir, "image").CombinedOutput()
+				out, err = exec.CommandContext(t.Context(), "tar", "-xzf", filepath.Join(dir, "stemcell.tgz"), "-C", dir,
+					"image").CombinedOutput()
 			}
 			if err != nil {
 				t.Fatalf("%v: %s", err, out)
@@ -195,14 +202,16 @@ func TestNightlyDemoCreateEnv(t *testing.T) {
 		t.Fatal(err)
 	}
 	demo := exec.CommandContext(t.Context(), "../../scripts/demo-create-env")
-	demo.Env = append(os.Environ(), "CAMBIUM_LAB_DIR="+t.TempDir(), "CAMBIUM_CACHE="+t.TempDir(), "BOSH_CLI="+strings.TrimSpace(string(bosh)))
+	demo.Env = append(os.Environ(), "CAMBIUM_LAB_DIR="+t.TempDir(), "CAMBIUM_CACHE="+t.TempDir(),
+		"BOSH_CLI="+strings.TrimSpace(string(bosh)))
 	out, err := demo.CombinedOutput()
 	t.Logf("%s", out)
 	if err != nil {
 		t.Fatal(err)
 	}
 	rest := string(out)
-	for _, want := range []string{"Creating VM for instance", "Compiling package", "hello", "Skipping deploy", "Migrating disk content", "hello", "Deleting disk", "nothing is left"} {
+	for _, want := range []string{"Creating VM for instance", "Compiling package", "hello", "Skipping deploy",
+		"Migrating disk content", "hello", "Deleting disk", "nothing is left"} {
 		_, after, found := strings.Cut(rest, want)
 		if !found {
 			t.Fatalf("the demo does not show %q, or not in this order", want)

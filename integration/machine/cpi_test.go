@@ -53,7 +53,8 @@ func newCloud(t testing.TB, name string) *cloud {
 	}
 	c := &cloud{t: t, dir: t.TempDir(), name: name, lab: p.lab, cpi: p.cpi}
 	c.config = filepath.Join(c.dir, "cpi.json")
-	config, err := json.Marshal(map[string]any{"dir": c.dir, "name": name, "agent": map[string]any{"mbus": "https://mbus:secret@0.0.0.0:6868"}})
+	config, err := json.Marshal(map[string]any{"dir": c.dir, "name": name,
+		"agent": map[string]any{"mbus": "https://mbus:secret@0.0.0.0:6868"}})
 	if err == nil {
 		err = os.WriteFile(c.config, config, 0o600)
 	}
@@ -153,8 +154,10 @@ func (c *cloud) call(method string, arguments ...any) cpi.Reply {
 
 func (c *cloud) request(ctx context.Context, version int, method string, arguments ...any) cpi.Reply {
 	c.t.Helper()
-	input, err := json.Marshal(map[string]any{"method": method, "arguments": append([]any{}, arguments...), "api_version": version,
-		"context": map[string]any{"director_uuid": "director-1", "request_id": "cpi-1", "vm": map[string]any{"stemcell": map[string]any{"api_version": 3}}}})
+	input, err := json.Marshal(map[string]any{"method": method, "arguments": append([]any{}, arguments...),
+		"api_version": version,
+		"context": map[string]any{"director_uuid": "director-1", "request_id": "cpi-1",
+			"vm": map[string]any{"stemcell": map[string]any{"api_version": 3}}}})
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -224,7 +227,8 @@ var stemcellFile = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if out, err := exec.Command(p.lab, "stemcell", "--agent", agent, "--version", "1.0.0", "--output", path).CombinedOutput(); err != nil {
+	if out, err := exec.Command(p.lab, "stemcell", "--agent", agent, "--version", "1.0.0", "--output",
+		path).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("stemcell: %w: %s", err, out)
 	}
 	return path, nil
@@ -325,7 +329,8 @@ type env struct {
 // run runs the CLI as its user does, inside the network.
 func (e *env) run(command string, flags ...string) string {
 	e.t.Helper()
-	argv := []string{"enter", "--dir", e.dir, "--iaas", e.name, "--", e.bosh, "--tty", "--non-interactive", command, filepath.Join(e.work, "create-env.yml"),
+	argv := []string{"enter", "--dir", e.dir, "--iaas", e.name, "--", e.bosh, "--tty", "--non-interactive", command,
+		filepath.Join(e.work, "create-env.yml"),
 		"--state", filepath.Join(e.work, "state.json"), "--vars-store", filepath.Join(e.work, "vars.yml")}
 	for name, value := range e.variables {
 		argv = append(argv, "--var", name+"="+value)
@@ -381,8 +386,10 @@ func newEnv(t *testing.T, name, engine string) *env {
 	t.Helper()
 	e := &env{cloud: newCloud(t, fmt.Sprintf("%s%d", name, os.Getpid())), work: t.TempDir()}
 	e.bosh = boshCLI(t)
-	e.variables = map[string]string{"ip": "10.245.0.6", "engine": engine, "lab_dir": e.dir, "lab_name": e.name, "disk_size": "1024",
-		"stemcell": "file://" + stemcell(t), "cpi_release": "file://" + filepath.Join(e.work, "cpi.tgz"), "web_release": "file://" + filepath.Join(e.work, "web.tgz")}
+	e.variables = map[string]string{"ip": "10.245.0.6", "engine": engine, "lab_dir": e.dir, "lab_name": e.name,
+		"disk_size": "1024",
+		"stemcell":  "file://" + stemcell(t), "cpi_release": "file://" + filepath.Join(e.work, "cpi.tgz"),
+		"web_release": "file://" + filepath.Join(e.work, "web.tgz")}
 	if err := cpi.WriteRelease(filepath.Join(e.work, "cpi.tgz"), e.cpi, "1"); err != nil {
 		t.Fatal(err)
 	}

@@ -55,7 +55,8 @@ func (c *cloud) verdictOutlives(stemcell, engine string, within time.Duration) {
 	if err == nil {
 		err = json.Unmarshal(out, &listed)
 	}
-	if err != nil || len(listed.Deleted) != 1 || listed.Deleted[0].CID != vm || listed.Deleted[0].AgentID != "agent-10.245.0.9" ||
+	if err != nil || len(listed.Deleted) != 1 || listed.Deleted[0].CID != vm ||
+		listed.Deleted[0].AgentID != "agent-10.245.0.9" ||
 		!strings.HasPrefix(listed.Deleted[0].Verdict, want) || len(listed.Deleted[0].Verdict) >= 1024 {
 		c.t.Errorf("lab ls --deleted: %v: %s", err, out)
 	}

@@ -73,7 +73,8 @@ func TestMachineCreateEnv(t *testing.T) {
 		return id, fmt.Sprintf("%x", sha1.Sum(data))
 	}
 	// With keys as the CLI sends them, an empty archive and no jobs.
-	expect(`"applied"`, "apply", map[string]any{"configuration_hash": "unused-configuration-hash", "deployment": "", "networks": map[string]any{}, "job": nil,
+	expect(`"applied"`, "apply", map[string]any{"configuration_hash": "unused-configuration-hash", "deployment": "",
+		"networks": map[string]any{}, "job": nil,
 		"packages": map[string]any{}, "rendered_templates_archive": map[string]any{"blobstore_id": "", "sha1": ""}})
 	if s := stateOf(t, i); s.JobState != "running" {
 		t.Errorf("without jobs: got %s", s.JobState)
@@ -87,7 +88,8 @@ func TestMachineCreateEnv(t *testing.T) {
 			ID     string `json:"blobstore_id"`
 		} `json:"result"`
 	}
-	if err := i.Agent.Into(t.Context(), &compiled, "compile_package", id, digest, "tool", "1a2b", map[string]any{}); err != nil {
+	if err := i.Agent.Into(t.Context(), &compiled, "compile_package", id, digest, "tool", "1a2b",
+		map[string]any{}); err != nil {
 		t.Fatal(err)
 	}
 	files := map[string]string{}
@@ -97,9 +99,13 @@ func TestMachineCreateEnv(t *testing.T) {
 		}
 	}
 	archive, archiveDigest := put(bareArchive(t, files))
-	spec := map[string]any{"deployment": "bosh", "name": "bosh", "index": 0, "id": "0", "az": "unknown", "networks": map[string]any{}, "configuration_hash": "h1",
-		"job":                        map[string]any{"name": "bosh", "templates": []any{map[string]any{"name": "forker", "version": "f1"}, map[string]any{"name": "cycle", "version": "c1"}}},
-		"packages":                   map[string]any{"tool": map[string]any{"name": "tool", "version": "1a2b", "sha1": compiled.Result.Digest, "blobstore_id": compiled.Result.ID}},
+	spec := map[string]any{"deployment": "bosh", "name": "bosh", "index": 0, "id": "0", "az": "unknown",
+		"networks": map[string]any{}, "configuration_hash": "h1",
+		"job": map[string]any{"name": "bosh",
+			"templates": []any{map[string]any{"name": "forker", "version": "f1"},
+				map[string]any{"name": "cycle", "version": "c1"}}},
+		"packages": map[string]any{"tool": map[string]any{"name": "tool", "version": "1a2b",
+			"sha1": compiled.Result.Digest, "blobstore_id": compiled.Result.ID}},
 		"rendered_templates_archive": map[string]any{"blobstore_id": archive, "sha1": archiveDigest}}
 	expect(`"stopped"`, "stop")
 	expect(`"applied"`, "apply", spec)
@@ -109,7 +115,8 @@ func TestMachineCreateEnv(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(`{}`, "run_script", "post-start", map[string]any{})
-	if got := strings.TrimSpace(run(t, i, "stat", "-L", "-c", "%a %U:%G", "/var/vcap/jobs/cycle/bin/drain")); got != "750 root:vcap" {
+	if got := strings.TrimSpace(run(t, i, "stat", "-L", "-c", "%a %U:%G",
+		"/var/vcap/jobs/cycle/bin/drain")); got != "750 root:vcap" {
 		t.Errorf("a script without mode in its archive: got %s", got)
 	}
 	// The archive of rendered templates, with its secrets, is gone from the machine.
@@ -147,10 +154,12 @@ func TestMachineCreateEnv(t *testing.T) {
 		Path   string `json:"logs_tar_path"`
 		SHA512 string `json:"sha512"`
 	}
-	if err := i.Agent.Into(t.Context(), &bundle, "bundle_logs", map[string]any{"owning_user": "vcap", "log_type": "job", "filters": []string{}}); err != nil {
+	if err := i.Agent.Into(t.Context(), &bundle, "bundle_logs",
+		map[string]any{"owning_user": "vcap", "log_type": "job", "filters": []string{}}); err != nil {
 		t.Fatal(err)
 	}
-	if got := strings.TrimSpace(run(t, i, "stat", "-c", "%a %U:%G", bundle.Path)); got != "600 vcap:vcap" || !strings.HasPrefix(bundle.SHA512, "sha512:") {
+	if got := strings.TrimSpace(run(t, i, "stat", "-c", "%a %U:%G", bundle.Path)); got != "600 vcap:vcap" ||
+		!strings.HasPrefix(bundle.SHA512, "sha512:") {
 		t.Errorf("bundle: got %s, %+v", got, bundle)
 	}
 	expect("", "remove_file", bundle.Path)
@@ -249,7 +258,8 @@ func TestMachineAgentKilled(t *testing.T) {
 func killedWithoutATrace(t *testing.T, l *lab.Lab, i *lab.Instance, kill func()) {
 	t.Helper()
 	run(t, i, "sh", "-c", "mkdir -p /var/vcap/sys/log/noise; head -c 200000000 /dev/urandom >/var/vcap/sys/log/noise/noise.log")
-	source, err := release.Package{Name: "src", Files: release.Files{"packaging": "set -e\nsleep 2\necho done >$BOSH_INSTALL_TARGET/result\n"}}.Pack("")
+	source, err := release.Package{Name: "src",
+		Files: release.Files{"packaging": "set -e\nsleep 2\necho done >$BOSH_INSTALL_TARGET/result\n"}}.Pack("")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -262,7 +272,8 @@ func killedWithoutATrace(t *testing.T, l *lab.Lab, i *lab.Instance, kill func())
 		{"run_errand", []any{"cycle"}},
 		{"fetch_logs_with_signed_url", []any{map[string]any{"signed_url": l.Blobs.SignedURL("PUT", "killed-logs"), "log_type": "job", "filters": []string{}}}},
 		{"compile_package_with_signed_url", []any{map[string]any{"package_get_signed_url": l.Blobs.SignedURL("GET", id),
-			"upload_signed_url": l.Blobs.SignedURL("PUT", "killed-compiled"), "digest": digest, "name": "src", "version": "1", "deps": map[string]any{}}}},
+			"upload_signed_url": l.Blobs.SignedURL("PUT", "killed-compiled"), "digest": digest, "name": "src", "version": "1",
+			"deps": map[string]any{}}}},
 	} {
 		if _, err := i.Agent.Call(t.Context(), call.method, call.args...); err != nil {
 			t.Fatalf("%s: %v", call.method, err)
@@ -276,7 +287,8 @@ func killedWithoutATrace(t *testing.T, l *lab.Lab, i *lab.Instance, kill func())
 			t.Errorf("%s after a kill: %v", call.method, err)
 		}
 	}
-	if left := strings.TrimSpace(run(t, i, "sh", "-c", "ls -A /var/vcap/data/compile /var/vcap/data/tmp")); strings.Contains(left, "src") {
+	if left := strings.TrimSpace(run(t, i, "sh", "-c",
+		"ls -A /var/vcap/data/compile /var/vcap/data/tmp")); strings.Contains(left, "src") {
 		t.Errorf("left of the compilation: %s", left)
 	}
 	run(t, i, "rm", "-rf", "/var/vcap/sys/log/noise")

@@ -52,7 +52,8 @@ func TestMachineDeploy(t *testing.T) {
 	if color := run(t, i, "cat", "/var/vcap/jobs/web/config/color"); color != "blue\n" {
 		t.Errorf("the new template is %q, want blue", color)
 	}
-	if now := run(t, i, "cat", "/var/vcap/store/web/started"); !strings.HasPrefix(now, started) || strings.Count(now, "\n") != 2 {
+	if now := run(t, i, "cat", "/var/vcap/store/web/started"); !strings.HasPrefix(now, started) ||
+		strings.Count(now, "\n") != 2 {
 		t.Errorf("the new disk has %q, want the line of the old one and a second", now)
 	}
 	if disks := i.Disks(); len(disks) != 2 {

@@ -24,7 +24,8 @@ type diagnosis struct {
 func examine(t *testing.T, i *lab.Instance) diagnosis {
 	t.Helper()
 	var out, complaints bytes.Buffer
-	err := i.Run(t.Context(), machine.Command{Args: []string{"/var/vcap/bosh/bin/bosh-agent", "doctor", "--json", "--timeout", "2s"}, Stdout: &out, Stderr: &complaints})
+	err := i.Run(t.Context(), machine.Command{Args: []string{"/var/vcap/bosh/bin/bosh-agent", "doctor", "--json",
+		"--timeout", "2s"}, Stdout: &out, Stderr: &complaints})
 	var d diagnosis
 	if decoded := json.Unmarshal(out.Bytes(), &d); decoded != nil || len(d.Findings) == 0 {
 		t.Fatalf("doctor: %v: %s%s", errors.Join(err, decoded), out.String(), complaints.String())

@@ -80,7 +80,8 @@ n=0; while head -c 4096 /dev/zero >fill.$n 2>/dev/null; do n=$((n+1)); done; syn
 		end:   func(f *failingMachine, place string) { f.images.Set(f.image(place), fusetest.OK) }},
 	{name: "D-Bus hangs", places: []string{""},
 		begin: func(f *failingMachine, _ string) {
-			f.sh("systemctl start dbus && systemctl kill --signal=STOP dbus; timeout 1 busctl list >/dev/null; [ $? = 124 ]", false)
+			f.sh("systemctl start dbus && systemctl kill --signal=STOP dbus; timeout 1 busctl list >/dev/null; [ $? = 124 ]",
+				false)
 		},
 		end: func(f *failingMachine, _ string) { f.sh("systemctl kill --signal=CONT dbus", false) }},
 	{name: "systemd re-executes", places: []string{""},

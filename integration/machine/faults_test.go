@@ -182,7 +182,8 @@ func (m *faulty) edited(path string, value any, before func() any) cause {
 		run(m.t, i, "systemctl", "restart", "bosh-agent")
 		ready(m.t, i)
 	}
-	return cause{in: m.plain, breaks: func(i *lab.Instance) { set(i, value) }, heals: func(i *lab.Instance) { set(i, before()) }}
+	return cause{in: m.plain, breaks: func(i *lab.Instance) { set(i, value) },
+		heals: func(i *lab.Instance) { set(i, before()) }}
 }
 
 // setting is the value in the document of a machine.
@@ -402,11 +403,13 @@ systemctl start --no-block bosh-agent`), heals: m.again(undrop)},
 			d.Set("networks.other", map[string]any{"type": "manual", "ip": "10.89.0.7",
 				"netmask": "255.255.255.0", "mac": "02:00:00:00:be:ef"})
 		}}},
-		"settings file that is not JSON": {vm: &lab.VM{Ephemeral: lab.GiB, Settings: []byte("{\n  \"agent_id\": \"a-b-c\",\n}\n")}},
+		"settings file that is not JSON": {vm: &lab.VM{Ephemeral: lab.GiB,
+			Settings: []byte("{\n  \"agent_id\": \"a-b-c\",\n}\n")}},
 		"bad netmask": {vm: &lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) {
 			d.Set("networks.default.netmask", "255.0.255.0")
 		}}},
-		"store frozen": {in: m.stored, breaks: m.sh("fsfreeze -f /var/vcap/store"), heals: m.sh("fsfreeze -u /var/vcap/store")},
+		"store frozen": {in: m.stored, breaks: m.sh("fsfreeze -f /var/vcap/store"),
+			heals: m.sh("fsfreeze -u /var/vcap/store")},
 		"ephemeral disk missing": {vm: &lab.VM{Edit: func(d lab.Document) {
 			d.Set("disks.ephemeral", "/dev/nowhere")
 		}}},
@@ -447,7 +450,8 @@ func (m *faulty) servingCauses() map[string]cause {
 			heals: m.sh("rm /var/vcap/store/full")},
 		"monit's port taken":                 m.portTaken(""),
 		"monit's port taken by a job's user": m.portTaken("--uid=vcap"),
-		"blobstore stopped":                  {in: m.plain, breaks: m.sh(drop + "tcp dport 25250 reject with tcp reset"), heals: m.sh(undrop)},
+		"blobstore stopped": {in: m.plain, breaks: m.sh(drop + "tcp dport 25250 reject with tcp reset"),
+			heals: m.sh(undrop)},
 		"inodes full": {in: m.plain, heals: m.sh("umount /tmp"),
 			breaks: m.sh("mount -t tmpfs -o nr_inodes=70 tmpfs /tmp; cd /tmp; touch $(seq 60)")},
 		"gateway dead": {in: m.plain, breaks: m.sh("ip route replace default via 10.88.0.254 dev eth0 onlink"),

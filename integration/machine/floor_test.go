@@ -42,15 +42,18 @@ func denyCalls(t *testing.T, denials ...denial) {
 	l := newLab(t)
 	for _, c := range denials {
 		t.Run(c.name, func(t *testing.T) {
-			i := start(t, l, lab.VM{Name: c.name, Ephemeral: lab.GiB, Files: []machine.File{{Path: "/etc/systemd/system/bosh-agent.service.d/deny.conf",
-				Data: []byte("[Service]\nSystemCallFilter=~" + c.calls + "\nSystemCallErrorNumber=" + c.errno + "\n"), Mode: 0o644}}})
+			i := start(t, l, lab.VM{Name: c.name, Ephemeral: lab.GiB,
+				Files: []machine.File{{Path: "/etc/systemd/system/bosh-agent.service.d/deny.conf",
+					Data: []byte("[Service]\nSystemCallFilter=~" + c.calls + "\nSystemCallErrorNumber=" + c.errno + "\n"),
+					Mode: 0o644}}})
 			labtest.Explain(t, i)
 			ready(t, i)
 			wantMissing(t, i, c.missing)
 			if got := run(t, i, "sh", "-c", "grep Seccomp: /proc/$(systemctl show -P MainPID bosh-agent)/status"); !strings.Contains(got, "2") {
 				t.Fatalf("the agent has no filter: %s", got)
 			}
-			for path, want := range map[string]string{"/var/log": "nosuid,nodev,noexec", "/opt": "nodev", "/tmp": "nosuid,nodev,noexec", "/home": "nosuid,nodev"} {
+			for path, want := range map[string]string{"/var/log": "nosuid,nodev,noexec", "/opt": "nodev",
+				"/tmp": "nosuid,nodev,noexec", "/home": "nosuid,nodev"} {
 				if got := run(t, i, "findmnt", "-n", "-o", "OPTIONS", path); !strings.Contains(got, want) {
 					t.Errorf("%s is mounted %q, want %s", path, got, want)
 				}

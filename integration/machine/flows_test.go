@@ -92,10 +92,14 @@ func directorFlows(t *testing.T, supervisor string) {
 
 	f.do("native resize", func(p *director.Plan, d director.Deployment, upload func(context.Context) error) {
 		p.Add("upload_blob", upload)
-		f.i.Agent.ChangeDisk(p, f.i, d, f.disk, func(context.Context) (string, error) { return f.disk, f.i.GrowDisk(f.disk, lab.GiB) })
+		f.i.Agent.ChangeDisk(p, f.i, d, f.disk, func(context.Context) (string, error) {
+			return f.disk,
+				f.i.GrowDisk(f.disk, lab.GiB)
+		})
 	})
 	f.want("native resize", "first\n")
-	if size, err := strconv.ParseInt(strings.TrimSpace(run(t, f.i, "sh", "-c", "df -B1 --output=size /var/vcap/store | tail -1")), 10, 64); err != nil || size < lab.GiB*9/10 {
+	if size, err := strconv.ParseInt(strings.TrimSpace(run(t, f.i, "sh", "-c",
+		"df -B1 --output=size /var/vcap/store | tail -1")), 10, 64); err != nil || size < lab.GiB*9/10 {
 		t.Errorf("after a native resize to 1 GiB the file system has %d bytes, %v", size, err)
 	}
 
@@ -103,7 +107,10 @@ func directorFlows(t *testing.T, supervisor string) {
 		p.Add("upload_blob", upload)
 		old := f.disk
 		f.disk = "disk-updated"
-		f.i.Agent.ChangeDisk(p, f.i, d, old, func(context.Context) (string, error) { return f.disk, f.i.CloneDisk(old, f.disk) })
+		f.i.Agent.ChangeDisk(p, f.i, d, old, func(context.Context) (string, error) {
+			return f.disk,
+				f.i.CloneDisk(old, f.disk)
+		})
 	})
 	f.want("update_disk with a new CID", "first\n")
 
@@ -228,11 +235,17 @@ func (f *flows) deleteVM() {
 	t.Helper()
 	agent := *f.i.Agent
 	agent.Ping = 2 * time.Second
-	if err := f.play(t.Context(), func(p *director.Plan, _ director.Deployment, _ func(context.Context) error) { agent.DropVMReference(p) }, nil); err == nil {
+	if err := f.play(t.Context(), func(p *director.Plan, _ director.Deployment,
+		_ func(context.Context) error) {
+		agent.DropVMReference(p)
+	}, nil); err == nil {
 		t.Error("delete_vm_reference of an agent that answers: no error")
 	}
 	run(t, f.i, "systemctl", "kill", "--signal=STOP", "bosh-agent")
-	f.do("delete_vm_reference", func(p *director.Plan, _ director.Deployment, _ func(context.Context) error) { agent.DropVMReference(p) })
+	f.do("delete_vm_reference", func(p *director.Plan, _ director.Deployment,
+		_ func(context.Context) error) {
+		agent.DropVMReference(p)
+	})
 	// The VM that the Director has forgotten goes on with its disk.
 	run(t, f.i, "systemctl", "kill", "--signal=CONT", "bosh-agent")
 	f.want("delete_vm_reference", "second\n")

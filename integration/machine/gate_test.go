@@ -185,7 +185,8 @@ func (g gate) monitProgram() {
 		}
 	}
 	look("with the package")
-	if got, want := g.operator(`sudo monit status 2>/dev/null | grep "^ *pid " | sed "s/[^0-9]//g"`), g.job(); got != want {
+	if got, want := g.operator(`sudo monit status 2>/dev/null | grep "^ *pid " | sed "s/[^0-9]//g"`),
+		g.job(); got != want {
 		g.t.Errorf("monit status names process %q, want %q", got, want)
 	}
 	if supervisor := g.sh("systemctl show -P ExecStart monit"); !strings.Contains(supervisor, "supervise") {
@@ -284,7 +285,8 @@ func (g gate) networks() {
 // appended waits for the address of the delegated prefix.
 func (g gate) appended(when string) {
 	g.t.Helper()
-	eventually.True(g.t, "the appended address "+when, func() bool { return g.sh("ip -o address show dev eth0 to "+inPrefix) != "" })
+	eventually.True(g.t, "the appended address "+when,
+		func() bool { return g.sh("ip -o address show dev eth0 to "+inPrefix) != "" })
 }
 
 // greets is nil once the machine's SSH server answers.

@@ -27,10 +27,12 @@ func TestMachineHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = watch.Close() })
-	i := start(t, l, lab.VM{Source: lab.HTTP, PublicKey: "ssh-ed25519 IAAS", Ephemeral: lab.GiB, SSHD: true, Files: removable, Edit: func(d lab.Document) {
-		d.Set("env.bosh.password", "$6$salt$hash").Set("env.bosh.authorized_keys", []string{"ssh-ed25519 ENV1", "ssh-ed25519 ENV2"}).Set("env.bosh.ntp", []string{"10.99.0.123", "ntp.example"})
-		d.Set("env.bosh.remove_dev_tools", true).Set("env.bosh.remove_static_libraries", true)
-	}})
+	i := start(t, l, lab.VM{Source: lab.HTTP, PublicKey: "ssh-ed25519 IAAS", Ephemeral: lab.GiB, SSHD: true,
+		Files: removable, Edit: func(d lab.Document) {
+			d.Set("env.bosh.password", "$6$salt$hash").Set("env.bosh.authorized_keys",
+				[]string{"ssh-ed25519 ENV1", "ssh-ed25519 ENV2"}).Set("env.bosh.ntp", []string{"10.99.0.123", "ntp.example"})
+			d.Set("env.bosh.remove_dev_tools", true).Set("env.bosh.remove_static_libraries", true)
+		}})
 	ready(t, i)
 	asSettingsSay(t, i)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -95,22 +97,27 @@ func TestMachineHost(t *testing.T) {
 	}
 
 	run(t, i, "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", "/root/key")
-	setup, err := i.Agent.Do(ctx, "ssh", "setup", map[string]any{"user": "bosh_5f2a", "public_key": run(t, i, "cat", "/root/key.pub")})
+	setup, err := i.Agent.Do(ctx, "ssh", "setup",
+		map[string]any{"user": "bosh_5f2a", "public_key": run(t, i, "cat", "/root/key.pub")})
 	var answer map[string]string
 	if err == nil {
 		err = json.Unmarshal(setup, &answer)
 	}
-	if err != nil || answer["status"] != "success" || answer["command"] != "setup" || answer["ip"] != i.IP || !strings.HasPrefix(answer["host_public_key"], "ssh-rsa ") {
+	if err != nil || answer["status"] != "success" || answer["command"] != "setup" || answer["ip"] != i.IP ||
+		!strings.HasPrefix(answer["host_public_key"], "ssh-rsa ") {
 		t.Errorf("got %s, %v", setup, err)
 	}
-	for path, want := range map[string]string{"/var/vcap/bosh_ssh": "755 root", "/var/vcap/bosh_ssh/bosh_5f2a": "700 bosh_5f2a"} {
+	for path, want := range map[string]string{"/var/vcap/bosh_ssh": "755 root",
+		"/var/vcap/bosh_ssh/bosh_5f2a": "700 bosh_5f2a"} {
 		if got := strings.TrimSpace(run(t, i, "stat", "-c", "%a %U", path)); got != want {
 			t.Errorf("%s: got %s, want %s", path, got, want)
 		}
 	}
 	// As `bosh ssh` does it: the host key in the answer is the only one that is accepted.
 	run(t, i, "sh", "-c", fmt.Sprintf("echo %s %s >/root/known", i.IP, answer["host_public_key"]))
-	if got, err := i.Output(ctx, "ssh", "-i", "/root/key", "-o", "StrictHostKeyChecking=yes", "-o", "UserKnownHostsFile=/root/known", "-o", "BatchMode=yes", "bosh_5f2a@"+i.IP, "sudo", "-n", "id", "-u"); err != nil || got != "0\n" {
+	if got, err := i.Output(ctx, "ssh", "-i", "/root/key", "-o", "StrictHostKeyChecking=yes", "-o",
+		"UserKnownHostsFile=/root/known", "-o", "BatchMode=yes", "bosh_5f2a@"+i.IP, "sudo", "-n", "id", "-u"); err != nil ||
+		got != "0\n" {
 		t.Errorf("sudo over ssh: got %q, %v, want 0", got, err)
 	}
 	sshdOfItsOwn(t, l, i, answer["host_public_key"])
@@ -134,7 +141,8 @@ func TestMachineHost(t *testing.T) {
 		err = json.Unmarshal(full, &state)
 	}
 	v := state.Vitals
-	if err != nil || len(v.CPU) != 3 || len(v.Load) != 3 || v.Mem["kb"] == "" || v.Disk["ephemeral"]["percent"] == "" || v.Disk["system"]["percent"] == "" || v.Disk["persistent"] != nil {
+	if err != nil || len(v.CPU) != 3 || len(v.Load) != 3 || v.Mem["kb"] == "" || v.Disk["ephemeral"]["percent"] == "" ||
+		v.Disk["system"]["percent"] == "" || v.Disk["persistent"] != nil {
 		t.Errorf("got vitals %+v, %v", v, err)
 	}
 	namedDisks(t, i)
@@ -193,7 +201,9 @@ func asSettingsSay(t *testing.T, i *lab.Instance) {
 	if got := strings.TrimSpace(run(t, i, "stat", "-c", "%a %U", vcapKeys)); got != "600 vcap" {
 		t.Errorf("the keys are %s, want 600 vcap", got)
 	}
-	if got := strings.Fields(run(t, i, "sh", "-c", "ls -d /usr/local/compiler /usr/local/lib/libx.* 2>/dev/null || true")); len(got) != 1 || got[0] != "/usr/local/lib/libx.so" {
+	if got := strings.Fields(run(t, i, "sh", "-c",
+		"ls -d /usr/local/compiler /usr/local/lib/libx.* 2>/dev/null || true")); len(got) != 1 ||
+		got[0] != "/usr/local/lib/libx.so" {
 		t.Errorf("left of the lists is %q, want what they do not name", got)
 	}
 }
@@ -213,7 +223,8 @@ func namedDisks(t *testing.T, i *lab.Instance) {
 		}
 	}
 	call("add_persistent_disk", "named", disk.Path)
-	call("update_settings", map[string]any{"trusted_certs": "", "disk_associations": []any{map[string]any{"name": "db", "cid": "named"}}})
+	call("update_settings", map[string]any{"trusted_certs": "",
+		"disk_associations": []any{map[string]any{"name": "db", "cid": "named"}}})
 	const link = "/var/vcap/instance/disks/db"
 	run(t, i, "rm", link, vcapKeys)
 	run(t, i, "systemctl", "restart", "bosh-agent")

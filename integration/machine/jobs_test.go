@@ -51,7 +51,8 @@ esac
 // not exit in time, hence the setsid.
 func execer() release.Job {
 	return release.Job{Name: "execer", Files: release.Files{
-		"monit": strings.Replace(monitFile("execer"), `"/var/vcap/jobs/execer/bin/ctl start"`, `"/usr/bin/setsid -f /var/vcap/jobs/execer/bin/ctl start"`, 1),
+		"monit": strings.Replace(monitFile("execer"), `"/var/vcap/jobs/execer/bin/ctl start"`,
+			`"/usr/bin/setsid -f /var/vcap/jobs/execer/bin/ctl start"`, 1),
 		"bin/ctl": `#!/bin/bash
 set -eu
 pid=/var/vcap/sys/run/execer/execer.pid
@@ -71,8 +72,9 @@ func cycle(preStart string) release.Job {
 		return "#!/bin/bash\necho " + name + " $BOSH_VM_NEXT_STATE $@ >>" + trace + "\n" + more + "\n"
 	}
 	return release.Job{Name: "cycle", Files: release.Files{
-		"monit": "", "bin/pre-start": mark("pre-start", preStart), "bin/post-start": mark("post-start", ""), "bin/post-deploy": mark("post-deploy", ""),
-		"bin/pre-stop": mark("pre-stop", ""), "bin/post-stop": mark("post-stop", ""),
+		"monit": "", "bin/pre-start": mark("pre-start", preStart), "bin/post-start": mark("post-start", ""),
+		"bin/post-deploy": mark("post-deploy", ""),
+		"bin/pre-stop":    mark("pre-stop", ""), "bin/post-stop": mark("post-stop", ""),
 		"bin/drain": mark("drain", `[ "$1" = job_check_status ] && echo 0 || echo -1`),
 		"bin/run":   "#!/bin/bash\necho first; head -c 104857600 /dev/zero | tr '\\0' x; echo; echo last; echo problem >&2; exit 5\n",
 	}}
@@ -83,7 +85,8 @@ func tool(version string) release.Package {
 }
 
 func manifest(jobs []release.Job, packages ...release.Package) release.Manifest {
-	return release.Manifest{Name: "dep", Groups: []release.Group{{Name: "app", Instances: 1, EphemeralDisk: 4096, Jobs: jobs, Packages: packages}}}
+	return release.Manifest{Name: "dep", Groups: []release.Group{{Name: "app", Instances: 1, EphemeralDisk: 4096,
+		Jobs: jobs, Packages: packages}}}
 }
 
 // deploy brings the lab to the manifest, and returns its one machine.
@@ -146,20 +149,25 @@ func TestMachineJobs(t *testing.T) {
 
 func jobLife(t *testing.T, supervisor string) {
 	l := supervisedLab(t, supervisor)
-	m := manifest([]release.Job{forker(), execer(), cycle("")}, tool("one"), release.Package{Name: "gone", Files: release.Files{"f": "x"}})
+	m := manifest([]release.Job{forker(), execer(), cycle("")}, tool("one"),
+		release.Package{Name: "gone", Files: release.Files{"f": "x"}})
 	i := mustDeploy(t, l, m)
 
-	if s := stateOf(t, i); s.JobState != "running" || s.processes() != "execer:running forker:running" && s.processes() != "forker:running execer:running" {
+	if s := stateOf(t, i); s.JobState != "running" ||
+		s.processes() != "execer:running forker:running" && s.processes() != "forker:running execer:running" {
 		t.Errorf("after the deployment: got %s with %s", s.JobState, s.processes())
 	}
 	if got, want := content(t, i, trace), "pre-start\npost-start\npost-deploy\n"; got != want {
 		t.Errorf("scripts: got %q, want %q", got, want)
 	}
 	for path, want := range map[string]string{
-		"/var/vcap/jobs": "750 root:vcap", "/var/vcap/packages": "755 root:vcap", "/var/vcap/data/jobs/cycle": "750 root:vcap", "/var/vcap/data/packages/tool": "755 root:vcap",
-		"/var/vcap/jobs/cycle/bin/drain": "750 root:vcap", "/var/vcap/jobs/cycle/monit": "640 root:vcap", "/var/vcap/jobs/cycle/packages/tool/bin/sleeper": "755 root:root",
-		"/var/vcap/data/forker": "770 root:vcap", "/var/vcap/data/sys/log/forker": "770 root:vcap", "/var/vcap/data/sys/run/forker": "770 root:vcap",
-		"/var/vcap/instance/id": "644 root:root", "/var/vcap/bosh/spec.json": "600 root:root",
+		"/var/vcap/jobs": "750 root:vcap", "/var/vcap/packages": "755 root:vcap",
+		"/var/vcap/data/jobs/cycle": "750 root:vcap", "/var/vcap/data/packages/tool": "755 root:vcap",
+		"/var/vcap/jobs/cycle/bin/drain": "750 root:vcap", "/var/vcap/jobs/cycle/monit": "640 root:vcap",
+		"/var/vcap/jobs/cycle/packages/tool/bin/sleeper": "755 root:root",
+		"/var/vcap/data/forker":                          "770 root:vcap", "/var/vcap/data/sys/log/forker": "770 root:vcap",
+		"/var/vcap/data/sys/run/forker": "770 root:vcap",
+		"/var/vcap/instance/id":         "644 root:root", "/var/vcap/bosh/spec.json": "600 root:root",
 	} {
 		if got := strings.TrimSpace(run(t, i, "stat", "-L", "-c", "%a %U:%G", path)); got != want {
 			t.Errorf("%s: got %s, want %s", path, got, want)
@@ -183,7 +191,8 @@ func jobLife(t *testing.T, supervisor string) {
 	if s := stateOf(t, i); s.JobState != "running" || s.processes() != "forker:running" {
 		t.Errorf("after the update: got %s with %s", s.JobState, s.processes())
 	}
-	if got := strings.TrimSpace(run(t, i, "sh", "-c", "ls /var/vcap/jobs /var/vcap/packages /var/vcap/data/jobs /var/vcap/data/packages /var/vcap/jobs/forker/packages | xargs")); got !=
+	if got := strings.TrimSpace(run(t, i, "sh", "-c",
+		"ls /var/vcap/jobs /var/vcap/packages /var/vcap/data/jobs /var/vcap/data/packages /var/vcap/jobs/forker/packages | xargs")); got !=
 		"/var/vcap/data/jobs: cycle forker /var/vcap/data/packages: tool /var/vcap/jobs: cycle forker /var/vcap/jobs/forker/packages: tool /var/vcap/packages: tool" {
 		t.Errorf("after the update: got %s", got)
 	}
@@ -223,17 +232,20 @@ func death(t *testing.T, l *lab.Lab, i *lab.Instance) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	event, err := l.Monitor.Wait(ctx, killed, func(e director.Event) bool {
-		return e.Kind == "alert" && e.Agent == i.AgentID && strings.Contains(strings.ToLower(string(e.Body)), "does not exist")
+		return e.Kind == "alert" && e.Agent == i.AgentID &&
+			strings.Contains(strings.ToLower(string(e.Body)), "does not exist")
 	})
 	if err != nil {
 		t.Fatalf("no alert of a process that died: %v", err)
 	}
 	var a director.Alert
-	if err := json.Unmarshal(event.Body, &a); err != nil || a.Valid() != nil || *a.Severity != 1 || !strings.HasPrefix(a.Title, "forker ("+i.IP+") - ") {
+	if err := json.Unmarshal(event.Body, &a); err != nil || a.Valid() != nil || *a.Severity != 1 ||
+		!strings.HasPrefix(a.Title, "forker ("+i.IP+") - ") {
 		t.Errorf("got alert %s, %v, %v", event.Body, err, a.Valid())
 	}
 	eventually.True(t, "a new process", func() bool {
-		return stateOf(t, i).JobState == "running" && strings.TrimSpace(content(t, i, "/var/vcap/data/sys/run/forker/forker.pid")) != pid
+		return stateOf(t, i).JobState == "running" &&
+			strings.TrimSpace(content(t, i, "/var/vcap/data/sys/run/forker/forker.pid")) != pid
 	})
 }
 
@@ -312,7 +324,8 @@ func errand(t *testing.T, i *lab.Instance) {
 	} else {
 		t.Logf("an errand of 100 MiB of output: the agent grew from %d to %d KiB", before, peak)
 	}
-	if got.ExitCode != 5 || got.Stderr != "problem\n" || !strings.HasPrefix(got.Stdout, "first\nxxx") || !strings.HasSuffix(got.Stdout, "x\nlast\n") {
+	if got.ExitCode != 5 || got.Stderr != "problem\n" || !strings.HasPrefix(got.Stdout, "first\nxxx") ||
+		!strings.HasSuffix(got.Stdout, "x\nlast\n") {
 		t.Errorf("errand: got code %d, stderr %q and %d bytes of output", got.ExitCode, got.Stderr, len(got.Stdout))
 	}
 }
@@ -332,7 +345,8 @@ func fetchedLogs(t *testing.T, l *lab.Lab, i *lab.Instance) {
 	fetched := make(chan error, 1)
 	go func() {
 		fetched <- i.Agent.Into(t.Context(), &got, "fetch_logs_with_signed_url",
-			map[string]any{"signed_url": l.Blobs.SignedURL("PUT", id), "log_type": "job", "filters": []string{}, "blobstore_headers": nil})
+			map[string]any{"signed_url": l.Blobs.SignedURL("PUT", id), "log_type": "job", "filters": []string{},
+				"blobstore_headers": nil})
 	}()
 	progress := 0
 	for ended := false; !ended; {
@@ -396,7 +410,8 @@ func compiled(t *testing.T, l *lab.Lab, i *lab.Instance) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	source, err := release.Package{Name: "src", Files: release.Files{"packaging": "set -e\ncp /var/vcap/packages/dep/word $BOSH_INSTALL_TARGET/result\n"}}.Pack("")
+	source, err := release.Package{Name: "src",
+		Files: release.Files{"packaging": "set -e\ncp /var/vcap/packages/dep/word $BOSH_INSTALL_TARGET/result\n"}}.Pack("")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -408,8 +423,10 @@ func compiled(t *testing.T, l *lab.Lab, i *lab.Instance) {
 		} `json:"result"`
 	}
 	if err := i.Agent.Into(t.Context(), &got, "compile_package_with_signed_url", map[string]any{
-		"package_get_signed_url": l.Blobs.SignedURL("GET", id), "upload_signed_url": l.Blobs.SignedURL("PUT", "compiled"), "digest": digest, "name": "src", "version": "1.1",
-		"deps": map[string]any{"dep": map[string]any{"name": "dep", "version": "1", "sha1": depDigest, "package_get_signed_url": l.Blobs.SignedURL("GET", depID)}},
+		"package_get_signed_url": l.Blobs.SignedURL("GET", id), "upload_signed_url": l.Blobs.SignedURL("PUT", "compiled"),
+		"digest": digest, "name": "src", "version": "1.1",
+		"deps": map[string]any{"dep": map[string]any{"name": "dep", "version": "1", "sha1": depDigest,
+			"package_get_signed_url": l.Blobs.SignedURL("GET", depID)}},
 	}); err != nil {
 		t.Fatal(err)
 	}

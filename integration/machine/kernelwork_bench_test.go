@@ -40,7 +40,8 @@ func (w kernelWork) sum() int64 {
 }
 
 func (w kernelWork) String() string {
-	return fmt.Sprintf("table %s, mkfs %s, mount %s, netlink %s, fsyncs %s, handshake %s; umount %s", short(int(w.Table)), short(int(w.Mkfs)), short(int(w.Mount)),
+	return fmt.Sprintf("table %s, mkfs %s, mount %s, netlink %s, fsyncs %s, handshake %s; umount %s", short(int(w.Table)),
+		short(int(w.Mkfs)), short(int(w.Mount)),
 		short(int(w.Netlink)), short(int(w.Fsyncs)), short(int(w.Handshake)), short(int(w.Unmount)))
 }
 
@@ -85,7 +86,8 @@ func measureKernelWork(b testing.TB, i *lab.Instance) (w kernelWork) {
 		b.Fatal(err)
 	}
 	var out, words bytes.Buffer
-	err = i.Run(b.Context(), machine.Command{Args: []string{path}, Env: []string{kernelWorkDisk + "=" + blank.Path}, Stdout: &out, Stderr: &words})
+	err = i.Run(b.Context(), machine.Command{Args: []string{path}, Env: []string{kernelWorkDisk + "=" + blank.Path},
+		Stdout: &out, Stderr: &words})
 	if err == nil {
 		err = json.Unmarshal(out.Bytes(), &w)
 	}
@@ -134,7 +136,8 @@ func doKernelWork(device string) (w kernelWork, err error) {
 		{&w.Netlink, setAddress},
 		{&w.Fsyncs, func() error {
 			for n := range durableFiles {
-				if err := atomicfile.Write(filepath.Join("/var/vcap/bosh", fmt.Sprintf("alone-%d", n)), make([]byte, 2048), 0o600); err != nil {
+				if err := atomicfile.Write(filepath.Join("/var/vcap/bosh", fmt.Sprintf("alone-%d", n)), make([]byte, 2048),
+					0o600); err != nil {
 					return err
 				}
 			}
@@ -162,7 +165,8 @@ func setAddress() error {
 	if err != nil {
 		return err
 	}
-	route := &netlink.Route{LinkIndex: link.Attrs().Index, Gw: net.IPv4(10, 99, 0, 1), Dst: &net.IPNet{IP: net.IPv4(10, 98, 0, 0), Mask: net.CIDRMask(16, 32)}}
+	route := &netlink.Route{LinkIndex: link.Attrs().Index, Gw: net.IPv4(10, 99, 0, 1),
+		Dst: &net.IPNet{IP: net.IPv4(10, 98, 0, 0), Mask: net.CIDRMask(16, 32)}}
 	return errors.Join(netlink.LinkSetUp(link), netlink.AddrReplace(link, address), netlink.RouteReplace(route))
 }
 
@@ -201,7 +205,8 @@ func handshake() error {
 		_, err := s.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: roots})
 		return err
 	}
-	conn, err := nats.Connect(mbus.URLs[0], nats.Secure(&tls.Config{Certificates: []tls.Certificate{pair}, InsecureSkipVerify: true, VerifyConnection: verify}))
+	conn, err := nats.Connect(mbus.URLs[0], nats.Secure(&tls.Config{Certificates: []tls.Certificate{pair},
+		InsecureSkipVerify: true, VerifyConnection: verify}))
 	if err != nil {
 		return err
 	}

@@ -108,7 +108,8 @@ func killAtRandom(t *testing.T, times int) {
 	}
 	t.Logf("of %d kills %d hit a boot, %d of them a first one", machines*killsPerMachine, hits, firstHits)
 	if hits < machines*killsPerMachine/2 || firstHits == 0 {
-		t.Errorf("%d of %d kills hit a boot, %d a first one; want half of them, and a first one", hits, machines*killsPerMachine, firstHits)
+		t.Errorf("%d of %d kills hit a boot, %d a first one; want half of them, and a first one", hits,
+			machines*killsPerMachine, firstHits)
 	}
 }
 

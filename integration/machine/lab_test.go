@@ -64,7 +64,8 @@ func TestMachinePower(t *testing.T) {
 	if err := i.Run(within(), machine.Command{Args: []string{"true"}}); !errors.Is(err, machine.ErrNotRunning) {
 		t.Errorf("a program in a stopped machine: %v, want %v", err, machine.ErrNotRunning)
 	}
-	if data, err := i.ReadFile("/var/vcap/bosh/etc/operating_system"); err != nil || strings.TrimSpace(string(data)) != "ubuntu" {
+	if data, err := i.ReadFile("/var/vcap/bosh/etc/operating_system"); err != nil ||
+		strings.TrimSpace(string(data)) != "ubuntu" {
 		t.Errorf("a file of a stopped machine: %q (%v), want ubuntu", data, err)
 	}
 	if err := i.Reboot(within()); err != nil { // which starts a machine that is off
@@ -177,9 +178,11 @@ func TestMachineDisks(t *testing.T) {
 // machine's.
 func TestMachineMayNotSwap(t *testing.T) {
 	t.Parallel()
-	i := start(t, newLab(t), lab.VM{Ephemeral: 2 * lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.swap_size", 256) }})
+	i := start(t, newLab(t), lab.VM{Ephemeral: 2 * lab.GiB,
+		Edit: func(d lab.Document) { d.Set("env.bosh.swap_size", 256) }})
 	ready(t, i)
-	if got := run(t, i, "journalctl", "--no-pager", "--unit=bosh-agent"); !strings.Contains(got, "swap is not permitted here") {
+	if got := run(t, i, "journalctl", "--no-pager", "--unit=bosh-agent"); !strings.Contains(got,
+		"swap is not permitted here") {
 		t.Errorf("the agent does not say that it has no swap: %s", got)
 	}
 	swaps, err := os.ReadFile("/proc/swaps")
@@ -203,7 +206,8 @@ func TestMachineDisksOutliveMachines(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = exec.Command("ip", "netns", "delete", foreign).Run() })
 	path := first.Disks()[0].Path
-	run(t, first, "sh", "-c", fmt.Sprintf("mkfs.ext4 -q %[1]s && mount %[1]s /mnt && echo kept >/mnt/file && umount /mnt", path))
+	run(t, first, "sh", "-c", fmt.Sprintf("mkfs.ext4 -q %[1]s && mount %[1]s /mnt && echo kept >/mnt/file && umount /mnt",
+		path))
 	if err := first.RemoveKeepingDisks(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -215,7 +219,8 @@ func TestMachineDisksOutliveMachines(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := run(t, second, "sh", "-c", fmt.Sprintf("mount %v /mnt && cat /mnt/file; umount /mnt", hint)); got != "kept\n" {
+	if got := run(t, second, "sh", "-c", fmt.Sprintf("mount %v /mnt && cat /mnt/file; umount /mnt",
+		hint)); got != "kept\n" {
 		t.Errorf("the disk holds %q, want what the first machine wrote", got)
 	}
 	// By DHCP, though the first machine had a lease for it.
@@ -274,7 +279,8 @@ func TestMachineNATSProgram(t *testing.T) {
 func traces(t *testing.T) string {
 	t.Helper()
 	var all []string
-	for _, pattern := range []string{"/run/netns/*", "/run/cambium-lab/*", "/sys/block/loop*/loop/backing_file", "/sys/fs/cgroup/*/cambium-*",
+	for _, pattern := range []string{"/run/netns/*", "/run/cambium-lab/*", "/sys/block/loop*/loop/backing_file",
+		"/sys/fs/cgroup/*/cambium-*",
 		"/run/systemd/nspawn/propagate/*"} {
 		found, err := filepath.Glob(pattern)
 		if err != nil {
@@ -299,7 +305,8 @@ func TestMachineCrash(t *testing.T) {
 	containers.Need(t)
 	bin := buildLab(t)
 	dir, name := t.TempDir(), fmt.Sprintf("c%d", os.Getpid())
-	holder := exec.Command(bin, "up", "--foreground", "--dir", dir, "--lab", name, "--agent", labtest.Agent(t), "--disk", "1G", "--json")
+	holder := exec.Command(bin, "up", "--foreground", "--dir", dir, "--lab", name, "--agent", labtest.Agent(t), "--disk",
+		"1G", "--json")
 	holder.Stderr = os.Stderr
 	out, err := holder.StdoutPipe()
 	if err != nil {

@@ -43,8 +43,9 @@ func jammy(t *testing.T) lookAlike {
 		textFile("/etc/systemd/system/bosh-agent.service.d/jammy.conf", "[Unit]\nConditionPathExists=!/etc/sv/agent\n"),
 		textFile("/etc/systemd/system/monit.service", "[Service]\nExecStart=/bin/false\n"),
 		textFile("/etc/systemd/system/multi-user.target.d/runit.conf", "[Unit]\nWants=runit.service\n"),
-		textFile("/etc/systemd/system/runit.service", "[Unit]\nWants=monit-proxy.service\nAfter=sysinit.target dbus.socket\n[Service]\n"+
-			"ExecStartPre="+bin+"make-group\nExecStartPre="+bin+"make-virtual\nExecStart=/usr/sbin/runsvdir-start\nRestart=always\nKillMode=process\n"),
+		textFile("/etc/systemd/system/runit.service",
+			"[Unit]\nWants=monit-proxy.service\nAfter=sysinit.target dbus.socket\n[Service]\n"+
+				"ExecStartPre="+bin+"make-group\nExecStartPre="+bin+"make-virtual\nExecStart=/usr/sbin/runsvdir-start\nRestart=always\nKillMode=process\n"),
 		script("/usr/sbin/runsvdir-start", "mkdir -p /etc/service\nln -sfn /etc/sv/agent /etc/service/agent\nmountpoint -q /var/vcap/data/sys/run || rm -f /etc/service/monit\n"+
 			"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\nexec env - PATH=$PATH runsvdir -P /etc/service"),
 		script("/etc/sv/agent/run", "exec 2>&1\nexport PATH=/var/vcap/bosh/bin:$PATH\ncd /var/vcap/bosh\nexec nice -n -15 "+bin+"bosh-agent -P $(cat /var/vcap/bosh/etc/operating_system) -C /var/vcap/bosh/agent.json"),
@@ -68,7 +69,8 @@ func jammy(t *testing.T) lookAlike {
 		}
 		files = append(files, machine.File{Path: "/usr/bin/" + program, Mode: 0o755, Data: data})
 	}
-	return lookAlike{files: files, restart: []string{"sv", "-w", "30", "restart", "agent"}, pid: []string{"cat", "/etc/service/agent/supervise/pid"}, log: "current"}
+	return lookAlike{files: files, restart: []string{"sv", "-w", "30", "restart", "agent"},
+		pid: []string{"cat", "/etc/service/agent/supervise/pid"}, log: "current"}
 }
 
 const nobleStart = `ExecStart=/bin/bash -c 'PATH=/var/vcap/bosh/bin:$PATH exec nice -n -15 /var/vcap/bosh/bin/bosh-agent -P $(cat /var/vcap/bosh/etc/operating_system) -C /var/vcap/bosh/agent.json'
@@ -94,7 +96,9 @@ Alias=agent.service
 		// What the lab's installer has put there is its own supervisor.
 		script("/var/vcap/bosh/bin/monit", `exec /usr/bin/monit "$@"`),
 		// In place of the baseline's on other machines.
-		textFile("/etc/systemd/system/bosh-agent.service.d/noble.conf", "[Service]\nExecStart=\n"+nobleStart)}, restart: []string{"systemctl", "restart", "bosh-agent"}, pid: []string{"systemctl", "show", "-P", "MainPID", "bosh-agent"}, log: "current",
+		textFile("/etc/systemd/system/bosh-agent.service.d/noble.conf", "[Service]\nExecStart=\n"+nobleStart)},
+		restart: []string{"systemctl", "restart", "bosh-agent"},
+		pid:     []string{"systemctl", "show", "-P", "MainPID", "bosh-agent"}, log: "current",
 		// The proxy has the port of stemcells' monit, which the supervisor serves by itself.
 		own: []string{"sh", "-ec", `d=/run/systemd/system; mkdir -p $d/bosh-agent.service.d $d/monit-proxy.service.d
 printf '[Unit]\nConditionPathExists=/absent\n' >$d/monit-proxy.service.d/own.conf

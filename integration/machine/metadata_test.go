@@ -37,7 +37,8 @@ table ip other {
 end`)
 	}
 	other()
-	vcap, bpm := []string{"runuser", "-u", "vcap", "--"}, []string{"systemd-run", "-q", "--scope", "--slice=system", "runuser", "-u", "vcap", "--"}
+	vcap, bpm := []string{"runuser", "-u", "vcap", "--"},
+		[]string{"systemd-run", "-q", "--scope", "--slice=system", "runuser", "-u", "vcap", "--"}
 	users := map[string][]string{"root": nil, "vcap": vcap, "nobody": {"runuser", "-u", "nobody", "--"}, "bpm": bpm,
 		"container": {"ip", "netns", "exec", "container"}}
 	look := func(when, jobs string) {

@@ -42,7 +42,8 @@ func restart(t *testing.T, i *lab.Instance) {
 func wantPlan(t *testing.T, i *lab.Instance, want ...string) {
 	t.Helper()
 	eventually.True(t, fmt.Sprintf("a plan of %q for the network", want), func() bool {
-		out, err := i.Output(t.Context(), "/var/vcap/bosh/bin/bosh-agent", "plan", "-C", "/var/vcap/bosh/agent.json", "--json")
+		out, err := i.Output(t.Context(), "/var/vcap/bosh/bin/bosh-agent", "plan", "-C", "/var/vcap/bosh/agent.json",
+			"--json")
 		var p labtest.PlannedBoot
 		if jsonErr := json.Unmarshal([]byte(out), &p); jsonErr != nil {
 			t.Fatalf("agent plan: %v, %v: %s", err, jsonErr, out)
@@ -96,7 +97,10 @@ func TestMachineNetworkOfTheAgent(t *testing.T) {
 	ready(t, i)
 	wantAddresses(t, i, "reboot", own, "10.88.0.200/24")
 
-	if err := i.Change(t.Context(), func(d lab.Document) { delete(d["networks"].(map[string]any), "second") }); err != nil {
+	if err := i.Change(t.Context(), func(d lab.Document) {
+		delete(d["networks"].(map[string]any),
+			"second")
+	}); err != nil {
 		t.Fatal(err)
 	}
 	restart(t, i)

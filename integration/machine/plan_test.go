@@ -39,7 +39,8 @@ func doneAsPlanned(t *testing.T, i *lab.Instance, when string, want ...string) l
 }
 
 // endedAsPlanned waits for a boot that came to this state and to what was planned before it.
-func endedAsPlanned(t *testing.T, i *lab.Instance, when string, state status.State) (p labtest.PlannedBoot, d status.Document) {
+func endedAsPlanned(t *testing.T, i *lab.Instance, when string, state status.State) (p labtest.PlannedBoot,
+	d status.Document) {
 	t.Helper()
 	eventually.Nil(t, when+": a boot that does what was planned", func() error {
 		d = agentStatus(t, i) // what is deferred until the verdict is recorded a moment later
@@ -89,17 +90,21 @@ func TestMachinePlanIsWhatBootDoes(t *testing.T) {
 
 // planOneMachine follows one machine through its life.
 func planOneMachine(t *testing.T, l *lab.Lab) {
-	i := start(t, l, lab.VM{Ephemeral: 4 * lab.GiB, Files: slices.Concat(hooks(), removable, []machine.File{labtest.PlanFirst})})
+	i := start(t, l, lab.VM{Ephemeral: 4 * lab.GiB,
+		Files: slices.Concat(hooks(), removable, []machine.File{labtest.PlanFirst})})
 	defer remove(t, i)
 	first := doneAsPlanned(t, i, "static network, blank ephemeral disk",
-		"runtime-hook: run /var/vcap/bosh/bin/bosh-agent-rc", "settings: write /var/vcap/bosh/settings.json", "passwords: set password of vcap",
+		"runtime-hook: run /var/vcap/bosh/bin/bosh-agent-rc", "settings: write /var/vcap/bosh/settings.json",
+		"passwords: set password of vcap",
 		"hostname: set host name to "+i.AgentID, "hostname: write /etc/hosts", "network: add address "+i.IP+"/24",
 		"ephemeral-disk: create GPT", "ephemeral-disk: mount on /var/vcap/data",
-		"directories: make directory /var/vcap/data/sys", "directories: bind /var/vcap/data/root_log to /var/log", "supervisor: start monit",
+		"directories: make directory /var/vcap/data/sys", "directories: bind /var/vcap/data/root_log to /var/log",
+		"supervisor: start monit",
 		"audit: run /var/vcap/bosh/bin/bosh-start-logging-and-auditing")
 	for _, s := range first.Plan {
 		for _, c := range s.Changes {
-			if below := strings.Contains(c.Text, " /var/vcap/data/"); s.Step == "directories" && (c.After == "ephemeral-disk") != below {
+			if below := strings.Contains(c.Text, " /var/vcap/data/"); s.Step == "directories" &&
+				(c.After == "ephemeral-disk") != below {
 				t.Errorf("%s: planned after %q", c.Text, c.After)
 			}
 			if runs := strings.HasPrefix(c.Text, "run ") || c.Text == "start monit"; runs && !c.Runs {
@@ -119,15 +124,19 @@ func planOneMachine(t *testing.T, l *lab.Lab) {
 	}
 
 	change(t, i, func(d lab.Document) {
-		d.Set("env.bosh.password", "$6$salt$hash").Set("env.bosh.authorized_keys", []string{"ssh-ed25519 ENV"}).Set("env.bosh.ipv6.enable", true)
-		d.Set("env.bosh.ntp", []string{"10.99.0.123"}).Set("env.bosh.remove_dev_tools", true).Set("env.bosh.remove_static_libraries", true)
+		d.Set("env.bosh.password", "$6$salt$hash").Set("env.bosh.authorized_keys",
+			[]string{"ssh-ed25519 ENV"}).Set("env.bosh.ipv6.enable", true)
+		d.Set("env.bosh.ntp", []string{"10.99.0.123"}).Set("env.bosh.remove_dev_tools",
+			true).Set("env.bosh.remove_static_libraries", true)
 	})
-	doneAsPlanned(t, i, "keys, passwords, IPv6, time servers, dev tools", "passwords: set password of root", "env-keys: set authorized keys of vcap",
+	doneAsPlanned(t, i, "keys, passwords, IPv6, time servers, dev tools", "passwords: set password of root",
+		"env-keys: set authorized keys of vcap",
 		"time: write /var/vcap/bosh/etc/ntpserver", "dev-tools: remove")
 	nothingIsPlanned(t, i, "further settings")
 
 	change(t, i, func(d lab.Document) {
-		d.Set("networks.second", map[string]any{"type": "manual", "ip": "fd88::77", "netmask": "ffff:ffff:ffff:ffff::", "mac": i.MAC(0).String()})
+		d.Set("networks.second", map[string]any{"type": "manual", "ip": "fd88::77", "netmask": "ffff:ffff:ffff:ffff::",
+			"mac": i.MAC(0).String()})
 	})
 	doneAsPlanned(t, i, "second network, IPv6", "network: add address fd88::77/64")
 	nothingIsPlanned(t, i, "second network")
@@ -174,11 +183,13 @@ func change(t *testing.T, i *lab.Instance, edit func(lab.Document)) {
 // planLeases changes from a static address to a lease: before its first boot, a machine whose source
 // needs a network has nothing to plan by.
 func planLeases(t *testing.T, l *lab.Lab) {
-	i := start(t, l, lab.VM{Source: lab.HTTP, PublicKey: "ssh-ed25519 IAAS", Ephemeral: lab.GiB, Files: []machine.File{labtest.PlanFirst}})
+	i := start(t, l, lab.VM{Source: lab.HTTP, PublicKey: "ssh-ed25519 IAAS", Ephemeral: lab.GiB,
+		Files: []machine.File{labtest.PlanFirst}})
 	defer remove(t, i)
 	ready(t, i)
 	ended(t, i) // the resolver's files are written in the background
-	if said := run(t, i, "cat", "/run/plan.json", "/run/plan.err"); !strings.Contains(said, "network") || !strings.Contains(said, "exit 1") {
+	if said := run(t, i, "cat", "/run/plan.json", "/run/plan.err"); !strings.Contains(said, "network") ||
+		!strings.Contains(said, "exit 1") {
 		t.Errorf("without a network the plan is %s, want an error and why", said)
 	}
 	nothingIsPlanned(t, i, "static address")
@@ -203,10 +214,12 @@ func planWithoutDisk(t *testing.T, l *lab.Lab) {
 // planInMemory keeps settings and jobs in memory.
 func planInMemory(t *testing.T, l *lab.Lab) {
 	i := start(t, l, lab.VM{Ephemeral: lab.GiB, Files: []machine.File{labtest.PlanFirst}, Edit: func(d lab.Document) {
-		d.Set("env.bosh.agent.settings.tmpfs", true).Set("env.bosh.job_dir.tmpfs", true).Set("env.bosh.job_dir.tmpfs_size", "32m").Set("env.bosh.swap_size", 0)
+		d.Set("env.bosh.agent.settings.tmpfs", true).Set("env.bosh.job_dir.tmpfs", true).Set("env.bosh.job_dir.tmpfs_size",
+			"32m").Set("env.bosh.swap_size", 0)
 	}})
 	defer remove(t, i)
-	doneAsPlanned(t, i, "settings and jobs in memory", "settings: mount tmpfs at", "directories: mount tmpfs at /var/vcap/data/jobs, size 32m", "boot-once: write")
+	doneAsPlanned(t, i, "settings and jobs in memory", "settings: mount tmpfs at",
+		"directories: mount tmpfs at /var/vcap/data/jobs, size 32m", "boot-once: write")
 	nothingIsPlanned(t, i, "in memory")
 }
 

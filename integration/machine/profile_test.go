@@ -63,7 +63,8 @@ func dockerProfile(t *testing.T, capabilities ...string) (allowed []string) {
 	has := func(capability string) bool { return slices.Contains(capabilities, capability) }
 	for _, rule := range profile.Syscalls {
 		applies := len(rule.Includes.Arches) == 0 || slices.Contains(rule.Includes.Arches, "amd64")
-		if rule.Action == "SCMP_ACT_ALLOW" && applies && !slices.ContainsFunc(rule.Excludes.Caps, has) && (len(rule.Includes.Caps) == 0 || slices.ContainsFunc(rule.Includes.Caps, has)) {
+		if rule.Action == "SCMP_ACT_ALLOW" && applies && !slices.ContainsFunc(rule.Excludes.Caps, has) &&
+			(len(rule.Includes.Caps) == 0 || slices.ContainsFunc(rule.Includes.Caps, has)) {
 			allowed = append(allowed, rule.Names...)
 		}
 	}
@@ -74,7 +75,8 @@ func dockerProfile(t *testing.T, capabilities ...string) (allowed []string) {
 // is published, and without the calls that garden denies. Where mounting is denied the verdict says so; otherwise the machine
 // boots.
 func TestNightlyContainerProfiles(t *testing.T) {
-	mounting := []string{"CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_SYS_CHROOT", "CAP_SYS_BOOT", "CAP_SYS_NICE", "CAP_SYS_RESOURCE"}
+	mounting := []string{"CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_SYS_CHROOT", "CAP_SYS_BOOT", "CAP_SYS_NICE",
+		"CAP_SYS_RESOURCE"}
 	mayMount := dockerProfile(t, mounting...)
 	l := newLab(t)
 	for _, c := range []struct {
@@ -86,8 +88,9 @@ func TestNightlyContainerProfiles(t *testing.T) {
 		{"garden", "SystemCallFilter=~" + gardenDenies, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			i := start(t, l, lab.VM{Name: c.name, Ephemeral: lab.GiB, Files: []machine.File{{Path: "/etc/systemd/system/bosh-agent.service.d/deny.conf", Mode: 0o644,
-				Data: []byte("[Service]\nSystemCallErrorNumber=EPERM\n" + c.filter + "\n")}}})
+			i := start(t, l, lab.VM{Name: c.name, Ephemeral: lab.GiB,
+				Files: []machine.File{{Path: "/etc/systemd/system/bosh-agent.service.d/deny.conf", Mode: 0o644,
+					Data: []byte("[Service]\nSystemCallErrorNumber=EPERM\n" + c.filter + "\n")}}})
 			if c.boots {
 				ready(t, i)
 			}
@@ -102,7 +105,8 @@ func TestNightlyContainerProfiles(t *testing.T) {
 				}
 				return
 			}
-			if d.State != status.Failed || !strings.Contains(d.Verdict, "mount") || !strings.Contains(d.Verdict, "operation not permitted: if this is a container") {
+			if d.State != status.Failed || !strings.Contains(d.Verdict, "mount") ||
+				!strings.Contains(d.Verdict, "operation not permitted: if this is a container") {
 				t.Errorf("the machine is %s, %q; want a verdict that mounting is not permitted, and what to do", d.State, d.Verdict)
 			}
 			if !slices.ContainsFunc(d.Warnings, func(w string) bool {

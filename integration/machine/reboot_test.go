@@ -97,7 +97,8 @@ func wantAccount(t *testing.T, l *lab.Lab, i *lab.Instance, since time.Time, tex
 // rebootAlerts returns the alerts about reboots.
 func rebootAlerts(l *lab.Lab, i *lab.Instance, since time.Time) (alerts []string) {
 	for _, e := range l.Monitor.Events() {
-		if e.Kind == "alert" && e.Agent == i.AgentID && e.Time.After(since) && strings.Contains(string(e.Body), "the machine was rebooted") {
+		if e.Kind == "alert" && e.Agent == i.AgentID && e.Time.After(since) &&
+			strings.Contains(string(e.Body), "the machine was rebooted") {
 			alerts = append(alerts, string(e.Body))
 		}
 	}

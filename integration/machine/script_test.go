@@ -55,11 +55,13 @@ start) inherited >/var/vcap/data/job.inherited; setsid sleep 10000 </dev/null >/
 stop) kill "$(cat /var/vcap/sys/run/probe/probe.pid)"; rm -f /var/vcap/sys/run/probe/probe.pid ;;
 esac
 `}}
-	m := release.Manifest{Name: "probe", Groups: []release.Group{{Name: "probe", Instances: 1, EphemeralDisk: 2048, Jobs: []release.Job{job}}}}
+	m := release.Manifest{Name: "probe", Groups: []release.Group{{Name: "probe", Instances: 1, EphemeralDisk: 2048,
+		Jobs: []release.Job{job}}}}
 	err := l.Deploy(t.Context(), m, nil)
 	i := l.Machines()["probe-0"]
 	if err != nil {
-		t.Fatalf("%v\n%s", err, run(t, i, "sh", "-c", "cat /var/vcap/sys/log/probe/pre-start.stderr.log /var/vcap/data/probe.out"))
+		t.Fatalf("%v\n%s", err, run(t, i, "sh", "-c",
+			"cat /var/vcap/sys/log/probe/pre-start.stderr.log /var/vcap/data/probe.out"))
 	}
 	labtest.Explain(t, i)
 	got := map[string][]string{}
@@ -67,7 +69,8 @@ esac
 		words := strings.Fields(line)
 		got[words[0]] = words[1:]
 	}
-	for key, want := range map[string]string{"sigpipe": "141", "sudo": "vcap", "forward": "1", "tmpdir": "/var/vcap/data/tmp", "program": "executed"} {
+	for key, want := range map[string]string{"sigpipe": "141", "sudo": "vcap", "forward": "1",
+		"tmpdir": "/var/vcap/data/tmp", "program": "executed"} {
 		if value := strings.Join(got[key], " "); value != want {
 			t.Errorf("%s is %q in a pre-start, want %q", key, value, want)
 		}
@@ -80,7 +83,8 @@ esac
 		Stdout   string `json:"stdout"`
 		ExitCode int    `json:"exit_code"`
 	}
-	if err := i.Agent.Into(t.Context(), &errand, "run_errand", "probe"); err != nil || errand.ExitCode != 0 || errand.Stdout != "tmpdir /var/vcap/data/tmp\n" {
+	if err := i.Agent.Into(t.Context(), &errand, "run_errand", "probe"); err != nil || errand.ExitCode != 0 ||
+		errand.Stdout != "tmpdir /var/vcap/data/tmp\n" {
 		t.Errorf("errand: %+v, %v", errand, err)
 	}
 	source, err := release.Package{Name: "src", Files: release.Files{"packaging": "set -eu\n" + inherited + `inherited >/var/vcap/data/compilation.inherited
@@ -91,11 +95,14 @@ touch $BOSH_INSTALL_TARGET/made
 		t.Fatal(err)
 	}
 	id, digest := putBlob(t, l, source)
-	if _, err := i.Agent.Do(t.Context(), "compile_package_with_signed_url", map[string]any{"package_get_signed_url": l.Blobs.SignedURL("GET", id),
-		"upload_signed_url": l.Blobs.SignedURL("PUT", "compiled"), "digest": digest, "name": "src", "version": "1", "deps": map[string]any{}}); err != nil {
+	if _, err := i.Agent.Do(t.Context(), "compile_package_with_signed_url",
+		map[string]any{"package_get_signed_url": l.Blobs.SignedURL("GET", id),
+			"upload_signed_url": l.Blobs.SignedURL("PUT", "compiled"), "digest": digest, "name": "src", "version": "1",
+			"deps": map[string]any{}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := i.WriteFile(machine.File{Path: "/root/service", Data: []byte(inherited + "inherited >/var/vcap/data/service.inherited\n"), Mode: 0o600}); err != nil {
+	if err := i.WriteFile(machine.File{Path: "/root/service",
+		Data: []byte(inherited + "inherited >/var/vcap/data/service.inherited\n"), Mode: 0o600}); err != nil {
 		t.Fatal(err)
 	}
 	run(t, i, "systemd-run", "--wait", "--quiet", "--nice=0", "bash", "/root/service") // the default, also where these tests run with another

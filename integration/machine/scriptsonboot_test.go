@@ -185,7 +185,8 @@ func scriptsOnBoot(t *testing.T, supervisor string) {
 // scriptAlerts counts the alerts about scripts.
 func scriptAlerts(l *lab.Lab, i *lab.Instance, since time.Time) (n int) {
 	for _, e := range l.Monitor.Events() {
-		if e.Kind == "alert" && e.Agent == i.AgentID && e.Time.After(since) && strings.Contains(string(e.Body), "failed after the boot") {
+		if e.Kind == "alert" && e.Agent == i.AgentID && e.Time.After(since) &&
+			strings.Contains(string(e.Body), "failed after the boot") {
 			n++
 		}
 	}

@@ -17,7 +17,8 @@ import (
 func TestMachineDiskThatDidNotGrow(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	i := start(t, l, lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.persistent_disk_partitioner", "sfdisk") }})
+	i := start(t, l, lab.VM{Ephemeral: lab.GiB,
+		Edit: func(d lab.Document) { d.Set("env.persistent_disk_partitioner", "sfdisk") }})
 	ready(t, i)
 	mountNew(t, i)
 	awaitRoot(t, i, 0, "state: ready")
@@ -71,7 +72,8 @@ func TestMachineDiskThatDidNotGrow(t *testing.T) {
 // shortfallAlert returns the id of an alert about the store of a machine.
 func shortfallAlert(t *testing.T, i *lab.Instance, e director.Event) (id string, found bool) {
 	t.Helper()
-	if e.Kind != "alert" || e.Agent != i.AgentID || !strings.Contains(string(e.Body), "/var/vcap/store is smaller than its disk: ") {
+	if e.Kind != "alert" || e.Agent != i.AgentID ||
+		!strings.Contains(string(e.Body), "/var/vcap/store is smaller than its disk: ") {
 		return "", false
 	}
 	var alert director.Alert

@@ -31,13 +31,16 @@ func TestMachineSlice(t *testing.T) {
 			PrefixLen int    `json:"prefixlen"`
 		} `json:"addr_info"`
 	}
-	if err := json.Unmarshal([]byte(run(t, i, "ip", "-json", "-4", "address", "show", "dev", "eth0")), &links); err != nil {
+	if err := json.Unmarshal([]byte(run(t, i, "ip", "-json", "-4", "address", "show", "dev", "eth0")),
+		&links); err != nil {
 		t.Fatal(err)
 	}
-	if len(links) != 1 || len(links[0].AddrInfo) != 1 || links[0].AddrInfo[0].Local != i.IP || links[0].AddrInfo[0].PrefixLen != 24 {
+	if len(links) != 1 || len(links[0].AddrInfo) != 1 || links[0].AddrInfo[0].Local != i.IP ||
+		links[0].AddrInfo[0].PrefixLen != 24 {
 		t.Errorf("eth0 has %+v, want %s/24 alone", links, i.IP)
 	}
-	if route := run(t, i, "ip", "-4", "route", "show", "default"); !strings.Contains(route, "via "+lab.Gateway+" dev eth0") {
+	if route := run(t, i, "ip", "-4", "route", "show", "default"); !strings.Contains(route,
+		"via "+lab.Gateway+" dev eth0") {
 		t.Errorf("default route is %q, want via %s dev eth0", route, lab.Gateway)
 	}
 	mount := strings.Fields(run(t, i, "findmnt", "-n", "-o", "SOURCE,FSTYPE", "/var/vcap/data"))
@@ -52,7 +55,8 @@ func TestMachineSlice(t *testing.T) {
 	}
 	// READY=1 follows the first pong.
 	eventually.True(t, "active units agent and bosh-agent", func() bool {
-		_, err := i.Output(t.Context(), "sh", "-ec", "systemctl is-active agent.service; systemctl is-active bosh-agent.service")
+		_, err := i.Output(t.Context(), "sh", "-ec",
+			"systemctl is-active agent.service; systemctl is-active bosh-agent.service")
 		return err == nil
 	})
 	t.Run("blocks of the pages", func(t *testing.T) { documentedBlocks(t, i) })

@@ -129,7 +129,8 @@ func TestMachineSoakDeployments(t *testing.T) {
 	running.Wait()
 	s.counts.Range(func(name, count any) bool { t.Logf("%v: %d", name, *count.(*int)); return true })
 	if slices.Sort(s.returns); len(s.returns) > 0 {
-		t.Logf("agents were subscribed again %v (median), %v (longest) after the return of NATS", s.returns[len(s.returns)/2].Round(time.Millisecond), s.returns[len(s.returns)-1].Round(time.Millisecond))
+		t.Logf("agents were subscribed again %v (median), %v (longest) after the return of NATS",
+			s.returns[len(s.returns)/2].Round(time.Millisecond), s.returns[len(s.returns)-1].Round(time.Millisecond))
 	}
 	s.checkAlerts()
 	for _, one := range s.slots {
@@ -176,7 +177,8 @@ func (s *soak) lost(agent, method string, sent time.Time) {
 	defer s.mu.Unlock()
 	outages := s.outages[agent]
 	if !slices.ContainsFunc(outages, func(o *span) bool { return o.holds(sent) }) {
-		s.t.Errorf("%s to %s, published at %s, has no answer, and the agent was subscribed; it was not at %v", method, agent, sent.Format(time.StampMilli), outages)
+		s.t.Errorf("%s to %s, published at %s, has no answer, and the agent was subscribed; it was not at %v", method, agent,
+			sent.Format(time.StampMilli), outages)
 	}
 }
 
@@ -234,7 +236,8 @@ func (s *soak) count(name string) {
 
 // expect compares the instance with what it should be. A first recreation that was cut short has not written to the store.
 func (s *soak) expect(ctx context.Context, one *slot) error {
-	out, err := one.i.Output(ctx, "sh", "-ec", "mountpoint -q /var/vcap/store; cd /var/vcap/store; test ! -e kept || cat kept")
+	out, err := one.i.Output(ctx, "sh", "-ec",
+		"mountpoint -q /var/vcap/store; cd /var/vcap/store; test ! -e kept || cat kept")
 	if err == nil && out != one.kept {
 		err = fmt.Errorf("the store holds %q, want %q", out, one.kept)
 	}

@@ -108,7 +108,8 @@ func cutAfterStarts(t *testing.T, supervisor string, cuts int) {
 			eventually.True(t, "the job to run", func() bool { return jobStateOf(t, ctx, i) == "running" })
 		}
 	}
-	t.Logf("of %d cuts %d came after a start that monit had not recorded, and %d boots had to start the job again", cuts, hit, repeats)
+	t.Logf("of %d cuts %d came after a start that monit had not recorded, and %d boots had to start the job again", cuts,
+		hit, repeats)
 	if hit == 0 && supervisor == "monit" { // the agent's own records a start at once
 		t.Error("monit had recorded every start before the cut: nothing was shown")
 	}

@@ -33,7 +33,8 @@ func TestMachineStatus(t *testing.T) {
 		wantScreen(t, good, "vcap", 0, "state: ready after ", "bus: connected to 10.88.0.1:", "settings: File ")
 		// Told after the first pong.
 		eventually.True(t, "systemd to show the state", func() bool {
-			return strings.HasPrefix(run(t, good, "systemctl", "show", "-P", "StatusText", "bosh-agent"), "ready; bus: connected to 10.88.0.1:")
+			return strings.HasPrefix(run(t, good, "systemctl", "show", "-P", "StatusText", "bosh-agent"),
+				"ready; bus: connected to 10.88.0.1:")
 		})
 		for _, line := range strings.Split(screenOf(t, good, "vcap", "status -v"), "\n") {
 			if len([]rune(line)) > 80 {
@@ -43,8 +44,10 @@ func TestMachineStatus(t *testing.T) {
 	})
 	t.Run("as vcap", func(t *testing.T) { seesLess(t, good) })
 	t.Run("wrong authority", func(t *testing.T) {
-		awaitScreen(t, distrusting, 3, "state: degraded", "bus: refused, 10.88.0.1:", "tries: the agent does not trust the server's certificate: x509: ")
-		if got := run(t, distrusting, "systemctl", "show", "-P", "StatusText", "-P", "ActiveState", "bosh-agent"); !strings.Contains(got, "degraded; bus: refused, 10.88.0.1:") || !strings.Contains(got, "active\n") {
+		awaitScreen(t, distrusting, 3, "state: degraded", "bus: refused, 10.88.0.1:",
+			"tries: the agent does not trust the server's certificate: x509: ")
+		if got := run(t, distrusting, "systemctl", "show", "-P", "StatusText", "-P", "ActiveState",
+			"bosh-agent"); !strings.Contains(got, "degraded; bus: refused, 10.88.0.1:") || !strings.Contains(got, "active\n") {
 			t.Errorf("systemd shows %q, want an active unit", got)
 		}
 		console := run(t, distrusting, "journalctl", "-q", "-b", "-o", "cat", "-u", "bosh-agent")

@@ -98,7 +98,8 @@ func (s *emptyStore) heartbeat(state string) {
 	defer cancel()
 	var beat director.Heartbeat
 	if _, err := s.l.Monitor.Wait(ctx, s.since, func(e director.Event) bool {
-		return e.Kind == "heartbeat" && e.Agent == s.i.AgentID && json.Unmarshal(e.Body, &beat) == nil && beat.JobState == state
+		return e.Kind == "heartbeat" && e.Agent == s.i.AgentID && json.Unmarshal(e.Body, &beat) == nil &&
+			beat.JobState == state
 	}); err != nil {
 		s.t.Errorf("no heartbeat with the state %s, the last with %q: %v", state, beat.JobState, err)
 	}
@@ -107,7 +108,8 @@ func (s *emptyStore) heartbeat(state string) {
 // alerts are those of the phase.
 func (s *emptyStore) alerts() (found []string) {
 	for _, e := range s.l.Monitor.Events() {
-		if e.Kind == "alert" && e.Agent == s.i.AgentID && e.Time.After(s.since) && strings.Contains(string(e.Body), status.JobsWithheld) {
+		if e.Kind == "alert" && e.Agent == s.i.AgentID && e.Time.After(s.since) &&
+			strings.Contains(string(e.Body), status.JobsWithheld) {
 			found = append(found, string(e.Body))
 		}
 	}
@@ -131,7 +133,8 @@ func (s *emptyStore) wantPhase(reason string) {
 	for _, method := range []string{"start", "run_errand"} {
 		got, err := s.i.Agent.Do(t.Context(), method)
 		var exception *director.Exception
-		if !errors.As(err, &exception) || !strings.Contains(exception.Message, status.JobsWithheld) || !strings.Contains(exception.Message, s.cid) || !strings.Contains(exception.Message, reason) {
+		if !errors.As(err, &exception) || !strings.Contains(exception.Message, status.JobsWithheld) ||
+			!strings.Contains(exception.Message, s.cid) || !strings.Contains(exception.Message, reason) {
 			t.Errorf("%s = %s, %v; want an exception with %q", method, got, err, reason)
 		}
 	}
@@ -209,7 +212,8 @@ func (s *emptyStore) refused(t *testing.T) {
 	s.reboot("dd if=$disk of=/root/head bs=1M count=2; dd if=/dev/zero of=$disk bs=1M count=2 conv=fsync")
 	s.wantPhase("is refused")
 	s.wantDisksListed()
-	if got, err := s.i.Agent.Do(t.Context(), "mount_disk", s.cid); err == nil || !strings.Contains(err.Error(), "is refused") {
+	if got, err := s.i.Agent.Do(t.Context(), "mount_disk", s.cid); err == nil ||
+		!strings.Contains(err.Error(), "is refused") {
 		t.Errorf("mount_disk of the damaged disk = %s, %v", got, err)
 	}
 	run(t, s.i, "sh", "-ec", "dd if=/root/head of=$(cat /root/disk) conv=fsync")
@@ -256,7 +260,8 @@ func (s *emptyStore) wantProgress() {
 	var screen string
 	eventually.True(s.t, "the progress of the check in the status", func() bool {
 		screen = oneLine(screenOf(s.t, s.i, "root", "status"))
-		return strings.Contains(screen, "progress: disk: persistent disk "+s.cid+" is being checked (/dev/") && strings.Contains(screen, "s, ") && strings.Contains(screen, " %")
+		return strings.Contains(screen, "progress: disk: persistent disk "+s.cid+" is being checked (/dev/") &&
+			strings.Contains(screen, "s, ") && strings.Contains(screen, " %")
 	})
 }
 
@@ -296,10 +301,12 @@ func (s *emptyStore) blank(t *testing.T) {
 	s.reboot("blkdiscard -z $disk")
 	s.wantPhase("is refused: blank, ")
 	s.wantDisksListed()
-	if got, err := s.i.Agent.Do(t.Context(), "mount_disk", s.cid); err == nil || !strings.Contains(err.Error(), "agent disk format "+s.cid+" --yes") {
+	if got, err := s.i.Agent.Do(t.Context(), "mount_disk", s.cid); err == nil ||
+		!strings.Contains(err.Error(), "agent disk format "+s.cid+" --yes") {
 		t.Errorf("mount_disk of the blank disk = %s, %v; want an error that names the command", got, err)
 	}
-	if out, err := s.i.Output(t.Context(), "/var/vcap/bosh/bin/bosh-agent", "disk", "format", s.cid); err == nil || !strings.Contains(out, "on record as the store") {
+	if out, err := s.i.Output(t.Context(), "/var/vcap/bosh/bin/bosh-agent", "disk", "format", s.cid); err == nil ||
+		!strings.Contains(out, "on record as the store") {
 		t.Errorf("without --yes: %v\n%s", err, out)
 	}
 	run(t, s.i, "/var/vcap/bosh/bin/bosh-agent", "disk", "format", s.cid, "--yes")

@@ -100,7 +100,8 @@ func TestNightlyAgentLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	run(t, i, "mkdir", "-p", "/etc/systemd/system/bosh-agent.service.d")
-	if err := i.WriteFile(machine.File{Path: "/etc/systemd/system/bosh-agent.service.d/log.conf", Data: dropIn, Mode: 0o644}); err != nil {
+	if err := i.WriteFile(machine.File{Path: "/etc/systemd/system/bosh-agent.service.d/log.conf", Data: dropIn,
+		Mode: 0o644}); err != nil {
 		t.Fatal(err)
 	}
 	run(t, i, "systemctl", "daemon-reload")

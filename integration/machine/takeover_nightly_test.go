@@ -250,7 +250,8 @@ func (x *exchange) twoDisks() string {
 func (x *exchange) mountedAnew(sums string) string {
 	x.t.Helper()
 	if d := agentStatus(x.t, x.i); d.JobsWithheld() == "" {
-		x.t.Errorf("ours has mounted a store by itself:\n%s", run(x.t, x.i, "sh", "-c", "findmnt /var/vcap/store; ls /var/vcap/store | head"))
+		x.t.Errorf("ours has mounted a store by itself:\n%s",
+			run(x.t, x.i, "sh", "-c", "findmnt /var/vcap/store; ls /var/vcap/store | head"))
 	}
 	x.do("mount_disk", "disk-a")
 	x.do("mount_disk", "disk-b")

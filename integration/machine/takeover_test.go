@@ -39,7 +39,8 @@ func init() {
 			body := r.Form.Encode()
 			r.Header.Set("Cookie", "securitytoken=taken")
 			r.Body, r.ContentLength = http.NoBody, int64(len(body))
-			if request, err := http.NewRequestWithContext(r.Context(), r.Method, r.URL.Path, strings.NewReader(body)); err == nil {
+			if request, err := http.NewRequestWithContext(r.Context(), r.Method, r.URL.Path,
+				strings.NewReader(body)); err == nil {
 				request.Header = r.Header
 				request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 				r = request
@@ -68,7 +69,8 @@ func oldStemcell(t *testing.T) func(*lab.VM) {
 			Data: []byte("[Unit]\nDefaultDependencies=no\n[Service]\nEnvironment=" + tokenProxy + "=1\nExecStart=/root/monit-proxy\n")},
 		machine.File{Path: "/etc/systemd/system/bosh-agent.service.d/old.conf", Mode: 0o644,
 			Data: []byte("[Unit]\nWants=monit-proxy.service\n[Service]\nType=simple\nWatchdogSec=0\n")},
-		machine.File{Path: "/var/vcap/bosh/etc/monitrc", Mode: 0o600, Data: []byte(strings.Replace(string(monitrc), "port 2822", "port 2823", 1))})
+		machine.File{Path: "/var/vcap/bosh/etc/monitrc", Mode: 0o600,
+			Data: []byte(strings.Replace(string(monitrc), "port 2822", "port 2823", 1))})
 	return func(vm *lab.VM) { vm.SCSI, vm.Files = true, append(vm.Files, files...) }
 }
 
@@ -128,7 +130,8 @@ func replaceAgent(t *testing.T, i *lab.Instance, binary string) {
 func wantNothingOfOurs(t *testing.T, i *lab.Instance) {
 	t.Helper()
 	pid := strings.TrimSpace(run(t, i, "systemctl", "show", "-P", "MainPID", "bosh-agent"))
-	if got := run(t, i, "ss", "-Hltnp", "sport = :2825"); strings.Count(got, "\n") != 1 || !strings.Contains(got, "pid="+pid+",") || strings.Count(got, "pid=") != 1 {
+	if got := run(t, i, "ss", "-Hltnp", "sport = :2825"); strings.Count(got, "\n") != 1 ||
+		!strings.Contains(got, "pid="+pid+",") || strings.Count(got, "pid=") != 1 {
 		t.Errorf("the port of monit's alerts is not with the agent, process %s, alone:\n%s", pid, got)
 	}
 	if got := run(t, i, "sh", "-c", "ls /var/vcap/instance | grep agent_ || true"); got != "" {
@@ -170,7 +173,8 @@ func TestMachineTakeover(t *testing.T) {
 	if before.State["job_state"] != "running" {
 		t.Fatalf("the baseline's machine is not running: %v", before.State["job_state"])
 	}
-	for _, change := range []struct{ name, binary string }{{"taken over", ours}, {"given back", old}, {"taken over again", ours}} {
+	for _, change := range []struct{ name, binary string }{{"taken over", ours}, {"given back", old},
+		{"taken over again", ours}} {
 		takeOver(t, i, change.binary)
 		eventually.True(t, "running jobs", func() bool { return stateOf(t, i).JobState == "running" })
 		wantSameCondition(t, change.name, conditionOf(t, i), before)

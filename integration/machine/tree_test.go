@@ -97,14 +97,16 @@ func TestMachineFirewall(t *testing.T) {
 	ready(t, i)
 	rules := func() string { return run(t, i, "nft", "list", "table", "inet", "bosh_agent") }
 	got := rules()
-	for _, want := range []string{"jump monit_access_jobs", "meta skuid 0 ip daddr 127.0.0.1 tcp dport 2822 accept", "ip daddr 127.0.0.1 tcp dport 2822 drop",
+	for _, want := range []string{"jump monit_access_jobs", "meta skuid 0 ip daddr 127.0.0.1 tcp dport 2822 accept",
+		"ip daddr 127.0.0.1 tcp dport 2822 drop",
 		"ip daddr " + lab.Gateway + " tcp dport 4222 drop", "ip daddr 192.0.2.7 tcp dport 4222 drop"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("got\n%s\nwant %q in it", got, want)
 		}
 	}
 	connect := func(user, address string) bool {
-		_, err := i.Output(t.Context(), "runuser", "-u", user, "--", "timeout", "1", "bash", "-c", "exec 3<>/dev/tcp/"+address)
+		_, err := i.Output(t.Context(), "runuser", "-u", user, "--", "timeout", "1", "bash", "-c",
+			"exec 3<>/dev/tcp/"+address)
 		return err == nil
 	}
 	// monit begins to listen a moment after the agent is ready.
@@ -112,7 +114,8 @@ func TestMachineFirewall(t *testing.T) {
 	for _, tc := range []struct {
 		user, address string
 		want          bool
-	}{{"root", "127.0.0.1/2822", true}, {"vcap", "127.0.0.1/2822", false}, {"root", lab.Gateway + "/4222", true}, {"vcap", lab.Gateway + "/4222", false}} {
+	}{{"root", "127.0.0.1/2822", true}, {"vcap", "127.0.0.1/2822", false}, {"root", lab.Gateway + "/4222", true},
+		{"vcap", lab.Gateway + "/4222", false}} {
 		if got := connect(tc.user, tc.address); got != tc.want {
 			t.Errorf("%s to %s: connected %v, want %v", tc.user, tc.address, got, tc.want)
 		}
@@ -131,8 +134,10 @@ func TestMachineFirewall(t *testing.T) {
 		t.Error("others get through as well")
 	}
 	// One in bpm is known by its control group.
-	run(t, i, "systemd-run", "--scope", "--slice=system", "--unit=runc-bpm-router", "/var/vcap/bosh/etc/bosh-enable-monit-access")
-	if got := rules(); strings.Count(got, `comment "bosh-monit-access:router"`) != 1 || !strings.Contains(got, "socket cgroupv2 level 2 ") {
+	run(t, i, "systemd-run", "--scope", "--slice=system", "--unit=runc-bpm-router",
+		"/var/vcap/bosh/etc/bosh-enable-monit-access")
+	if got := rules(); strings.Count(got, `comment "bosh-monit-access:router"`) != 1 ||
+		!strings.Contains(got, "socket cgroupv2 level 2 ") {
 		t.Errorf("got\n%s\nwant one rule for the job's control group", got)
 	}
 
@@ -145,7 +150,8 @@ func TestMachineFirewall(t *testing.T) {
 			run(t, i, "systemctl", "restart", "bosh-agent")
 			ready(t, i)
 			got := rules()
-			if monit := strings.Contains(got, "chain monit_access {"); monit == own || !strings.Contains(got, "chain nats_access {") {
+			if monit := strings.Contains(got, "chain monit_access {"); monit == own ||
+				!strings.Contains(got, "chain nats_access {") {
 				t.Errorf("got\n%s\nwant rules for monit %v, and those for the bus", got, !own)
 			}
 			if got := connect("vcap", "127.0.0.1/2822"); got != own {
@@ -161,12 +167,16 @@ func TestMachineFirewall(t *testing.T) {
 		want       bool
 	}{{false, nil, false}, {true, false, false}, {false, true, true}} {
 		configure(t, i, "Platform.Linux.Firewall", c.stemcell)
-		if err := i.Change(t.Context(), func(d lab.Document) { d.Set("env.bosh.agent", map[string]any{"firewall": c.deployment}) }); err != nil {
+		if err := i.Change(t.Context(), func(d lab.Document) {
+			d.Set("env.bosh.agent",
+				map[string]any{"firewall": c.deployment})
+		}); err != nil {
 			t.Fatal(err)
 		}
 		run(t, i, "systemctl", "restart", "bosh-agent")
 		ready(t, i)
-		if got := rules(); strings.Contains(got, "chain monit_access {") != c.want || strings.Contains(got, "chain nats_access {") != c.want {
+		if got := rules(); strings.Contains(got, "chain monit_access {") != c.want ||
+			strings.Contains(got, "chain nats_access {") != c.want {
 			t.Errorf("stemcell %v, deployment %v: got\n%s\nwant rules %v", c.stemcell, c.deployment, got, c.want)
 		}
 	}

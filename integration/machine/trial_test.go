@@ -62,7 +62,8 @@ func trialRelease(t *testing.T) (jobs []release.Job, agent release.Package) {
 		}
 		return string(data)
 	}
-	for job, script := range map[string]string{"cambium-agent": "pre-start", "try": "run", "keep": "run", "status": "run", "back": "run"} {
+	for job, script := range map[string]string{"cambium-agent": "pre-start", "try": "run", "keep": "run", "status": "run",
+		"back": "run"} {
 		text := read(source + "jobs/" + job + "/templates/" + script)
 		if _, shell, found := strings.Cut(text, "-%>\n"); found {
 			text = strings.ReplaceAll(shell, "<%= time %>", "45")
@@ -70,8 +71,9 @@ func trialRelease(t *testing.T) (jobs []release.Job, agent release.Package) {
 		jobs = append(jobs, release.Job{Name: job, Files: release.Files{"bin/" + script: text}})
 	}
 	slices.SortFunc(jobs, func(a, b release.Job) int { return strings.Compare(a.Name, b.Name) })
-	return jobs, release.Package{Name: "cambium-agent", Files: release.Files{"bin/errand": read(source + "src/cambium-agent/errand"),
-		"bin/swap": read("../../stemcell-assets/swap"), "bin/agent": read(labtest.Agent(t))}}
+	return jobs, release.Package{Name: "cambium-agent",
+		Files: release.Files{"bin/errand": read(source + "src/cambium-agent/errand"),
+			"bin/swap": read("../../stemcell-assets/swap"), "bin/agent": read(labtest.Agent(t))}}
 }
 
 // trialed is a machine with the stemcell's agent and the release deployed.
@@ -291,7 +293,8 @@ func (x *trialed) badBinaries() {
 	for _, c := range []struct {
 		data []byte
 		want string
-	}{{nil, "does not run on this machine"}, {[]byte("#!/bin/sh\nexit 1\n"), "does not run on this machine"}, {arm, "does not run on this machine"}, {agent[:len(agent)/2], "does not run"}} {
+	}{{nil, "does not run on this machine"}, {[]byte("#!/bin/sh\nexit 1\n"), "does not run on this machine"},
+		{arm, "does not run on this machine"}, {agent[:len(agent)/2], "does not run"}} {
 		if err := x.i.WriteFile(machine.File{Path: trialDir + "agent", Data: c.data, Mode: 0o755}); err != nil {
 			x.t.Fatal(err)
 		}
@@ -317,7 +320,8 @@ func (x *trialed) badBinaries() {
 // fails runs a trial that must be refused.
 func (x *trialed) fails(want string) {
 	x.t.Helper()
-	if got := run(x.t, x.i, "sh", "-c", "/root/agent trial try 2>&1 && echo done || true"); !strings.Contains(got, want) || strings.Contains(got, "done") {
+	if got := run(x.t, x.i, "sh", "-c", "/root/agent trial try 2>&1 && echo done || true"); !strings.Contains(got,
+		want) || strings.Contains(got, "done") {
 		x.t.Errorf("got %q, want a refusal with %q", got, want)
 	}
 }
@@ -346,11 +350,13 @@ func TestMachineAgentRelease(t *testing.T) {
 	t.Parallel()
 	cli := boshCLI(t)
 	dir := filepath.Join(t.TempDir(), "release")
-	if out, err := exec.CommandContext(t.Context(), "../../scripts/agent-release", dir, labtest.Agent(t), labtest.Agent(t)).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "../../scripts/agent-release", dir, labtest.Agent(t),
+		labtest.Agent(t)).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	tarball := filepath.Join(t.TempDir(), "agent.tgz")
-	for _, args := range [][]string{{"create-release", "--dir", dir, "--force", "--version", "1.2.3", "--tarball", tarball}, {"inspect-local-release", tarball}} {
+	for _, args := range [][]string{{"create-release", "--dir", dir, "--force", "--version", "1.2.3", "--tarball",
+		tarball}, {"inspect-local-release", tarball}} {
 		c := exec.CommandContext(t.Context(), cli, append([]string{"--non-interactive"}, args...)...)
 		c.Env = append(os.Environ(), "HOME="+t.TempDir())
 		out, err := c.CombinedOutput()
@@ -365,10 +371,12 @@ func TestMachineAgentRelease(t *testing.T) {
 	}
 	// A Director renders templates so.
 	const render = `require "erb"; value = eval(ARGV[1]); define_method(:p) { |name| value }; print ERB.new(File.read(ARGV[0]), trim_mode: "-").result(binding)`
-	for value, want := range map[string]string{"45": "try --time 45s\n", "600": "try --time 600s\n", "5": "", "100000": "", `"45"`: "", `"; reboot"`: "", "nil": "", "4.5": ""} {
+	for value, want := range map[string]string{"45": "try --time 45s\n", "600": "try --time 600s\n", "5": "",
+		"100000": "", `"45"`: "", `"; reboot"`: "", "nil": "", "4.5": ""} {
 		c := exec.CommandContext(t.Context(), "ruby", "-e", render, filepath.Join(dir, "jobs/try/templates/run"), value)
 		out, err := c.CombinedOutput()
-		if (err == nil) != (want != "") || want != "" && !strings.HasSuffix(string(out), want) || want == "" && !strings.Contains(string(out), "not a number of seconds from 10 to 1800") {
+		if (err == nil) != (want != "") || want != "" && !strings.HasSuffix(string(out), want) ||
+			want == "" && !strings.Contains(string(out), "not a number of seconds from 10 to 1800") {
 			t.Errorf("time: %s: %v: %s", value, err, out)
 		}
 	}

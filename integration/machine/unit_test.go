@@ -47,7 +47,8 @@ func TestMachineUnits(t *testing.T) {
 		"ordered":  "[Unit]\nAfter=t-self.service\n[Service]\nExecStart=/bin/sleep 1000\n",
 		"hesitant": "[Service]\nType=oneshot\nExecStart=/bin/sleep 3\nRemainAfterExit=yes\n",
 	} {
-		if err := i.WriteFile(machine.File{Path: "/etc/systemd/system/t-" + name + ".service", Data: []byte(text), Mode: 0o644}); err != nil {
+		if err := i.WriteFile(machine.File{Path: "/etc/systemd/system/t-" + name + ".service", Data: []byte(text),
+			Mode: 0o644}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -100,7 +101,8 @@ func TestMachineUnits(t *testing.T) {
 	}
 
 	var job *unit.JobError
-	if err := s.Start(ctx, "t-bad"); !errors.As(err, &job) || job.Result != "failed" || job.State.Active != "failed" || job.State.Result != "exit-code" {
+	if err := s.Start(ctx, "t-bad"); !errors.As(err, &job) || job.Result != "failed" || job.State.Active != "failed" ||
+		job.State.Result != "exit-code" {
 		t.Errorf("got %v, want the job failed by an exit code", err)
 	}
 	if err := s.Start(ctx, "t-condition"); !errors.Is(err, unit.ErrCondition) {

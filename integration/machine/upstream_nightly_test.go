@@ -142,7 +142,8 @@ func upstreamSuite(t *testing.T) (dir, release string) {
 	tool("test", "-c", "-o", filepath.Join(dir, "specs"), suite)
 	tool("build", "-o", filepath.Join(dir, "fake-blobstore"), suite+"/fake-blobstore")
 	// A copy, since the specs write a file beside these.
-	if err := os.CopyFS(filepath.Join(dir, "assets"), os.DirFS(filepath.Join(tool("list", "-m", "-f", "{{.Dir}}", upstreamModule), "integration/assets"))); err != nil {
+	if err := os.CopyFS(filepath.Join(dir, "assets"),
+		os.DirFS(filepath.Join(tool("list", "-m", "-f", "{{.Dir}}", upstreamModule), "integration/assets"))); err != nil {
 		t.Fatal(err)
 	}
 	return dir, release
@@ -174,7 +175,8 @@ func specFiles(t *testing.T, dir string) []machine.File {
 		add("/home/"+specUser+"/"+blob, "assets/"+blob, 0o644)
 	}
 	for name, body := range specPrograms {
-		files = append(files, machine.File{Path: standIns + "/" + name, Mode: 0o755, Data: []byte("#!/bin/sh\n" + body + "\n")})
+		files = append(files, machine.File{Path: standIns + "/" + name, Mode: 0o755,
+			Data: []byte("#!/bin/sh\n" + body + "\n")})
 	}
 	return files
 }
@@ -183,14 +185,16 @@ func specFiles(t *testing.T, dir string) []machine.File {
 func specMachine(t *testing.T, l *lab.Lab, dir string) {
 	t.Helper()
 	key, image := filepath.Join(dir, "key"), filepath.Join(dir, "disk")
-	if out, err := exec.CommandContext(t.Context(), "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f",
+		key).CombinedOutput(); err != nil {
 		t.Fatalf("ssh-keygen: %v: %s", err, out)
 	}
 	if err := disk.Create(image, specDiskSize); err != nil {
 		t.Fatal(err)
 	}
 	// A source with DHCP, since some specs have the agent ask for a lease.
-	i := create(t, l, lab.VM{AgentID: specAgent, Source: lab.HTTP, Files: specFiles(t, dir), Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/"+specDisk) }})
+	i := create(t, l, lab.VM{AgentID: specAgent, Source: lab.HTTP, Files: specFiles(t, dir),
+		Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/"+specDisk) }})
 	if _, err := i.Attach(t.Context(), machine.Disk{ID: "specs", Image: image, Node: specDisk}); err != nil {
 		t.Fatal(err)
 	}
@@ -255,7 +259,8 @@ the host, are replaced by stubs that only the specs use.
 // regular expression of those to run, all if it is empty; CAMBIUM_SPECS_LOG a file for the suite's output.
 func TestNightlyUpstreamSpecs(t *testing.T) {
 	containers.Need(t)
-	if out, err := exec.CommandContext(t.Context(), labtest.Agent(t), "-v").CombinedOutput(); err != nil || !strings.Contains(string(out), "[DEV BUILD]") {
+	if out, err := exec.CommandContext(t.Context(), labtest.Agent(t), "-v").CombinedOutput(); err != nil ||
+		!strings.Contains(string(out), "[DEV BUILD]") {
 		t.Fatalf("the specs want a development build, and the agent is %s (%v)", out, err)
 	}
 	dir, release := upstreamSuite(t)
@@ -263,14 +268,16 @@ func TestNightlyUpstreamSpecs(t *testing.T) {
 	specMachine(t, l, dir)
 	report, focus := filepath.Join(dir, "report.json"), os.Getenv("CAMBIUM_SPECS")
 	arguments := []string{"--net=" + l.Net.Path(), filepath.Join(dir, "specs"), "-test.timeout=0",
-		"-ginkgo.timeout=" + suiteTimeout.String(), "-ginkgo.json-report=" + report, "-ginkgo.no-color", "-ginkgo.v", "-ginkgo.focus=" + focus}
+		"-ginkgo.timeout=" + suiteTimeout.String(), "-ginkgo.json-report=" + report, "-ginkgo.no-color", "-ginkgo.v",
+		"-ginkgo.focus=" + focus}
 	for name := range notApplicable {
 		arguments = append(arguments, "-ginkgo.skip="+regexp.QuoteMeta(name)+"$")
 	}
 	suite := exec.CommandContext(t.Context(), "nsenter", arguments...)
 	suite.Dir = dir
 	// One spec gives the agent a second, Gomega's default, to begin.
-	suite.Env = append(os.Environ(), "AGENT_IP="+specHost, "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"), "GOMEGA_DEFAULT_EVENTUALLY_TIMEOUT=30s")
+	suite.Env = append(os.Environ(), "AGENT_IP="+specHost, "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"),
+		"GOMEGA_DEFAULT_EVENTUALLY_TIMEOUT=30s")
 	var output bytes.Buffer
 	suite.Stdout = &output
 	if path := os.Getenv("CAMBIUM_SPECS_LOG"); path != "" {

@@ -41,7 +41,8 @@ func verdictCases() []verdictCase {
 		{name: "file where a directory belongs", vm: lab.VM{Ephemeral: lab.GiB, Files: []machine.File{{Path: "/var/vcap/instance", Data: []byte("mine"), Mode: 0o600}}}, want: "/var/vcap/instance", bus: true},
 		{name: "supervisor that does not start", vm: lab.VM{Ephemeral: lab.GiB, Files: []machine.File{dropIn("monit", "ExecStartPre=/bin/false")}}, want: "monit", bus: true},
 		{name: "kernel without IPv6", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.ipv6.enable", true) },
-			Files: []machine.File{dropIn("bosh-agent", "ExecStartPre=/bin/mount -t tmpfs tmpfs /proc/sys/net/ipv6")}}, want: "without IPv6", bus: true},
+			Files: []machine.File{dropIn("bosh-agent", "ExecStartPre=/bin/mount -t tmpfs tmpfs /proc/sys/net/ipv6")}},
+			want: "without IPv6", bus: true},
 		{name: "start configuration that is invalid", ci: true, vm: lab.VM{Ephemeral: lab.GiB, AgentJSON: []byte("{")}, want: "agent.json", then: healsWithConfiguration},
 		{name: "settings that are not JSON", waits: true, vm: lab.VM{Source: lab.HTTP,
 			Settings: []byte(`{"agent_id": "a-b-c", `)}, want: "not valid JSON"},
@@ -50,7 +51,8 @@ func verdictCases() []verdictCase {
 		{name: "no source", ci: true, waits: true, vm: lab.VM{Ephemeral: lab.GiB, AgentJSON: []byte(`{"Infrastructure":{"Settings":{"Sources":[{"Type":"File","SettingsPath":"/nowhere/settings.json"}]}}}`)},
 			want: "/nowhere/settings.json", before: wantWaiting, then: healsWithSettings},
 		{name: "unknown hardware address", ci: true, waits: true, vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) {
-			d.Set("networks.other", map[string]any{"type": "manual", "ip": "10.89.0.7", "netmask": "255.255.255.0", "mac": "02:00:00:00:be:ef"})
+			d.Set("networks.other", map[string]any{"type": "manual", "ip": "10.89.0.7", "netmask": "255.255.255.0",
+				"mac": "02:00:00:00:be:ef"})
 		}}, want: "other", bus: true},
 		{name: "missing raw ephemeral disk on vSphere", ci: true, waits: true, vm: lab.VM{Ephemeral: lab.GiB, Source: lab.GuestInfo, Edit: func(d lab.Document) { d.Set("disks.raw_ephemeral", []any{map[string]any{"path": "/dev/nowhere"}}) }}, want: "raw ephemeral disks", late: true,
 			then: wantGuestInfo},
@@ -118,7 +120,8 @@ func verdicts(t *testing.T, chosen func(verdictCase) bool) {
 
 // dropIn adds a line to a service of the machine.
 func dropIn(service, line string) machine.File {
-	return machine.File{Path: "/etc/systemd/system/" + service + ".service.d/test.conf", Data: []byte("[Service]\n" + line + "\n"), Mode: 0o644}
+	return machine.File{Path: "/etc/systemd/system/" + service + ".service.d/test.conf",
+		Data: []byte("[Service]\n" + line + "\n"), Mode: 0o644}
 }
 
 // wantWaiting: before there is a verdict, a machine without settings says what it waits for.
@@ -168,7 +171,8 @@ func wantVerdictOnBus(t *testing.T, l *lab.Lab, i *lab.Instance, since time.Time
 	defer cancel()
 	err := i.Ready(ctx)
 	var exception *director.Exception
-	if !errors.As(err, &exception) || !strings.Contains(exception.Message, want) || strings.HasPrefix(exception.Message, "restarting agent") {
+	if !errors.As(err, &exception) || !strings.Contains(exception.Message, want) ||
+		strings.HasPrefix(exception.Message, "restarting agent") {
 		t.Errorf("the Director's wait ends with %v, want an exception with %q", err, want)
 	}
 	if _, err := l.Monitor.Wait(ctx, since, func(e director.Event) bool {
@@ -269,7 +273,9 @@ func wantHeldPings(t *testing.T, i *lab.Instance) {
 	if exception == nil {
 		t.Fatal("no answer to a ping")
 	}
-	if !strings.HasPrefix(exception.Message, "restarting agent: ") || !strings.Contains(exception.Message, "ephemeral-disk") || !strings.Contains(exception.Message, "/dev/nowhere") || strings.Contains(exception.Message, "x509: ") {
+	if !strings.HasPrefix(exception.Message, "restarting agent: ") ||
+		!strings.Contains(exception.Message, "ephemeral-disk") || !strings.Contains(exception.Message, "/dev/nowhere") ||
+		strings.Contains(exception.Message, "x509: ") {
 		t.Errorf("got %q, want it to begin with restarting agent and to name the step", exception.Message)
 	}
 	if held < 800*time.Millisecond {
@@ -339,7 +345,8 @@ func wantSilence(t *testing.T, i *lab.Instance) {
 // it touches anything, and is silent.
 func bootsOnce(t *testing.T, l *lab.Lab) {
 	t.Helper()
-	i := start(t, l, lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.agent.settings.tmpfs", true) }})
+	i := start(t, l, lab.VM{Ephemeral: lab.GiB,
+		Edit: func(d lab.Document) { d.Set("env.bosh.agent.settings.tmpfs", true) }})
 	ready(t, i)
 	run(t, i, "systemctl", "restart", "bosh-agent")
 	ready(t, i) // a restart of the agent is not a reboot
@@ -361,7 +368,8 @@ func bootsOnce(t *testing.T, l *lab.Lab) {
 // busDown: a Director that is down holds nothing up; the agent is there when it returns.
 func busDown(t *testing.T, l *lab.Lab) {
 	t.Helper()
-	i := start(t, l, lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.mbus.urls", []string{"nats://10.88.0.1:4999"}) }})
+	i := start(t, l, lab.VM{Ephemeral: lab.GiB,
+		Edit: func(d lab.Document) { d.Set("env.bosh.mbus.urls", []string{"nats://10.88.0.1:4999"}) }})
 	awaitRoot(t, i, soon, "state: ready after ", "bus: connecting to 10.88.0.1:4999")
 	// READY=1 does not wait for the bus.
 	eventually.True(t, "an active unit", func() bool {
@@ -373,6 +381,7 @@ func busDown(t *testing.T, l *lab.Lab) {
 func wantGuestInfo(t *testing.T, i *lab.Instance) {
 	t.Helper()
 	eventually.True(t, "the verdict in guestinfo", func() bool {
-		return strings.Contains(run(t, i, "sh", "-c", "cat /var/lib/guestinfo/guestinfo.cambium.verdict || true"), "raw ephemeral disks")
+		return strings.Contains(run(t, i, "sh", "-c", "cat /var/lib/guestinfo/guestinfo.cambium.verdict || true"),
+			"raw ephemeral disks")
 	})
 }

@@ -60,11 +60,14 @@ func start(t *testing.T, command ...string) dummy {
 	}
 	url := "https://mbus:secret@" + d.address
 	source := write("settings.json", map[string]any{
-		"agent_id": "dummy-1", "vm": map[string]any{"name": "vm-dummy"}, "disks": map[string]any{"persistent": map[string]any{}}, "mbus": url,
-		"networks":  map[string]any{"a": map[string]any{"type": "manual", "ip": "127.0.0.9", "netmask": "255.0.0.0"}},
-		"blobstore": map[string]any{"provider": "local", "options": map[string]any{"blobstore_path": filepath.Join(base, "blobs")}},
+		"agent_id": "dummy-1", "vm": map[string]any{"name": "vm-dummy"},
+		"disks": map[string]any{"persistent": map[string]any{}}, "mbus": url,
+		"networks": map[string]any{"a": map[string]any{"type": "manual", "ip": "127.0.0.9", "netmask": "255.0.0.0"}},
+		"blobstore": map[string]any{"provider": "local",
+			"options": map[string]any{"blobstore_path": filepath.Join(base, "blobs")}},
 		"env": map[string]any{"bosh": map[string]any{"mbus": map[string]any{
-			"cert": map[string]any{"ca": string(ca.PEM), "certificate": string(pair.Certificate), "private_key": string(pair.PrivateKey)}}}},
+			"cert": map[string]any{"ca": string(ca.PEM), "certificate": string(pair.Certificate),
+				"private_key": string(pair.PrivateKey)}}}},
 	})
 	config := write("agent.json", map[string]any{"Infrastructure": map[string]any{"Settings": map[string]any{
 		"Sources": []any{map[string]any{"Type": "File", "SettingsPath": source}}}}})
@@ -111,7 +114,8 @@ func upload(t *testing.T, d dummy, right bool) error {
 	if !right {
 		sum[0]++
 	}
-	_, err := d.Do(t.Context(), "upload_blob", map[string]any{"blob_id": fmt.Sprint("blob-", right), "checksum": hex.EncodeToString(sum[:]), "payload": base64.StdEncoding.EncodeToString(content)})
+	_, err := d.Do(t.Context(), "upload_blob", map[string]any{"blob_id": fmt.Sprint("blob-", right),
+		"checksum": hex.EncodeToString(sum[:]), "payload": base64.StdEncoding.EncodeToString(content)})
 	return err
 }
 
@@ -119,7 +123,8 @@ func upload(t *testing.T, d dummy, right bool) error {
 func TestNightlyFIPS(t *testing.T) {
 	// Go's client cannot choose a suite of TLS 1.3, openssl can.
 	accepts := func(d dummy, suite string) bool {
-		cmd := exec.CommandContext(t.Context(), "openssl", "s_client", "-connect", d.address, "-tls1_3", "-ciphersuites", suite, "-groups", "P-256")
+		cmd := exec.CommandContext(t.Context(), "openssl", "s_client", "-connect", d.address, "-tls1_3", "-ciphersuites",
+			suite, "-groups", "P-256")
 		return cmd.Run() == nil
 	}
 	const approved, other = "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"

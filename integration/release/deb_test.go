@@ -53,7 +53,8 @@ func TestNightlyDeb(t *testing.T) {
 // TestNightlyLintian: no error, and no warning, beyond the overrides, which state their reasons.
 func TestNightlyLintian(t *testing.T) {
 	for _, arch := range []string{"amd64", "arm64"} {
-		out, err := exec.CommandContext(t.Context(), "lintian", "--allow-root", "--fail-on=error,warning", filepath.Join(dist(t), "cambium-agent_"+version+"_"+arch+".deb")).CombinedOutput()
+		out, err := exec.CommandContext(t.Context(), "lintian", "--allow-root", "--fail-on=error,warning",
+			filepath.Join(dist(t), "cambium-agent_"+version+"_"+arch+".deb")).CombinedOutput()
 		if err != nil {
 			t.Errorf("lintian: %v\n%s", err, out)
 		}

@@ -86,7 +86,8 @@ func TestNightlyTwoBuilds(t *testing.T) {
 	one, clone := dist(t), filepath.Join(t.TempDir(), "another/and/deeper")
 	run(t, "../..", nil, "git", "clone", "--quiet", "--no-tags", ".", clone)
 	run(t, clone, nil, "git", "tag", version)
-	again := commands(t, "Building it again", "checkout V", "checkout "+version, "=V", "="+version, "URL_IN_THE_METALINK", "https://localhost", "THE_DOWNLOAD", one)
+	again := commands(t, "Building it again", "checkout V", "checkout "+version, "=V", "="+version, "URL_IN_THE_METALINK",
+		"https://localhost", "THE_DOWNLOAD", one)
 	run(t, clone, nil, "sh", "-ec", again)
 }
 
@@ -109,7 +110,8 @@ func TestNightlyVerify(t *testing.T) {
 			binary := "cambium-" + program + "-1.2.3-linux-" + arch
 			wanted = append(wanted, binary, binary+".spdx.json", binary+".cdx.json")
 		}
-		wanted = append(wanted, "bosh-agent-1.2.3-linux-"+arch, "cambium-lab-guest-1.2.3-linux-"+arch+".tar.gz", "cambium-agent_1.2.3_"+arch+".deb")
+		wanted = append(wanted, "bosh-agent-1.2.3-linux-"+arch, "cambium-lab-guest-1.2.3-linux-"+arch+".tar.gz",
+			"cambium-agent_1.2.3_"+arch+".deb")
 	}
 	slices.Sort(wanted)
 	if !slices.Equal(names, wanted) {

@@ -50,7 +50,8 @@ func BenchmarkStemcell(b *testing.B) {
 		slices.Sort(times[name])
 		return times[name][len(times[name])/2].Seconds()
 	}
-	fmt.Printf("\n  power-on to pong, medians of %d: before %.1f s, after %.1f s, ratio %.2f\n", rounds, median("before"), median("after"), median("after")/median("before"))
+	fmt.Printf("\n  power-on to pong, medians of %d: before %.1f s, after %.1f s, ratio %.2f\n", rounds, median("before"),
+		median("after"), median("after")/median("before"))
 }
 
 // analyze is the script of a package that prints systemd's analysis of the boot, after its last services have started.

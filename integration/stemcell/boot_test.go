@@ -39,12 +39,13 @@ func TestNightlyBoot(t *testing.T) {
 		{"vsphere", lab.CDROM, true, machine.SCSI, map[string]any{"id": "ephemeral"}},
 	} {
 		t.Run(c.iaas, func(t *testing.T) {
-			l, i := boot(t, unpack(t, tarball(t, c.iaas)), c.uefi, lab.VM{Source: c.source, Bus: c.bus, Edit: func(d lab.Document) {
-				if c.hint != nil {
-					d.Set("disks.ephemeral", c.hint)
-				}
-				d.Set("env.bosh.remove_dev_tools", true).Set("env.bosh.remove_static_libraries", true)
-			}})
+			l, i := boot(t, unpack(t, tarball(t, c.iaas)), c.uefi,
+				lab.VM{Source: c.source, Bus: c.bus, Edit: func(d lab.Document) {
+					if c.hint != nil {
+						d.Set("disks.ephemeral", c.hint)
+					}
+					d.Set("env.bosh.remove_dev_tools", true).Set("env.bosh.remove_static_libraries", true)
+				}})
 			state, err := i.Agent.State(t.Context())
 			if err != nil || state.AgentID != i.AgentID {
 				t.Errorf("get_state: agent %q (%v), want %q", state.AgentID, err, i.AgentID)

@@ -28,7 +28,8 @@ func TestVMStemcellCLI(t *testing.T) {
 	home := t.TempDir()
 	bosh := func(args ...string) string {
 		t.Helper()
-		cmd := exec.CommandContext(t.Context(), strings.TrimSpace(string(path)), append([]string{"--non-interactive"}, args...)...)
+		cmd := exec.CommandContext(t.Context(), strings.TrimSpace(string(path)),
+			append([]string{"--non-interactive"}, args...)...)
 		cmd.Env = append(os.Environ(), "HOME="+home)
 		out, err := cmd.CombinedOutput()
 		if err != nil {
@@ -42,13 +43,15 @@ func TestVMStemcellCLI(t *testing.T) {
 	if err := json.Unmarshal([]byte(bosh("--json", "inspect-local-stemcell", file)), &shown); err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]string{"name": "bosh-qemu-kvm-debian-bookworm-cambium", "os": "debian-bookworm", "version": version, "infrastructure": "qemu", "hypervisor": "kvm"}
+	want := map[string]string{"name": "bosh-qemu-kvm-debian-bookworm-cambium", "os": "debian-bookworm",
+		"version": version, "infrastructure": "qemu", "hypervisor": "kvm"}
 	if len(shown.Tables) != 1 || len(shown.Tables[0].Rows) != 1 || !maps.Equal(shown.Tables[0].Rows[0], want) {
 		t.Errorf("inspect-local-stemcell shows %v, want %v", shown, want)
 	}
 
 	repacked := filepath.Join(t.TempDir(), "repacked.tgz")
-	bosh("repack-stemcell", "--version=1.10", "--name=renamed", "--empty-image", `--cloud-properties={"image_id":"ami-1"}`, file, repacked)
+	bosh("repack-stemcell", "--version=1.10", "--name=renamed", "--empty-image",
+		`--cloud-properties={"image_id":"ami-1"}`, file, repacked)
 	var mf struct {
 		Name, Version string
 		API           int            `yaml:"api_version"`
@@ -58,7 +61,8 @@ func TestVMStemcellCLI(t *testing.T) {
 	if err := yaml.Unmarshal(manifest(t, repacked), &mf); err != nil {
 		t.Fatal(err)
 	}
-	if mf.Name != "renamed" || mf.Version != "1.10" || mf.API != 3 || mf.Cloud["image_id"] != "ami-1" || mf.Cloud["infrastructure"] != "qemu" || len(mf.Formats) != 2 {
+	if mf.Name != "renamed" || mf.Version != "1.10" || mf.API != 3 || mf.Cloud["image_id"] != "ami-1" ||
+		mf.Cloud["infrastructure"] != "qemu" || len(mf.Formats) != 2 {
 		t.Errorf("repacked: %+v", mf)
 	}
 }

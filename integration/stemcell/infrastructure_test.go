@@ -78,7 +78,8 @@ func container(t *testing.T, file, agentJSON string) {
 			}
 		}
 	}
-	for _, name := range []string{"./var/vcap/bosh/bin/bosh-agent", "./var/vcap/bosh/etc/bosh-enable-monit-access", "./var/vcap/bosh/agent.json", "./sbin", "./usr/lib/systemd/systemd"} {
+	for _, name := range []string{"./var/vcap/bosh/bin/bosh-agent", "./var/vcap/bosh/etc/bosh-enable-monit-access",
+		"./var/vcap/bosh/agent.json", "./sbin", "./usr/lib/systemd/systemd"} {
 		if found[name] == nil {
 			t.Errorf("the container has no %s", name)
 		}

@@ -92,7 +92,8 @@ func look(t *testing.T, l *lab.Lab, i *lab.Instance, wanted ...map[string]string
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := i.Agent.Do(t.Context(), "ssh", "setup", map[string]any{"user": "bosh_look", "public_key": string(ssh.MarshalAuthorizedKey(key))}); err != nil {
+	if _, err := i.Agent.Do(t.Context(), "ssh", "setup",
+		map[string]any{"user": "bosh_look", "public_key": string(ssh.MarshalAuthorizedKey(key))}); err != nil {
 		t.Fatal(err)
 	}
 	script := "KEY=$PWD/key\n(umask 077 && cat >$KEY) <<'E'\n" + string(pem.EncodeToMemory(block)) + "E\n{\n" + lookScript + "} >$BOSH_INSTALL_TARGET/seen\n"
@@ -119,7 +120,8 @@ func look(t *testing.T, l *lab.Lab, i *lab.Instance, wanted ...map[string]string
 // TestVMStemcellContainer boots the files of a stemcell's disk as a container, with a systemd of its own, and looks at
 // everything that does not need a kernel of its own.
 func TestVMStemcellContainer(t *testing.T) {
-	kind := labtest.Kind{Engine: nspawn.Engine{Tree: mounted(t, unpack(t, tarball(t, "qemu")))}, Letter: "n", Timeout: 2 * time.Minute}
+	kind := labtest.Kind{Engine: nspawn.Engine{Tree: mounted(t, unpack(t, tarball(t, "qemu")))}, Letter: "n",
+		Timeout: 2 * time.Minute}
 	l := kind.Lab(t)
 	i := labtest.Start(t, l, lab.VM{Ephemeral: lab.GiB})
 	kind.Ready(t, i)

@@ -97,12 +97,14 @@ type verdict struct {
 func judge(t *testing.T, plain bool) (v verdict) {
 	t.Helper()
 	cache := image.Cache{Dir: tree.DefaultDir(), Progress: t.Logf}
-	file, err := cache.EnsureStemcell(t.Context(), labtest.Agent(t), image.Stemcell{Version: version, IaaS: "warden", Plain: plain})
+	file, err := cache.EnsureStemcell(t.Context(), labtest.Agent(t),
+		image.Stemcell{Version: version, IaaS: "warden", Plain: plain})
 	if err != nil {
 		t.Fatal(err)
 	}
 	root := unpackTree(t, file)
-	if out, err := exec.CommandContext(t.Context(), "cp", "-a", "--parents", "/usr/sbin/lynis", "/usr/share/lynis", "/etc/lynis", root).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "cp", "-a", "--parents", "/usr/sbin/lynis", "/usr/share/lynis",
+		"/etc/lynis", root).CombinedOutput(); err != nil {
 		t.Fatalf("lynis: %v: %s", err, out)
 	}
 	kind := labtest.Kind{Engine: nspawn.Engine{Tree: root}, Letter: "n", Timeout: 5 * time.Minute}

@@ -22,7 +22,8 @@ import (
 
 // kind are the machines of these tests: virtual ones with the disk of a stemcell.
 func kind(disk string, uefi bool) labtest.Kind {
-	return labtest.Kind{Engine: qemu.Engine{Image: image.Image{Disk: disk}, UEFI: uefi}, Letter: "n", Timeout: 10 * time.Minute}
+	return labtest.Kind{Engine: qemu.Engine{Image: image.Image{Disk: disk}, UEFI: uefi}, Letter: "n",
+		Timeout: 10 * time.Minute}
 }
 
 // member is a file of a gzipped tarball, or nothing.
@@ -61,8 +62,10 @@ func compileReport(t testing.TB, l *lab.Lab, i *lab.Instance, packaging string) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := i.Agent.Do(t.Context(), "compile_package_with_signed_url", map[string]any{"package_get_signed_url": l.Blobs.SignedURL("GET", id),
-		"upload_signed_url": l.Blobs.SignedURL("PUT", "report"), "digest": digest, "name": "report", "version": "1", "deps": map[string]any{}}); err != nil {
+	if _, err := i.Agent.Do(t.Context(), "compile_package_with_signed_url",
+		map[string]any{"package_get_signed_url": l.Blobs.SignedURL("GET", id),
+			"upload_signed_url": l.Blobs.SignedURL("PUT", "report"), "digest": digest, "name": "report", "version": "1",
+			"deps": map[string]any{}}); err != nil {
 		t.Fatal(err)
 	}
 	content, found := l.Blobs.Get("report")

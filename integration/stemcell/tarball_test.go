@@ -88,7 +88,8 @@ func checkDisk(t *testing.T, iaas string) {
 	}
 	// Upstream's EFI layout, in sectors.
 	p := table.Table.Partitions
-	if table.Table.Label != "dos" || len(p) != 2 || p[0] != (partition{2048, 98304, "ef", true}) || p[1].Start != 100352 || p[1].Type != "83" || p[1].Bootable {
+	if table.Table.Label != "dos" || len(p) != 2 || p[0] != (partition{2048, 98304, "ef", true}) ||
+		p[1].Start != 100352 || p[1].Type != "83" || p[1].Bootable {
 		t.Errorf("partition table: %s", out)
 	}
 	i, err := image.FindInfrastructure(iaas)
@@ -99,15 +100,18 @@ func checkDisk(t *testing.T, iaas string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for path, want := range map[string]string{"agent.json": string(config), "etc/stemcell_version": version, "etc/operating_system": "ubuntu", "etc/infrastructure": i.Name} {
+	for path, want := range map[string]string{"agent.json": string(config), "etc/stemcell_version": version,
+		"etc/operating_system": "ubuntu", "etc/infrastructure": i.Name} {
 		if got, err := image.Extract(t.Context(), disk, "/var/vcap/bosh/"+path); err != nil || string(got) != want {
 			t.Errorf("%s is %q (%v), want %q without a newline", path, got, err, want)
 		}
 	}
-	if tools, err := image.Extract(t.Context(), disk, "/var/vcap/bosh/etc/dev_tools_file_list"); err != nil || !strings.Contains(string(tools), "\n/usr/bin/make\n") {
+	if tools, err := image.Extract(t.Context(), disk, "/var/vcap/bosh/etc/dev_tools_file_list"); err != nil ||
+		!strings.Contains(string(tools), "\n/usr/bin/make\n") {
 		t.Errorf("dev_tools_file_list has %d bytes (%v) without make", len(tools), err)
 	}
-	for _, path := range []string{image.GuestProgram, "/etc/systemd/journald.conf.d/lab.conf", "/etc/systemd/network/80-container-host0.network", "/var/vcap/data/x"} {
+	for _, path := range []string{image.GuestProgram, "/etc/systemd/journald.conf.d/lab.conf",
+		"/etc/systemd/network/80-container-host0.network", "/var/vcap/data/x"} {
 		if data, err := image.Extract(t.Context(), disk, path); err == nil {
 			t.Errorf("the stemcell has the lab's %s in it (%d bytes)", path, len(data))
 		}

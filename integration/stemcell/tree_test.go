@@ -20,7 +20,8 @@ func mounted(t *testing.T, disk string) string {
 	t.Helper()
 	dir := t.TempDir()
 	// Partition 2, by its place: a host without a parser for the table has no node for it.
-	if out, err := exec.CommandContext(t.Context(), "mount", "-o", "loop,ro,noload,offset=51380224", disk, dir).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "mount", "-o", "loop,ro,noload,offset=51380224", disk,
+		dir).CombinedOutput(); err != nil {
 		t.Fatalf("mount: %v: %s", err, out)
 	}
 	t.Cleanup(func() {
@@ -45,25 +46,34 @@ var lines = map[string][]string{
 	"home/vcap/.bashrc":                       {".*PATH=/var/vcap/bosh/bin:.*", "PS1=.*"},
 	"etc/skel/.bashrc":                        {".*PATH=/var/vcap/bosh/bin:.*", "PS1=.*"},
 	"etc/group":                               {"sudo:.*:vcap", "adm:.*:(.*,)?syslog(,.*)?", "vcap:.*:1000:syslog"},
-	"etc/pam.d/common-auth":                   {`auth\s+required\s+pam_faillock.so preauth`, `auth\s+.*pam_unix.so`, `auth\s+\[default=die\]\s+pam_faillock.so authfail`},
-	"etc/pam.d/common-password":               {`password\s+requisite\s+pam_pwquality.so .*`, `password\s+.*pam_unix.so .*sha512`},
-	"etc/pam.d/su":                            {`auth\s+required\s+pam_wheel.so use_uid group=sudo`},
-	"etc/security/faillock.conf":              {"deny = 5", "unlock_time = 900"},
-	"etc/security/limits.d/bosh.conf":         {`\* hard core 0`},
-	"etc/login.defs":                          {`PASS_MIN_DAYS\s+1`, "ENCRYPT_METHOD SHA512"},
-	"etc/modprobe.d/bosh.conf": {"install usb-storage /bin/false", "install bluetooth /bin/false", "install tipc /bin/false", "install sctp /bin/false", "install dccp /bin/false",
-		"install rds /bin/false", "install cramfs /bin/false", "install freevxfs /bin/false", "install jffs2 /bin/false", "install hfs /bin/false", "install hfsplus /bin/false",
+	"etc/pam.d/common-auth": {`auth\s+required\s+pam_faillock.so preauth`, `auth\s+.*pam_unix.so`,
+		`auth\s+\[default=die\]\s+pam_faillock.so authfail`},
+	"etc/pam.d/common-password": {`password\s+requisite\s+pam_pwquality.so .*`,
+		`password\s+.*pam_unix.so .*sha512`},
+	"etc/pam.d/su":                    {`auth\s+required\s+pam_wheel.so use_uid group=sudo`},
+	"etc/security/faillock.conf":      {"deny = 5", "unlock_time = 900"},
+	"etc/security/limits.d/bosh.conf": {`\* hard core 0`},
+	"etc/login.defs":                  {`PASS_MIN_DAYS\s+1`, "ENCRYPT_METHOD SHA512"},
+	"etc/modprobe.d/bosh.conf": {"install usb-storage /bin/false", "install bluetooth /bin/false",
+		"install tipc /bin/false", "install sctp /bin/false", "install dccp /bin/false",
+		"install rds /bin/false", "install cramfs /bin/false", "install freevxfs /bin/false", "install jffs2 /bin/false",
+		"install hfs /bin/false", "install hfsplus /bin/false",
 		"install squashfs /bin/false"},
 	"etc/modprobe.d/bosh-udf.conf": {"install udf /bin/false"},
-	"etc/sysctl.d/60-bosh-sysctl.conf": {`net.ipv4.conf.default.log_martians=1`, `net.ipv4.icmp_echo_ignore_broadcasts=1`, `net.ipv4.icmp_ignore_bogus_error_responses=1`,
+	"etc/sysctl.d/60-bosh-sysctl.conf": {`net.ipv4.conf.default.log_martians=1`, `net.ipv4.icmp_echo_ignore_broadcasts=1`,
+		`net.ipv4.icmp_ignore_bogus_error_responses=1`,
 		`kernel.keys.root_maxkeys=1000000`, `net.ipv4.conf.all.rp_filter=1`, `kernel.randomize_va_space=2`},
-	"boot/grub/grub.cfg": {`set superusers="vcap"`, `password_pbkdf2 vcap grub\.pbkdf2\.sha512\.10000\.[0-9A-F]{128}\.[0-9A-F]{128}`, `linux /boot/vmlinuz .* audit=1 audit_backlog_limit=8192 .*`},
+	"boot/grub/grub.cfg": {`set superusers="vcap"`,
+		`password_pbkdf2 vcap grub\.pbkdf2\.sha512\.10000\.[0-9A-F]{128}\.[0-9A-F]{128}`,
+		`linux /boot/vmlinuz .* audit=1 audit_backlog_limit=8192 .*`},
 }
 
 // modes of a hardened stemcell's files; the owner is root.
 var modes = map[string]fs.FileMode{
-	"etc/shadow": 0, "etc/gshadow": 0, "boot/grub/grub.cfg": 0o600, "etc/ssh/sshd_config": 0o600, "etc/crontab": 0o600, "etc/cron.d": fs.ModeDir | 0o700, "etc/cron.allow": 0o600,
-	"var/vcap/bosh/bin/bosh-agent-rc": 0o755, "var/vcap/bosh/bin/sync-time": 0o755, "var/vcap/bosh/bin/restart_networking": 0o755, "usr/sbin/chronyd": 0o755, "usr/bin/nc.openbsd": 0o755,
+	"etc/shadow": 0, "etc/gshadow": 0, "boot/grub/grub.cfg": 0o600, "etc/ssh/sshd_config": 0o600, "etc/crontab": 0o600,
+	"etc/cron.d": fs.ModeDir | 0o700, "etc/cron.allow": 0o600,
+	"var/vcap/bosh/bin/bosh-agent-rc": 0o755, "var/vcap/bosh/bin/sync-time": 0o755,
+	"var/vcap/bosh/bin/restart_networking": 0o755, "usr/sbin/chronyd": 0o755, "usr/bin/nc.openbsd": 0o755,
 }
 
 // checkTree looks at the files of a hardened stemcell.
@@ -87,7 +97,8 @@ func checkTree(t *testing.T, root string) {
 			t.Errorf("/%s is %v, want %v of root", name, info.Mode(), want)
 		}
 	}
-	if data, err := os.ReadFile(filepath.Join(root, "etc/pam.d/common-auth")); err != nil || strings.Contains(string(data), "nullok") {
+	if data, err := os.ReadFile(filepath.Join(root, "etc/pam.d/common-auth")); err != nil ||
+		strings.Contains(string(data), "nullok") {
 		t.Errorf("empty passwords are accepted (%v)", err)
 	}
 	rules, err := filepath.Glob(filepath.Join(root, "etc/rsyslog.d/*"))

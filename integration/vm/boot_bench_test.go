@@ -117,7 +117,8 @@ const (
 // execAt returns the start of the agent's process, by the host's clock, and its pid.
 func execAt(b testing.TB, i *lab.Instance) (at time.Time, pid string) {
 	b.Helper()
-	out := strings.Fields(run(b, i, "sh", "-c", "systemctl show -P ExecMainStartTimestampMonotonic bosh-agent; systemctl show -P MainPID bosh-agent"))
+	out := strings.Fields(run(b, i, "sh", "-c",
+		"systemctl show -P ExecMainStartTimestampMonotonic bosh-agent; systemctl show -P MainPID bosh-agent"))
 	if len(out) != 2 {
 		b.Fatalf("times of the agent: %q", out)
 	}
@@ -174,7 +175,8 @@ const rounds, restarts = 4, 3
 const shortestDrawn = 10 * time.Millisecond
 
 // bootVM boots a machine, and looks at what that took in between if m is set.
-func bootVM(b testing.TB, agent string, m *booted) (first time.Duration, restartTimes []time.Duration, i *lab.Instance, pid string) {
+func bootVM(b testing.TB, agent string, m *booted) (first time.Duration, restartTimes []time.Duration, i *lab.Instance,
+	pid string) {
 	b.Helper()
 	l := newLab(b, func(o *lab.Options) {
 		o.Agent, o.Poll = agent, 10*time.Millisecond
@@ -182,7 +184,8 @@ func bootVM(b testing.TB, agent string, m *booted) (first time.Duration, restart
 		engine.Memory = 768
 		o.Engine = engine
 	})
-	i = start(b, l, lab.VM{Ephemeral: 10 * lab.GiB, Files: append(baseline.Files(), accounting()...), Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/vdb") }})
+	i = start(b, l, lab.VM{Ephemeral: 10 * lab.GiB, Files: append(baseline.Files(), accounting()...),
+		Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/vdb") }})
 	end := virtual.Pong(b, i, pings)
 	began, pid := execAt(b, i)
 	first = end.Sub(began)
@@ -304,21 +307,25 @@ func drawFirstBoots(path string, ours, theirs *booted) error {
 
 // report prints the table and how the targets are met.
 func report(subjects []labtest.Subject, all map[string]*booted) {
-	fmt.Printf("\n  %-24s %9s %8s %8s %8s %8s %10s %9s\n", "in a virtual machine, kB", "pong", "programs", "rss", "anon", "peak", "written", "to disk")
+	fmt.Printf("\n  %-24s %9s %8s %8s %8s %8s %10s %9s\n", "in a virtual machine, kB", "pong", "programs", "rss", "anon",
+		"peak", "written", "to disk")
 	for _, a := range subjects {
 		m := all[a.Name]
 		for _, row := range []struct {
 			phase string
 			pong  time.Duration
 			account
-		}{{"first boot", m.first, m.boot}, {"agent restart", m.restart, m.again}, {"1,000 requests", 0, account{memory: m.busy}}} {
-			fmt.Printf("  %-24s %9s %8d %8d %8d %8d %10d %9d\n", a.Name+", "+row.phase, row.pong.Round(time.Millisecond), row.programs, row.rss, row.anon, row.peak, row.written, row.disk)
+		}{{"first boot", m.first, m.boot}, {"agent restart", m.restart, m.again},
+			{"1,000 requests", 0, account{memory: m.busy}}} {
+			fmt.Printf("  %-24s %9s %8d %8d %8d %8d %10d %9d\n", a.Name+", "+row.phase, row.pong.Round(time.Millisecond),
+				row.programs, row.rss, row.anon, row.peak, row.written, row.disk)
 		}
 	}
 	fmt.Printf("\n  steps of our first boot, in one of them:\n")
 	for _, s := range all[labtest.Ours].steps {
 		if s.End > 0 {
-			fmt.Printf("    %-18s %9s .. %9s\n", s.Name, time.Duration(s.Start).Round(100*time.Microsecond), time.Duration(s.End).Round(100*time.Microsecond))
+			fmt.Printf("    %-18s %9s .. %9s\n", s.Name, time.Duration(s.Start).Round(100*time.Microsecond),
+				time.Duration(s.End).Round(100*time.Microsecond))
 		}
 	}
 	fmt.Printf("\n  boots and restarts are medians, the rest is of one machine each\n")

@@ -45,7 +45,8 @@ func wantReady(t testing.TB, i *lab.Instance) status.Document {
 	t.Helper()
 	d := agentStatus(t, i)
 	if d.State != status.Ready || d.AgentID != i.AgentID || len(d.Warnings) > 0 {
-		t.Errorf("status: %s %q, agent %s, warnings %q; want ready without warnings", d.State, d.Verdict, d.AgentID, d.Warnings)
+		t.Errorf("status: %s %q, agent %s, warnings %q; want ready without warnings", d.State, d.Verdict, d.AgentID,
+			d.Warnings)
 	}
 	return d
 }
@@ -76,7 +77,8 @@ func reaches(t testing.TB, i *lab.Instance, link, address string) {
 // web asks the web job until it answers.
 func web(t testing.TB, l *lab.Lab, ip string) {
 	t.Helper()
-	client := &http.Client{Transport: &http.Transport{DialContext: l.Net.DialContext, DisableKeepAlives: true}, Timeout: 5 * time.Second}
+	client := &http.Client{Transport: &http.Transport{DialContext: l.Net.DialContext, DisableKeepAlives: true},
+		Timeout: 5 * time.Second}
 	eventually.Nil(t, "an answer of the web job", func() error {
 		response, err := client.Get("http://" + net.JoinHostPort(ip, "8080") + "/")
 		if err == nil {
@@ -93,7 +95,8 @@ func TestVMMetadataAndTwoCards(t *testing.T) {
 	l := newLab(t)
 	i := create(t, l, lab.VM{Name: "vm1", Source: lab.HTTP, Ephemeral: 10 * lab.GiB, NICs: 2, Edit: func(d lab.Document) {
 		d.Set("networks.default.type", "dynamic")
-		d.Set("networks.second", map[string]any{"type": "manual", "ip": "10.88.1.10", "netmask": "255.255.255.0", "mac": cardMAC(l, 1)})
+		d.Set("networks.second", map[string]any{"type": "manual", "ip": "10.88.1.10", "netmask": "255.255.255.0",
+			"mac": cardMAC(l, 1)})
 		d.Set("ntp", []string{lab.Gateway}) // where no time server is
 	}})
 	watched := faults.Watch(i)
@@ -232,7 +235,8 @@ func rawAndSeveral(t *testing.T, i *lab.Instance) {
 	t.Helper()
 	const label = "/dev/disk/by-partlabel/raw-ephemeral-0"
 	run(t, i, "udevadm", "wait", "--timeout=120", label)
-	if got := run(t, i, "lsblk", "-no", "PKNAME", label); got != strings.TrimPrefix(run(t, i, "readlink", "-f", "/dev/disk/by-id/virtio-disk-1"), "/dev/") {
+	if got := run(t, i, "lsblk", "-no", "PKNAME", label); got != strings.TrimPrefix(run(t, i, "readlink", "-f",
+		"/dev/disk/by-id/virtio-disk-1"), "/dev/") {
 		t.Errorf("%s is a partition of %q, want of the raw disk", label, got)
 	}
 	sizes := map[string]int64{"one": 300 << 20, "two": 200 << 20}
@@ -274,7 +278,8 @@ func fellBack(t *testing.T, i *lab.Instance) {
 	if got := run(t, i, "findmnt", "-no", "SOURCE", "/var/vcap/data"); got != "/dev/vda3\n" {
 		t.Errorf("the ephemeral data is on %q", got)
 	}
-	if got := run(t, i, "swapon", "--noheadings", "--show=NAME,TYPE"); strings.Join(strings.Fields(got), " ") != "/dev/vda2 partition" {
+	if got := run(t, i, "swapon", "--noheadings", "--show=NAME,TYPE"); strings.Join(strings.Fields(got),
+		" ") != "/dev/vda2 partition" {
 		t.Errorf("the swap space is %q, want a partition of the root disk", got)
 	}
 }
@@ -396,7 +401,8 @@ grep '^xfs ' /proc/modules
 		t.Fatal(err)
 	}
 	ready(t, i)
-	if _, err := l.Monitor.Wait(within, since, func(e director.Event) bool { return e.Kind == "heartbeat" && e.Agent == i.AgentID }); err != nil {
+	if _, err := l.Monitor.Wait(within, since,
+		func(e director.Event) bool { return e.Kind == "heartbeat" && e.Agent == i.AgentID }); err != nil {
 		t.Errorf("no heartbeat after the Director is back: %v", err)
 	}
 	sameUnderMonit(t, i)

@@ -158,7 +158,8 @@ func cutMigration(t *testing.T, i *lab.Instance, random *rand.Rand, times int) {
 		cancel()
 		t.Logf("cut %d, after %v, interrupted %s", n, after, <-asked)
 		if got := run(t, i, "sh", "-c", storeSum); got != sum {
-			t.Fatalf("cut %d, after %v: the store's sum is %s, want %s; it is %s", n, after, got, sum, run(t, i, "findmnt", "-n", "/var/vcap/store"))
+			t.Fatalf("cut %d, after %v: the store's sum is %s, want %s; it is %s", n, after, got, sum,
+				run(t, i, "findmnt", "-n", "/var/vcap/store"))
 		}
 		does(t, i, "mount_disk", "vol-new")
 		does(t, i, "migrate_disk", "vol-old", "vol-new")

@@ -22,10 +22,12 @@ import (
 func agentJSONFor(t testing.TB, resolution string) []byte {
 	t.Helper()
 	data, err := json.Marshal(map[string]any{
-		"Platform": map[string]any{"Linux": map[string]any{"PartitionerType": "parted", "ServiceManager": "systemd", "DevicePathResolutionType": resolution,
-			"SkipDiskSetup": resolution == "scsi"}},
+		"Platform": map[string]any{"Linux": map[string]any{"PartitionerType": "parted", "ServiceManager": "systemd",
+			"DevicePathResolutionType": resolution,
+			"SkipDiskSetup":            resolution == "scsi"}},
 		"Infrastructure": map[string]any{"Settings": map[string]any{
-			"Sources": []any{map[string]any{"Type": "File", "SettingsPath": "/var/vcap/bosh/agent-bootstrap-env.json"}}, "UseServerName": true, "UseRegistry": true}},
+			"Sources":       []any{map[string]any{"Type": "File", "SettingsPath": "/var/vcap/bosh/agent-bootstrap-env.json"}},
+			"UseServerName": true, "UseRegistry": true}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -49,7 +51,8 @@ func does(t testing.TB, i *lab.Instance, method string, arguments ...any) string
 // lag: it leaves a disk alone while the agent holds it.
 func onStore(t testing.TB, i *lab.Instance, link string) {
 	t.Helper()
-	got := strings.Fields(run(t, i, "sh", "-c", "findmnt -no SOURCE /var/vcap/store; udevadm wait --timeout=120 /dev/disk/by-id/"+link+"-part1 && readlink -f /dev/disk/by-id/"+link+"-part1"))
+	got := strings.Fields(run(t, i, "sh", "-c",
+		"findmnt -no SOURCE /var/vcap/store; udevadm wait --timeout=120 /dev/disk/by-id/"+link+"-part1 && readlink -f /dev/disk/by-id/"+link+"-part1"))
 	if len(got) != 2 || got[0] != got[1] {
 		t.Fatalf("the store is %q, want the partition of %s", got, link)
 	}
@@ -77,22 +80,23 @@ func TestVMDisks(t *testing.T) {
 
 	const cid, link = "4d3f2a10-0000-4111-8222-123456789abc", "virtio-4d3f2a10-0000-4111-8"
 	var sum string
-	ok := t.Run("virtio disk by the 20 characters of its serial number, plugged in while mount_disk waits", func(t *testing.T) {
-		does(t, i, "add_persistent_disk", cid, map[string]any{"path": "/dev/sdz"})
-		mounted := make(chan error, 1)
-		go func() {
-			_, err := i.Agent.Do(t.Context(), "mount_disk", cid)
-			mounted <- err
-		}()
-		image := blank(t, 512<<20)
-		if _, err := i.Attach(t.Context(), machine.Disk{ID: cid, Image: image}); err != nil {
-			t.Fatal(err)
-		}
-		if err := <-mounted; err != nil {
-			t.Fatal(err)
-		}
-		onStore(t, i, link)
-	}) && t.Run("the mounted disk grows", func(t *testing.T) {
+	ok := t.Run("virtio disk by the 20 characters of its serial number, plugged in while mount_disk waits",
+		func(t *testing.T) {
+			does(t, i, "add_persistent_disk", cid, map[string]any{"path": "/dev/sdz"})
+			mounted := make(chan error, 1)
+			go func() {
+				_, err := i.Agent.Do(t.Context(), "mount_disk", cid)
+				mounted <- err
+			}()
+			image := blank(t, 512<<20)
+			if _, err := i.Attach(t.Context(), machine.Disk{ID: cid, Image: image}); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-mounted; err != nil {
+				t.Fatal(err)
+			}
+			onStore(t, i, link)
+		}) && t.Run("the mounted disk grows", func(t *testing.T) {
 		run(t, i, "sh", "-c", `cd /var/vcap/store && mkdir d && for n in $(seq 40); do echo $n > d/$n; done && head -c 20000000 /dev/urandom > large &&
 			truncate -s 100M sparse && ln large hard && ln -s large soft && chown 1234:4321 d/7 && chmod 4711 d/8 && mkfifo fifo`)
 		sum = run(t, i, "sh", "-c", storeSum)
@@ -100,7 +104,8 @@ func TestVMDisks(t *testing.T) {
 			t.Fatal(err)
 		}
 		eventually.True(t, "the larger file system", func() bool {
-			mib, err := strconv.Atoi(strings.TrimSpace(run(t, i, "sh", "-c", "df -BM --output=size /var/vcap/store | tail -1 | tr -d 'M '")))
+			mib, err := strconv.Atoi(strings.TrimSpace(run(t, i, "sh", "-c",
+				"df -BM --output=size /var/vcap/store | tail -1 | tr -d 'M '")))
 			return err == nil && mib > 900
 		})
 	}) && t.Run("its data moves to an NVMe disk over the bus", func(t *testing.T) {
@@ -130,7 +135,8 @@ func TestVMDisks(t *testing.T) {
 	}
 	t.Run("/dev/sdX without identity is the vdX that is there", func(t *testing.T) {
 		attach(t, "short", 128<<20, machine.Virtio)
-		node := strings.TrimSpace(run(t, i, "sh", "-c", "udevadm wait --timeout=60 /dev/disk/by-id/virtio-short && readlink -f /dev/disk/by-id/virtio-short"))
+		node := strings.TrimSpace(run(t, i, "sh", "-c",
+			"udevadm wait --timeout=60 /dev/disk/by-id/virtio-short && readlink -f /dev/disk/by-id/virtio-short"))
 		does(t, i, "add_persistent_disk", "nameless", "/dev/sd"+strings.TrimPrefix(node, "/dev/vd"))
 		does(t, i, "mount_disk", "nameless")
 		onStore(t, i, "virtio-short")

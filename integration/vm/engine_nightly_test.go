@@ -24,12 +24,14 @@ import (
 func TestNightlyVMEngine(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	i := create(t, l, lab.VM{Ephemeral: 2 * lab.GiB, Files: []machine.File{{Path: "/etc/lab/first", Data: []byte("first\n"), Mode: 0o640}}})
+	i := create(t, l, lab.VM{Ephemeral: 2 * lab.GiB,
+		Files: []machine.File{{Path: "/etc/lab/first", Data: []byte("first\n"), Mode: 0o640}}})
 	vm := i.Machine.(*qemu.Machine)
 	if data, err := i.ReadFile("/etc/lab/first"); err != nil || string(data) != "first\n" {
 		t.Errorf("a file of a machine that was never on: %q (%v)", data, err)
 	}
-	if _, err := i.Attach(t.Context(), machine.Disk{ID: "cold-scsi", Image: blank(t, 64<<20), Bus: machine.SCSI}); err != nil {
+	if _, err := i.Attach(t.Context(), machine.Disk{ID: "cold-scsi", Image: blank(t, 64<<20),
+		Bus: machine.SCSI}); err != nil {
 		t.Fatal(err)
 	}
 	if err := i.Start(t.Context()); err != nil {
@@ -44,9 +46,11 @@ func TestNightlyVMEngine(t *testing.T) {
 
 	t.Run("programs", func(t *testing.T) {
 		var out, words strings.Builder
-		err := i.Run(t.Context(), machine.Command{Args: []string{"sh", "-c", "cat; echo $COLOR >&2; exit 3"}, Env: []string{"COLOR=blue"},
+		err := i.Run(t.Context(), machine.Command{Args: []string{"sh", "-c", "cat; echo $COLOR >&2; exit 3"},
+			Env:   []string{"COLOR=blue"},
 			Stdin: strings.NewReader(strings.Repeat("x", 200_000)), Stdout: &out, Stderr: &words})
-		if err == nil || !strings.Contains(err.Error(), "exit status 3") || out.Len() != 200_000 || words.String() != "blue\n" {
+		if err == nil || !strings.Contains(err.Error(), "exit status 3") || out.Len() != 200_000 ||
+			words.String() != "blue\n" {
 			t.Errorf("a program: %d bytes, %q, %v", out.Len(), words.String(), err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
@@ -103,7 +107,8 @@ func TestNightlyVMEngine(t *testing.T) {
 	})
 
 	t.Run("disks", func(t *testing.T) {
-		for id, bus := range map[string]machine.Bus{"vol-virtio-0123456789-longer": machine.Virtio, "vol-scsi": machine.SCSI, "vol-nvme": machine.NVMe} {
+		for id, bus := range map[string]machine.Bus{"vol-virtio-0123456789-longer": machine.Virtio, "vol-scsi": machine.SCSI,
+			"vol-nvme": machine.NVMe} {
 			a, err := i.Attach(t.Context(), machine.Disk{ID: id, Image: blank(t, 64<<20), Bus: bus})
 			if err != nil {
 				t.Fatal(err)
@@ -158,7 +163,8 @@ func TestNightlyVMEngine(t *testing.T) {
 		if err := i.Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if got := run(t, i, "cat", "/root/durable", "/root/volatile", "/etc/lab/second"); got != "durable\nvolatile\nsecond\n" {
+		if got := run(t, i, "cat", "/root/durable", "/root/volatile",
+			"/etc/lab/second"); got != "durable\nvolatile\nsecond\n" {
 			t.Errorf("after the power cut: %q", got)
 		}
 		if data, err := i.ReadFile("/root/lost"); len(data) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist) {

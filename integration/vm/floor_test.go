@@ -37,7 +37,8 @@ func TestNightlyControlGroups(t *testing.T) {
 			labtest.Explain(t, i)
 			web(t, l, i.IP)
 			wantHierarchies(t, i, c.unified)
-			warned := slices.ContainsFunc(agentStatus(t, i).Warnings, func(w string) bool { return strings.Contains(w, missing) })
+			warned := slices.ContainsFunc(agentStatus(t, i).Warnings,
+				func(w string) bool { return strings.Contains(w, missing) })
 			if warned == c.unified {
 				t.Errorf("the status says that %s are missing: %v; they are there: %v", missing, warned, c.unified)
 			}
@@ -47,9 +48,11 @@ func TestNightlyControlGroups(t *testing.T) {
 				}
 			}
 			// A job of bpm is recognized by its control group, or all of vcap is let through.
-			run(t, i, "systemd-run", "--quiet", "--scope", "--slice=system", "--unit=runc-bpm-router", "/var/vcap/bosh/etc/bosh-enable-monit-access")
+			run(t, i, "systemd-run", "--quiet", "--scope", "--slice=system", "--unit=runc-bpm-router",
+				"/var/vcap/bosh/etc/bosh-enable-monit-access")
 			rules := run(t, i, "nft", "list", "table", "inet", "bosh_agent")
-			if strings.Contains(rules, `comment "bosh-monit-access:router"`) != c.unified || strings.Contains(rules, "bosh-monit-access: UID ") == c.unified {
+			if strings.Contains(rules, `comment "bosh-monit-access:router"`) != c.unified ||
+				strings.Contains(rules, "bosh-monit-access: UID ") == c.unified {
 				t.Errorf("version 2 is there: %v; the rules are\n%s", c.unified, rules)
 			}
 			run(t, i, "systemctl", "restart", "bosh-agent")

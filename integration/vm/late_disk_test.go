@@ -55,8 +55,9 @@ func lateDisk(t *testing.T, i *lab.Instance) {
 		t.Fatal(err)
 	}
 	lists(`["` + first + `","` + late + `"]`)
-	got := strings.Fields(run(t, i, "sh", "-c", "findmnt -no SOURCE /var/vcap/store_migration_target; udevadm wait --timeout=120 /dev/disk/by-id/virtio-"+late+
-		"-part1 && readlink -f /dev/disk/by-id/virtio-"+late+"-part1; ls /var/vcap/store_migration_target"))
+	got := strings.Fields(run(t, i, "sh", "-c",
+		"findmnt -no SOURCE /var/vcap/store_migration_target; udevadm wait --timeout=120 /dev/disk/by-id/virtio-"+late+
+			"-part1 && readlink -f /dev/disk/by-id/virtio-"+late+"-part1; ls /var/vcap/store_migration_target"))
 	if len(got) < 2 || got[0] != got[1] || strings.Contains(strings.Join(got, " "), "whose") {
 		t.Errorf("the migration target is %q, want the partition of %s", got, late)
 	}

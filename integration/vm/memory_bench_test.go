@@ -90,7 +90,8 @@ type footprint struct{ boot, busy charged }
 func measureMemory(b testing.TB, agent string) (f footprint) {
 	b.Helper()
 	l := newLab(b, func(o *lab.Options) { o.Agent, o.Poll = agent, 10*time.Millisecond })
-	i := start(b, l, lab.VM{Ephemeral: 10 * lab.GiB, Files: append(baseline.Files(), sampler()...), Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/vdb") }})
+	i := start(b, l, lab.VM{Ephemeral: 10 * lab.GiB, Files: append(baseline.Files(), sampler()...),
+		Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/vdb") }})
 	virtual.Pong(b, i, pings)
 	var taken int
 	f.boot, taken = chargedSince(b, i, 0)

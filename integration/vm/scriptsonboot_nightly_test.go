@@ -119,9 +119,10 @@ func TestNightlyScriptsOnBootPowerCut(t *testing.T) {
 // deployStepped deploys one instance with the job.
 func deployStepped(t *testing.T, l *lab.Lab) *lab.Instance {
 	t.Helper()
-	m := release.Manifest{Name: "dep", Groups: []release.Group{{Name: "app", Instances: 1, PersistentDisk: 64, EphemeralDisk: 2048,
-		Env:  map[string]any{"bosh": map[string]any{"agent": map[string]any{"scripts_on_boot": true}}},
-		Jobs: []release.Job{stepped()}}}}
+	m := release.Manifest{Name: "dep", Groups: []release.Group{{Name: "app", Instances: 1, PersistentDisk: 64,
+		EphemeralDisk: 2048,
+		Env:           map[string]any{"bosh": map[string]any{"agent": map[string]any{"scripts_on_boot": true}}},
+		Jobs:          []release.Job{stepped()}}}}
 	err := l.Deploy(t.Context(), m, func(instance, step string, took time.Duration, err error) {
 		t.Logf("%s: %s %.1f s %v", instance, step, took.Seconds(), err)
 	})

@@ -30,7 +30,8 @@ func sameUnderMonit(t *testing.T, i *lab.Instance) {
 	const pidFile = "/var/vcap/sys/run/web/web.pid"
 	old := strings.TrimSpace(run(t, i, "cat", pidFile))
 	eventually.True(t, "monit", func() bool {
-		return strings.Contains(run(t, i, "sh", "-c", "/var/vcap/bosh/bin/bosh-agent jobs --json || true"), `"state": "running"`)
+		return strings.Contains(run(t, i, "sh", "-c", "/var/vcap/bosh/bin/bosh-agent jobs --json || true"),
+			`"state": "running"`)
 	})
 	run(t, i, "kill", "-9", old)
 	eventually.True(t, "a new process", func() bool {

@@ -27,7 +27,8 @@ const trialDir = "/var/vcap/data/cambium-agent/"
 func cutTrials(t *testing.T, times int) {
 	old, ours := labtest.Baseline(t), labtest.Agent(t)
 	l := newLab(t, func(o *lab.Options) { o.Agent = old })
-	i := start(t, l, lab.VM{Ephemeral: 2 * lab.GiB, Files: baseline.Files(), Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/vdb") }})
+	i := start(t, l, lab.VM{Ephemeral: 2 * lab.GiB, Files: baseline.Files(),
+		Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/vdb") }})
 	ready(t, i)
 	for path, from := range map[string]string{trialDir + "agent": ours, trialDir + "swap": "../../stemcell-assets/swap"} {
 		data, err := os.ReadFile(from)

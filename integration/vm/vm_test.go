@@ -16,7 +16,8 @@ import (
 const readyTimeout = 6 * time.Minute
 
 // virtual are the machines of these tests.
-var virtual = labtest.Kind{Engine: qemu.Engine{Images: image.Cache{Dir: tree.DefaultDir()}}, Letter: "q", Timeout: readyTimeout}
+var virtual = labtest.Kind{Engine: qemu.Engine{Images: image.Cache{Dir: tree.DefaultDir()}}, Letter: "q",
+	Timeout: readyTimeout}
 
 func TestMain(m *testing.M) { labtest.Main(m) }
 

@@ -166,7 +166,8 @@ func recordFirstBoot(t *testing.T, agent string, ours bool) *recordedVM {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d moments, %d writes, %d flushes", len(w.all), m.r.Count(fusetest.Wrote, fusetest.Zeroed), m.r.Count(fusetest.Flushed))
+	t.Logf("%d moments, %d writes, %d flushes", len(w.all), m.r.Count(fusetest.Wrote, fusetest.Zeroed),
+		m.r.Count(fusetest.Flushed))
 	return m
 }
 
@@ -209,7 +210,8 @@ func (m *recordedVM) create(t *testing.T, agent, logs string) (base string) {
 func (m *recordedVM) mount(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
-	for _, request := range [][]any{{"add_persistent_disk", persistentDisk, persistentNode}, {"mount_disk", persistentDisk}} {
+	for _, request := range [][]any{{"add_persistent_disk", persistentDisk, persistentNode},
+		{"mount_disk", persistentDisk}} {
 		if _, err := m.i.Agent.Do(ctx, request[0].(string), request[1:]...); err != nil {
 			return err
 		}
@@ -429,7 +431,8 @@ func (m *recordedVM) pong(ctx context.Context) error {
 func (m *recordedVM) account(ctx context.Context) string {
 	console, _ := os.ReadFile(m.i.Console())
 	journal, err := m.i.Journal(ctx)
-	return fmt.Sprintf("console:\n%s\njournal (%v):\n%s", labtest.Tail(string(console), 2<<10), err, labtest.Tail(journal, 6<<10))
+	return fmt.Sprintf("console:\n%s\njournal (%v):\n%s", labtest.Tail(string(console), 2<<10), err,
+		labtest.Tail(journal, 6<<10))
 }
 
 // checkFileSystems has the file systems of an image's partitions checked.

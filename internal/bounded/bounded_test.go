@@ -31,7 +31,8 @@ func TestCallsAreLeftBehind(t *testing.T) {
 		})
 	}
 	for range 3 {
-		if _, err := call("first", true); !errors.Is(err, ErrHangs) || errors.Is(err, ErrTooMany) || !strings.HasPrefix(err.Error(), "first: ") {
+		if _, err := call("first", true); !errors.Is(err, ErrHangs) || errors.Is(err, ErrTooMany) ||
+			!strings.HasPrefix(err.Error(), "first: ") {
 			t.Errorf("got %v", err)
 		}
 	}

@@ -87,7 +87,8 @@ func TestNiceIsAddedAndCapped(t *testing.T) {
 		// The program has its level when it begins, however soon it asks.
 		for range 20 {
 			var out bytes.Buffer
-			if _, err := Run(t.Context(), Cmd{Name: "nice", Stdout: &out, Nice: delta}); err != nil || strings.TrimSpace(out.String()) != want {
+			if _, err := Run(t.Context(), Cmd{Name: "nice", Stdout: &out, Nice: delta}); err != nil ||
+				strings.TrimSpace(out.String()) != want {
 				t.Fatalf("nice +%d gives %q, %v; want %s", delta, out.String(), err, want)
 			}
 		}
@@ -112,7 +113,8 @@ func TestTimersAreNotLate(t *testing.T) {
 	set("3000000")
 	t.Cleanup(func() { set(strconv.Itoa(timerSlack)) })
 	var out bytes.Buffer
-	if _, err := Run(t.Context(), Cmd{Name: "cat", Args: []string{"/proc/self/timerslack_ns"}, Stdout: &out}); err != nil || strings.TrimSpace(out.String()) != "50000" {
+	if _, err := Run(t.Context(), Cmd{Name: "cat", Args: []string{"/proc/self/timerslack_ns"},
+		Stdout: &out}); err != nil || strings.TrimSpace(out.String()) != "50000" {
 		t.Errorf("a program's timers are late by %q, %v; want 50000", out.String(), err)
 	}
 }

@@ -13,8 +13,10 @@ import (
 
 func TestLeads(t *testing.T) {
 	for stat, want := range map[string]bool{
-		"7 (pre-start) S 1 7 7 0": true, "7 (pre-start) D 1 7": true, "7 (pre-start) Z 1 7 7": false, "7 (pre-start) S 1 6 7": false,
-		"7 (post-start) S 1 7 7": false, "7 (x) pre-start) S 1 7": false, "7 (pre-start": false, "": false, "7 (pre-start) S": false,
+		"7 (pre-start) S 1 7 7 0": true, "7 (pre-start) D 1 7": true, "7 (pre-start) Z 1 7 7": false,
+		"7 (pre-start) S 1 6 7":  false,
+		"7 (post-start) S 1 7 7": false, "7 (x) pre-start) S 1 7": false, "7 (pre-start": false, "": false,
+		"7 (pre-start) S": false,
 	} {
 		if got := leads(stat, "pre-start"); got != want {
 			t.Errorf("%q: got %v, want %v", stat, got, want)
@@ -28,7 +30,8 @@ func TestLeads(t *testing.T) {
 // A script that an agent left behind is waited for; what it left running in the background is not.
 func TestAwaitEnded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "orphan-script")
-	if err := os.WriteFile(path, []byte("#!/bin/bash\n(while [ -e "+path+" ]; do sleep 0.1; done) &\nread\n"), 0o755); err != nil {
+	if err := os.WriteFile(path, []byte("#!/bin/bash\n(while [ -e "+path+" ]; do sleep 0.1; done) &\nread\n"),
+		0o755); err != nil {
 		t.Fatal(err)
 	}
 	orphan := exec.Command(path)

@@ -19,7 +19,8 @@ func TestAReportHasTheWayAndNotTheValue(t *testing.T) {
 		defer func() { id = Report(logrus.NewEntry(logger), recover()) }()
 		breaks("hunter2")
 	}()
-	for _, want := range []string{"id=" + id, "panic=string", "internal/defect.breaks defect_test.go:11", "TestAReportHasTheWayAndNotTheValue"} {
+	for _, want := range []string{"id=" + id, "panic=string", "internal/defect.breaks defect_test.go:11",
+		"TestAReportHasTheWayAndNotTheValue"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("got %q, want %q in it", out.String(), want)
 		}

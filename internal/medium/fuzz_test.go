@@ -56,7 +56,8 @@ func exercise(t *testing.T, image io.ReaderAt, size int) {
 }
 
 // smallDrive keeps the images small, so that the fuzzer has less to look at.
-var smallDrive = map[string]string{"env": `{"agent_id":"x"}`, "ec2/latest/user-data": `{}`, "ec2/latest/meta-data.json": `{}`}
+var smallDrive = map[string]string{"env": `{"agent_id":"x"}`, "ec2/latest/user-data": `{}`,
+	"ec2/latest/meta-data.json": `{}`}
 
 // condensed is an ISO image of which only the beginning of each sector is kept, and nothing of the system area: the
 // fuzzer spends its time on bytes that mean something, and minimizes kilobytes.
@@ -120,12 +121,14 @@ func FuzzISODirectory(f *testing.F) {
 	f.Add(uint32(isoDescriptors+156), []byte{34, 0, 255, 255, 255, 255})
 	f.Add(uint32(len(image)-4096), []byte{0, 0})
 	f.Fuzz(func(t *testing.T, at uint32, with []byte) {
-		exercise(t, changed{image: image, at: [2]int{isoDescriptors + int(at)%(len(image)-isoDescriptors)}, with: [2][]byte{with}}, len(image))
+		exercise(t, changed{image: image, at: [2]int{isoDescriptors + int(at)%(len(image)-isoDescriptors)},
+			with: [2][]byte{with}}, len(image))
 	})
 }
 
 func FuzzFAT(f *testing.F) {
-	images := [][]byte{makeFAT(f, 12, 64, "CONFIG-2", smallDrive), makeFAT(f, 16, 9<<10, "CONFIG-2", smallDrive), makeFAT(f, 32, 34<<10, "CONFIG-2", smallDrive)}
+	images := [][]byte{makeFAT(f, 12, 64, "CONFIG-2", smallDrive), makeFAT(f, 16, 9<<10, "CONFIG-2", smallDrive),
+		makeFAT(f, 32, 34<<10, "CONFIG-2", smallDrive)}
 	f.Add(uint8(0), uint32(11), []byte{0, 2}, uint32(512), []byte{0xf8})
 	f.Add(uint8(1), uint32(13), []byte{128}, uint32(2048), []byte{4, 0, 4, 0})
 	f.Add(uint8(255), uint32(36), []byte{255, 255, 255}, uint32(16384), []byte{2, 0, 0, 0})
@@ -135,6 +138,7 @@ func FuzzFAT(f *testing.F) {
 		if which >= 250 {
 			image = images[2]
 		}
-		exercise(t, changed{image: image, at: [2]int{int(at) % 512, int(at2) % len(image)}, with: [2][]byte{with, with2}}, len(image))
+		exercise(t, changed{image: image, at: [2]int{int(at) % 512, int(at2) % len(image)}, with: [2][]byte{with, with2}},
+			len(image))
 	})
 }

@@ -135,7 +135,8 @@ func check(t *testing.T, v *Volume, files map[string]string) {
 	if _, err := v.ReadFile("ec2", 1<<20); err == nil {
 		t.Error("a directory was read as a file")
 	}
-	if _, err := v.ReadFile("openstack/latest/user_data", 4096); err == nil || !strings.Contains(err.Error(), "too large") {
+	if _, err := v.ReadFile("openstack/latest/user_data", 4096); err == nil ||
+		!strings.Contains(err.Error(), "too large") {
 		t.Errorf("file over the limit: error %v, want too large", err)
 	}
 }
@@ -177,7 +178,8 @@ func TestISOByTools(t *testing.T) {
 	})
 	t.Run("joliet by xorriso", func(t *testing.T) {
 		out := filepath.Join(t.TempDir(), "x.iso")
-		run(t, "xorriso", "-report_about", "SORRY", "-rockridge", "off", "-outdev", out, "-volid", "config-2", "-joliet", "on", "-map", writeTree(t, drive), "/", "-commit")
+		run(t, "xorriso", "-report_about", "SORRY", "-rockridge", "off", "-outdev", out, "-volid", "config-2", "-joliet",
+			"on", "-map", writeTree(t, drive), "/", "-commit")
 		check(t, open(t, read(t, out)), drive)
 	})
 	t.Run("relocated directories by genisoimage", func(t *testing.T) {
@@ -190,7 +192,8 @@ func TestDirectoryOfManySectors(t *testing.T) {
 	for i := range 300 {
 		files[fmt.Sprintf("d/f%03d", i)] = fmt.Sprint(i)
 	}
-	for name, image := range map[string][]byte{"plain": makeISO(t, files), "rock ridge": makeISO(t, files, "-r"), "joliet": makeISO(t, files, "-J")} {
+	for name, image := range map[string][]byte{"plain": makeISO(t, files), "rock ridge": makeISO(t, files, "-r"),
+		"joliet": makeISO(t, files, "-J")} {
 		v := open(t, image)
 		for _, i := range []int{0, 77, 150, 299} {
 			file := fmt.Sprintf("d/f%03d", i)
@@ -203,7 +206,8 @@ func TestDirectoryOfManySectors(t *testing.T) {
 
 func TestPlainISONamesMatchWithoutCase(t *testing.T) {
 	v := open(t, makeISO(t, map[string]string{"env": `{"agent_id":"v"}`, "dir/a.b": "x"}))
-	for name, want := range map[string]string{"env": `{"agent_id":"v"}`, "ENV": `{"agent_id":"v"}`, "ENV.;1": `{"agent_id":"v"}`, "/dir/a.b": "x"} {
+	for name, want := range map[string]string{"env": `{"agent_id":"v"}`, "ENV": `{"agent_id":"v"}`,
+		"ENV.;1": `{"agent_id":"v"}`, "/dir/a.b": "x"} {
 		if got, err := v.ReadFile(name, 1024); err != nil || string(got) != want {
 			t.Errorf("%s: %q, %v; want %q", name, got, err, want)
 		}
@@ -213,7 +217,8 @@ func TestPlainISONamesMatchWithoutCase(t *testing.T) {
 func TestCutNamesAreReportedNotGuessed(t *testing.T) {
 	v := open(t, makeISO(t, map[string]string{"ec2/latest/meta-data.json": "{}", "ec2/latest/user-data": "{}"}))
 	_, err := v.ReadFile("ec2/latest/meta-data.json", 1024)
-	if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "META_DAT.JSO") || !strings.Contains(err.Error(), "8.3") {
+	if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "META_DAT.JSO") ||
+		!strings.Contains(err.Error(), "8.3") {
 		t.Errorf("error %v, want one that names META_DAT.JSO and 8.3 names", err)
 	}
 }
@@ -225,7 +230,8 @@ func TestSymbolicLinkIsNotFollowed(t *testing.T) {
 	}
 	out := filepath.Join(t.TempDir(), "l.iso")
 	run(t, "genisoimage", "-quiet", "-r", "-o", out, dir)
-	if _, err := open(t, read(t, out)).ReadFile("env", 1024); err == nil || !strings.Contains(err.Error(), "symbolic link") {
+	if _, err := open(t, read(t, out)).ReadFile("env", 1024); err == nil ||
+		!strings.Contains(err.Error(), "symbolic link") {
 		t.Errorf("error %v, want symbolic link", err)
 	}
 }
@@ -315,12 +321,14 @@ func makeGoDiskfsISO(t testing.TB, files map[string]string, rock bool) []byte {
 	}
 	defer d.Close()
 	d.LogicalBlocksize = 2048
-	f, err := d.CreateFilesystem(disk.FilesystemSpec{Partition: 0, FSType: filesystem.TypeISO9660, VolumeLabel: "config-2"})
+	f, err := d.CreateFilesystem(disk.FilesystemSpec{Partition: 0, FSType: filesystem.TypeISO9660,
+		VolumeLabel: "config-2"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	fattest.Write(t, f, files)
-	if err := f.(*iso9660.FileSystem).Finalize(iso9660.FinalizeOptions{RockRidge: rock, VolumeIdentifier: "config-2"}); err != nil {
+	if err := f.(*iso9660.FileSystem).Finalize(iso9660.FinalizeOptions{RockRidge: rock,
+		VolumeIdentifier: "config-2"}); err != nil {
 		t.Fatal(err)
 	}
 	return read(t, out)
@@ -338,7 +346,8 @@ func TestFAT(t *testing.T) {
 			check(t, v, drive)
 		})
 	}
-	for kind, size := range map[filesystem.Type]int64{filesystem.TypeFat12: 2 << 20, filesystem.TypeFat16: 16 << 20, filesystem.TypeFat32: 40 << 20} {
+	for kind, size := range map[filesystem.Type]int64{filesystem.TypeFat12: 2 << 20, filesystem.TypeFat16: 16 << 20,
+		filesystem.TypeFat32: 40 << 20} {
 		t.Run(fmt.Sprintf("type %d by go-diskfs", kind), func(t *testing.T) {
 			out := filepath.Join(t.TempDir(), "g.fat")
 			fattest.Make(t, out, size, kind, "config-2", drive)
@@ -438,7 +447,8 @@ func TestReadErrorIsNotZeros(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := all[0].ReadFile("openstack/latest/user_data", 1<<20); err == nil || !strings.Contains(err.Error(), "input/output error") {
+		if _, err := all[0].ReadFile("openstack/latest/user_data", 1<<20); err == nil ||
+			!strings.Contains(err.Error(), "input/output error") {
 			t.Errorf("%s: error %v, want the device's", name, err)
 		}
 		if got, err := all[0].ReadFile("env", 1<<20); err != nil || string(got) != drive["env"] {

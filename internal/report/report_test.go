@@ -42,7 +42,8 @@ f:3:1: warning: c: odd`
 		t.Errorf("got %q, want %q", got, want)
 	}
 	data, err := json.Marshal(r.Entries[3])
-	if want := `{"severity":"error","file":"f","line":2,"column":9,"path":"b","message":"bad"}`; err != nil || string(data) != want {
+	if want := `{"severity":"error","file":"f","line":2,"column":9,"path":"b","message":"bad"}`; err != nil ||
+		string(data) != want {
 		t.Errorf("got %s, %v, want %s", data, err, want)
 	}
 }

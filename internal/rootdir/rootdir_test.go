@@ -44,11 +44,14 @@ func soon(t *testing.T, f func()) {
 
 func TestOpen(t *testing.T) {
 	root, path := openRoot(t)
-	if err := errors.Join(os.MkdirAll(filepath.Join(path, "a/b"), 0o700), os.Symlink("a", filepath.Join(path, "inside")), os.Symlink("/etc", filepath.Join(path, "outside")),
-		unix.Mkfifo(filepath.Join(path, "pipe"), 0o600), os.Symlink("pipe", filepath.Join(path, "to-pipe")), os.WriteFile(filepath.Join(path, "file"), nil, 0o600)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Join(path, "a/b"), 0o700), os.Symlink("a", filepath.Join(path, "inside")),
+		os.Symlink("/etc", filepath.Join(path, "outside")),
+		unix.Mkfifo(filepath.Join(path, "pipe"), 0o600), os.Symlink("pipe", filepath.Join(path, "to-pipe")),
+		os.WriteFile(filepath.Join(path, "file"), nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	for name, works := range map[string]bool{"a": true, "a/b": true, "inside": true, "outside": false, "pipe": false, "to-pipe": false, "file": false, "none": false} {
+	for name, works := range map[string]bool{"a": true, "a/b": true, "inside": true, "outside": false, "pipe": false,
+		"to-pipe": false, "file": false, "none": false} {
 		soon(t, func() {
 			opened, err := Open(root, name)
 			if (err == nil) != works {
@@ -69,8 +72,10 @@ func TestOpen(t *testing.T) {
 
 func TestWalk(t *testing.T) {
 	root, path := openRoot(t)
-	if err := errors.Join(os.MkdirAll(filepath.Join(path, "a/b"), 0o700), os.Symlink("a", filepath.Join(path, "link")), unix.Mkfifo(filepath.Join(path, "pipe"), 0o600),
-		os.WriteFile(filepath.Join(path, "a/b/f"), nil, 0o600), os.WriteFile(filepath.Join(path, "a/z"), nil, 0o600)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Join(path, "a/b"), 0o700), os.Symlink("a", filepath.Join(path, "link")),
+		unix.Mkfifo(filepath.Join(path, "pipe"), 0o600),
+		os.WriteFile(filepath.Join(path, "a/b/f"), nil, 0o600),
+		os.WriteFile(filepath.Join(path, "a/z"), nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	var got []string

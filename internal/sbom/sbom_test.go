@@ -25,7 +25,8 @@ func TestBills(t *testing.T) {
 	p := Product{Name: "bosh-openstack", Version: "1.2.3",
 		SHA256: strings.Repeat("0a", 32), Made: time.Unix(1_700_000_000, 0),
 		Parts: append(modules, Debian("libc6 2.36-9+deb12u9 amd64\nnot a package line\n", "bookworm")...)}
-	for name, format := range map[string]func(Product) ([]byte, error){"spdx": Product.SPDX, "cyclonedx": Product.CycloneDX} {
+	for name, format := range map[string]func(Product) ([]byte, error){"spdx": Product.SPDX,
+		"cyclonedx": Product.CycloneDX} {
 		one, err1 := format(p)
 		two, err2 := format(p)
 		if err1 != nil || err2 != nil || !bytes.Equal(one, two) || !json.Valid(one) {

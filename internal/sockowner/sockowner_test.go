@@ -139,7 +139,8 @@ func TestTimeWait(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "tcp"), []byte(table), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	conn := fakeConn{local: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 2825}, remote: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 40000}}
+	conn := fakeConn{local: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 2825},
+		remote: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 40000}}
 	if uid, err := (Table{Dir: dir}).Peer(conn); !errors.Is(err, ErrUnknown) {
 		t.Errorf("got %d, %v; want none", uid, err)
 	}
@@ -149,7 +150,8 @@ func TestTimeWait(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "tcp"), []byte(line), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		for name, end := range map[string]func(net.Conn) (uint32, error){"peer": Table{dir}.Peer, "other end": Table{dir}.OtherEnd} {
+		for name, end := range map[string]func(net.Conn) (uint32, error){"peer": Table{dir}.Peer,
+			"other end": Table{dir}.OtherEnd} {
 			if uid, err := end(conn); !errors.Is(err, want) || uid != 0 {
 				t.Errorf("inode %s: %s: got %d, %v; want 0, %v", inode, name, uid, err, want)
 			}
@@ -212,7 +214,8 @@ func TestSocketsOfAnotherUser(t *testing.T) {
 	}
 	defer func() { _ = listener.Close() }()
 	client := socket()
-	if err := unix.Connect(client, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: listener.Addr().(*net.TCPAddr).Port}); err != nil {
+	if err := unix.Connect(client, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1},
+		Port: listener.Addr().(*net.TCPAddr).Port}); err != nil {
 		t.Fatal(err)
 	}
 	server, err := listener.Accept()
@@ -234,7 +237,8 @@ func TestSocketsOfAnotherUser(t *testing.T) {
 		if uid, err := table.OtherEnd(server); err != nil || uid != other {
 			t.Errorf("%+v: other end: got %d, %v; want %d", table, uid, err, other)
 		}
-		if uid, err := table.Listener(netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(port(listening)))); err != nil || uid != other {
+		if uid, err := table.Listener(netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"),
+			uint16(port(listening)))); err != nil || uid != other {
 			t.Errorf("%+v: listener: got %d, %v; want %d", table, uid, err, other)
 		}
 	}

@@ -81,8 +81,10 @@ func TestObserveTellsADeadAgent(t *testing.T) {
 	if err := killed.Close(); err != nil { // the kernel does this to a killed process
 		t.Fatal(err)
 	}
-	if d, err := Observe(path); err != nil || d.State != NotRunning || d.LastState != Ready || d.Stopped == nil || !d.Stopped.Equal(seen) {
-		t.Errorf("a killed agent is %s, was %s, since %v, %v; want not running since %v", d.State, d.LastState, d.Stopped, err, seen)
+	if d, err := Observe(path); err != nil || d.State != NotRunning || d.LastState != Ready || d.Stopped == nil ||
+		!d.Stopped.Equal(seen) {
+		t.Errorf("a killed agent is %s, was %s, since %v, %v; want not running since %v", d.State, d.LastState, d.Stopped,
+			err, seen)
 	}
 	stopped := open()
 	if err := stopped.Stop(); err != nil {

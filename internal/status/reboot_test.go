@@ -11,7 +11,8 @@ func TestPreviousBoot(t *testing.T) {
 	began := time.Now().Add(-time.Minute).UTC()
 	stopped, touched := began.Add(-10*time.Second), began.Add(-20*time.Second)
 	now := Document{BootID: "now", Started: began.Add(time.Second), Origin: &Origin{Init: -int64(time.Second)}}
-	up, down := Document{BootID: "up", AgentID: "a"}, Document{BootID: "down", AgentID: "a", Down: "requested", Stopped: &stopped}
+	up, down := Document{BootID: "up", AgentID: "a"},
+		Document{BootID: "down", AgentID: "a", Down: "requested", Stopped: &stopped}
 	for _, c := range []struct {
 		name    string
 		boots   []Document

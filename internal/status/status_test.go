@@ -23,13 +23,16 @@ func TestRecorderWritesAndKeepsHistory(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := r.Update(func(d *Document) {
-			d.State, d.Verdict, d.Steps = Failed, "ephemeral-disk: absent", []Step{{Name: "ephemeral-disk", Outcome: Broken, Start: int64(i + 1), End: 99, Waits: []Wait{{For: "/dev/sdb"}}, Evidence: []string{"absent"}}}
+			d.State, d.Verdict, d.Steps = Failed, "ephemeral-disk: absent",
+				[]Step{{Name: "ephemeral-disk", Outcome: Broken, Start: int64(i + 1), End: 99, Waits: []Wait{{For: "/dev/sdb"}},
+					Evidence: []string{"absent"}}}
 		}); err != nil {
 			t.Fatal(err)
 		}
 		d, err := Read(path)
 		if err != nil || d.State != Failed || len(d.Earlier) != min(i, earlierKept) {
-			t.Fatalf("run %d: state %q, %d earlier runs, %v; want failed and %d", i, d.State, len(d.Earlier), err, min(i, earlierKept))
+			t.Fatalf("run %d: state %q, %d earlier runs, %v; want failed and %d", i, d.State, len(d.Earlier), err,
+				min(i, earlierKept))
 		}
 	}
 	r, err := Open(path, "v2")
@@ -41,7 +44,8 @@ func TestRecorderWritesAndKeepsHistory(t *testing.T) {
 		t.Errorf("the previous run is %+v, want its verdict", last)
 	}
 	// Its steps are, too; those of the runs before it would only fill the file.
-	if len(last.Steps) != 1 || last.Steps[0].Start != earlierKept+3 || last.Steps[0].Waits[0].For != "/dev/sdb" || last.Steps[0].Evidence[0] != "absent" {
+	if len(last.Steps) != 1 || last.Steps[0].Start != earlierKept+3 || last.Steps[0].Waits[0].For != "/dev/sdb" ||
+		last.Steps[0].Evidence[0] != "absent" {
 		t.Errorf("the steps of the previous run are %+v", last.Steps)
 	}
 	for _, e := range r.Snapshot().Earlier[:earlierKept-1] {
@@ -131,7 +135,8 @@ func TestWarningIsSetOnceAndRemoved(t *testing.T) {
 		text    string
 		changed bool
 		want    string
-	}{{"", false, "other"}, {"held", true, "other|port: held"}, {"held", false, "other|port: held"}, {"gone", true, "other|port: gone"}, {"", true, "other"}} {
+	}{{"", false, "other"}, {"held", true, "other|port: held"}, {"held", false, "other|port: held"},
+		{"gone", true, "other|port: gone"}, {"", true, "other"}} {
 		changed, err := r.SetWarning("port", c.text)
 		if got := strings.Join(r.Snapshot().Warnings, "|"); err != nil || changed != c.changed || got != c.want {
 			t.Errorf("%q: got %v, %v, %s; want %v, %s", c.text, changed, err, got, c.changed, c.want)

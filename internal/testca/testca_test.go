@@ -35,7 +35,8 @@ func TestSubjectsAndChain(t *testing.T) {
 		if got := leaf.Subject.String(); got != c.subject {
 			t.Errorf("subject: got %q, want %q", got, c.subject)
 		}
-		if _, err := leaf.Verify(x509.VerifyOptions{Roots: ca.Pool(), DNSName: c.host, KeyUsages: []x509.ExtKeyUsage{c.usage}}); err != nil {
+		if _, err := leaf.Verify(x509.VerifyOptions{Roots: ca.Pool(), DNSName: c.host,
+			KeyUsages: []x509.ExtKeyUsage{c.usage}}); err != nil {
 			t.Errorf("%s does not verify: %v", c.subject, err)
 		}
 	}

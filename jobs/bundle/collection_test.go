@@ -11,7 +11,8 @@ import (
 func collection(t *testing.T) Collection {
 	t.Helper()
 	base := t.TempDir()
-	return Collection{Store: filepath.Join(base, "data", "packages"), Links: filepath.Join(base, "packages"), Mode: 0o755, Owner: Owner{os.Geteuid(), os.Getegid()}}
+	return Collection{Store: filepath.Join(base, "data", "packages"), Links: filepath.Join(base, "packages"), Mode: 0o755,
+		Owner: Owner{os.Geteuid(), os.Getegid()}}
 }
 
 func install(t *testing.T, c Collection, b Bundle, content string) {
@@ -86,7 +87,8 @@ func TestSwitchRollsBack(t *testing.T) {
 	}
 	before := strings.Join(tree(t, dir), "\n")
 	var s Switch
-	for _, err := range []error{s.Set(at("changed"), "new"), s.Set(at("added"), "new"), s.Set(at("kept"), "same"), s.Drop(at("dropped")), s.Drop(at("missing")), s.Sync()} {
+	for _, err := range []error{s.Set(at("changed"), "new"), s.Set(at("added"), "new"), s.Set(at("kept"), "same"),
+		s.Drop(at("dropped")), s.Drop(at("missing")), s.Sync()} {
 		if err != nil {
 			t.Fatal(err)
 		}

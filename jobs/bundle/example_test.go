@@ -25,11 +25,13 @@ func Example() {
 	check(bundle.PackGzip(ctx, source, &archive))
 
 	owner := bundle.Owner{UID: os.Geteuid(), GID: os.Getegid()}
-	packages := bundle.Collection{Store: filepath.Join(dir, "data/packages"), Links: filepath.Join(dir, "packages"), Mode: 0o755, Owner: owner}
+	packages := bundle.Collection{Store: filepath.Join(dir, "data/packages"), Links: filepath.Join(dir, "packages"),
+		Mode: 0o755, Owner: owner}
 	web := bundle.Bundle{Name: "web", Hash: "1-8f14e45f"}
 	staged, err := packages.Stage(web)
 	check(err)
-	compression, err := bundle.Unpack(ctx, &archive, bundle.Rules{Target: bundle.Into(staged.Root), UID: owner.UID, GID: owner.GID})
+	compression, err := bundle.Unpack(ctx, &archive,
+		bundle.Rules{Target: bundle.Into(staged.Root), UID: owner.UID, GID: owner.GID})
 	check(err)
 	fmt.Println("compression:", compression, "installed:", packages.Installed(web))
 	check(bundle.Commit([]*bundle.Staged{staged}))

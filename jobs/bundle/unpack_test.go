@@ -28,7 +28,8 @@ type item struct {
 }
 
 func file(name, content string) item {
-	return item{tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(content)), ModTime: time.Unix(1_500_000_000, 0)}, content}
+	return item{tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(content)),
+		ModTime: time.Unix(1_500_000_000, 0)}, content}
 }
 
 func dir(name string, mode int64) item {
@@ -139,10 +140,12 @@ func TestUnpack(t *testing.T) {
 		file("twice", "1"), file("twice", "2"), link(tar.TypeSymlink, "was-link", "bin/a"), file("was-link", "file"),
 	)
 	want := []string{
-		"bin dr-xr-x---", "bin/a -rw-r--r-- A", "bin/su urwxr-xr-x s", "c Lrwxrwxrwx -> /var/vcap/packages/x", "d -rw-r--r-- A",
+		"bin dr-xr-x---", "bin/a -rw-r--r-- A", "bin/su urwxr-xr-x s", "c Lrwxrwxrwx -> /var/vcap/packages/x",
+		"d -rw-r--r-- A",
 		"implied drwxr-xr-x", "implied/b -rw-r--r-- B", "twice -rw-r--r-- 2", "was-link -rw-r--r-- file",
 	}
-	for compression, data := range map[Compression][]byte{Plain: archive, Gzip: gzipped(t, archive), Zstd: zstded(t, archive)} {
+	for compression, data := range map[Compression][]byte{Plain: archive, Gzip: gzipped(t, archive),
+		Zstd: zstded(t, archive)} {
 		t.Run(string(compression), func(t *testing.T) {
 			root, path := openRoot(t)
 			got, err := Unpack(t.Context(), bytes.NewReader(data), rules(root))
@@ -246,7 +249,8 @@ func TestHostileArchives(t *testing.T) {
 			}
 			info, statErr := os.Stat(victim)
 			content, _ := os.ReadFile(victim)
-			if statErr != nil || string(content) != "untouched" || info.Mode().Perm() != 0o600 || info.Sys().(*syscall.Stat_t).Nlink != 1 {
+			if statErr != nil || string(content) != "untouched" || info.Mode().Perm() != 0o600 ||
+				info.Sys().(*syscall.Stat_t).Nlink != 1 {
 				t.Errorf("the victim changed: %v %q", info, content)
 			}
 		})
@@ -364,10 +368,12 @@ func FuzzEntries(f *testing.F) {
 	f.Add("d", byte(tar.TypeSymlink), "..", "d/x", byte(tar.TypeReg), "", "d/x", byte(tar.TypeLink), "d/../../outside")
 	f.Add("a/b/", byte(tar.TypeDir), "", "a/b", byte(tar.TypeSymlink), "/etc", "a/b/c", byte(tar.TypeReg), "")
 	f.Add("./x", byte(tar.TypeReg), "", "y", byte(tar.TypeLink), "x", "x", byte(tar.TypeFifo), "")
-	f.Fuzz(func(t *testing.T, name1 string, type1 byte, link1, name2 string, type2 byte, link2, name3 string, type3 byte, link3 string) {
+	f.Fuzz(func(t *testing.T, name1 string, type1 byte, link1, name2 string, type2 byte, link2, name3 string, type3 byte,
+		link3 string) {
 		var archive bytes.Buffer
 		w := tar.NewWriter(&archive)
-		for _, h := range []tar.Header{{Name: name1, Typeflag: type1, Linkname: link1}, {Name: name2, Typeflag: type2, Linkname: link2}, {Name: name3, Typeflag: type3, Linkname: link3}} {
+		for _, h := range []tar.Header{{Name: name1, Typeflag: type1, Linkname: link1},
+			{Name: name2, Typeflag: type2, Linkname: link2}, {Name: name3, Typeflag: type3, Linkname: link3}} {
 			h.Mode = 0o755
 			if h.Typeflag == tar.TypeReg {
 				h.Size = 5
@@ -409,7 +415,8 @@ func TestAWrongArchiveIsAMismatch(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, content := range map[string]string{"no archive": strings.Repeat("<html>no such blob</html>", 100), "cut gzip": "\x1f\x8b\x08\x00\x00", "empty": ""} {
+	for name, content := range map[string]string{"no archive": strings.Repeat("<html>no such blob</html>", 100),
+		"cut gzip": "\x1f\x8b\x08\x00\x00", "empty": ""} {
 		t.Run(name, func(t *testing.T) {
 			root, err := os.OpenRoot(t.TempDir())
 			if err != nil {
@@ -421,7 +428,8 @@ func TestAWrongArchiveIsAMismatch(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, err = Unpack(t.Context(), r, Rules{Target: Into(root), UID: os.Getuid(), GID: os.Getgid()})
-			if err == nil || !strings.HasPrefix(err.Error(), "read archive: Checksum mismatch: expected sha1 0000") || strings.Contains(err.Error(), "\n") {
+			if err == nil || !strings.HasPrefix(err.Error(), "read archive: Checksum mismatch: expected sha1 0000") ||
+				strings.Contains(err.Error(), "\n") {
 				t.Errorf("got %v, want nothing but the mismatch", err)
 			}
 		})
@@ -435,7 +443,8 @@ func TestManyAndDeepDirectories(t *testing.T) {
 		z := gzip.NewWriter(&b)
 		w := tar.NewWriter(z)
 		for name := range names {
-			if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: 0o755, Format: tar.FormatPAX}); err != nil {
+			if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: 0o755,
+				Format: tar.FormatPAX}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -466,7 +475,8 @@ func TestManyAndDeepDirectories(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer func() { _ = root.Close() }()
-			_, err = Unpack(t.Context(), pack(c.names), Rules{Target: Into(root), UID: os.Getuid(), GID: os.Getgid(), MaxDirBytes: 2 << 20})
+			_, err = Unpack(t.Context(), pack(c.names),
+				Rules{Target: Into(root), UID: os.Getuid(), GID: os.Getgid(), MaxDirBytes: 2 << 20})
 			if c.fault == "" && err != nil || c.fault != "" && (err == nil || !strings.Contains(err.Error(), c.fault)) {
 				t.Errorf("got %v, want %q", err, c.fault)
 			}
@@ -483,7 +493,8 @@ func TestMemoryOfDirectoryNames(t *testing.T) {
 	long := strings.Repeat(strings.Repeat("d", 200)+"/", 9)
 	const bound = 1 << 20
 	for i := range 2 * bound / len(long) {
-		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: fmt.Sprintf("%s%d/", long, i), Mode: 0o755, Format: tar.FormatPAX}); err != nil {
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: fmt.Sprintf("%s%d/", long, i), Mode: 0o755,
+			Format: tar.FormatPAX}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -510,7 +521,8 @@ func TestMemoryOfDirectoryNames(t *testing.T) {
 			}
 		}
 	}()
-	_, err := Unpack(t.Context(), &archive, Rules{Target: Into(root), UID: os.Getuid(), GID: os.Getgid(), MaxDirBytes: bound})
+	_, err := Unpack(t.Context(), &archive, Rules{Target: Into(root), UID: os.Getuid(), GID: os.Getgid(),
+		MaxDirBytes: bound})
 	close(stop)
 	<-stopped
 	if !errors.Is(err, errHostile) {

@@ -240,7 +240,8 @@ func (d descriptor) begin() { _ = unix.SyncFileRange(int(d), 0, 0, unix.SYNC_FIL
 // bits converts a mode for the kernel.
 func bits(mode fs.FileMode) uint32 {
 	b := uint32(mode.Perm())
-	for flag, bit := range map[fs.FileMode]uint32{fs.ModeSetuid: unix.S_ISUID, fs.ModeSetgid: unix.S_ISGID, fs.ModeSticky: unix.S_ISVTX} {
+	for flag, bit := range map[fs.FileMode]uint32{fs.ModeSetuid: unix.S_ISUID, fs.ModeSetgid: unix.S_ISGID,
+		fs.ModeSticky: unix.S_ISVTX} {
 		if mode&flag != 0 {
 			b |= bit
 		}
@@ -271,7 +272,8 @@ func setTime(fd int, t time.Time) error {
 	spec := unix.NsecToTimespec(t.UnixNano())
 	times := [2]unix.Timespec{spec, spec}
 	// utimensat(2) with a NULL path, by descriptor; package unix only has the way through /proc.
-	if _, _, errno := unix.Syscall6(unix.SYS_UTIMENSAT, uintptr(fd), 0, uintptr(unsafe.Pointer(&times)), 0, 0, 0); errno != 0 {
+	if _, _, errno := unix.Syscall6(unix.SYS_UTIMENSAT, uintptr(fd), 0, uintptr(unsafe.Pointer(&times)), 0, 0,
+		0); errno != 0 {
 		return fmt.Errorf("set time: %w", errno)
 	}
 	return nil

@@ -43,7 +43,8 @@ func (m memory) add(t *testing.T, compressed bool, files map[string]string) (id 
 	}
 	w := tar.NewWriter(out)
 	for _, name := range slices.Sorted(maps.Keys(files)) {
-		if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(files[name])), Typeflag: tar.TypeReg}); err != nil {
+		if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(files[name])),
+			Typeflag: tar.TypeReg}); err != nil {
 			t.Fatal(err)
 		}
 		io.WriteString(w, files[name])
@@ -68,7 +69,8 @@ func compiler(t *testing.T) (Compiler, memory) {
 	t.Helper()
 	log := logrus.New()
 	log.SetOutput(t.Output())
-	c := Compiler{Dirs: vcap.New(t.TempDir()), Owner: bundle.Owner{UID: os.Geteuid(), GID: os.Getegid()}, Parallel: 2, Log: logrus.NewEntry(log)}
+	c := Compiler{Dirs: vcap.New(t.TempDir()), Owner: bundle.Owner{UID: os.Geteuid(), GID: os.Getegid()}, Parallel: 2,
+		Log: logrus.NewEntry(log)}
 	for _, dir := range []string{c.Dirs.SysLog(), c.Dirs.Data()} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
@@ -90,7 +92,8 @@ func unpacked(t *testing.T, data []byte) (map[string]string, bundle.Compression)
 		t.Fatal(err)
 	}
 	defer root.Close()
-	compression, err := bundle.Unpack(t.Context(), bytes.NewReader(data), bundle.Rules{Target: bundle.Into(root), UID: os.Geteuid(), GID: os.Getegid()})
+	compression, err := bundle.Unpack(t.Context(), bytes.NewReader(data),
+		bundle.Rules{Target: bundle.Into(root), UID: os.Geteuid(), GID: os.Getegid()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,13 +192,16 @@ func TestCompileFailures(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), c2.want) {
 			t.Errorf("%s: got %v, want %q", c2.name, err, c2.want)
 		}
-		if c2.name == "packaging fails" && (!strings.Contains(err.Error(), "line 5000") || !strings.Contains(err.Error(), "reason") || strings.Contains(err.Error(), "line 1\n") || len(err.Error()) > 2*quoted+500) {
+		if c2.name == "packaging fails" && (!strings.Contains(err.Error(), "line 5000") ||
+			!strings.Contains(err.Error(), "reason") || strings.Contains(err.Error(), "line 1\n") ||
+			len(err.Error()) > 2*quoted+500) {
 			t.Errorf("%s: got %d bytes that do not end the streams", c2.name, len(err.Error()))
 		}
 		c.clean(t)
 	}
 	var out bytes.Buffer
-	if err := c.Compile(t.Context(), Request{Name: "p", Version: "1", Source: without}, into(&out)); err != nil || out.Len() == 0 {
+	if err := c.Compile(t.Context(), Request{Name: "p", Version: "1", Source: without}, into(&out)); err != nil ||
+		out.Len() == 0 {
 		t.Errorf("without a script: %v, %d bytes", err, out.Len())
 	}
 	if evil, _ := filepath.Glob(filepath.Join(c.Dirs.Data(), "evil")); evil != nil {

@@ -55,12 +55,14 @@ func TestManifestIsReadAndRewritten(t *testing.T) {
 	if m.Name != "it's" || m.Version != "1.10" || !reflect.DeepEqual(m.Packages, want) {
 		t.Errorf("got %q %q %+v, want %+v", m.Name, m.Version, m.Packages, want)
 	}
-	text, err := m.compiled([]manifestPackage{{Name: `a"\<`, Version: "é", Fingerprint: "f", Digest: "d", Stemcell: "s/1", Dependencies: []string{"b"}}, {Name: "b"}})
+	text, err := m.compiled([]manifestPackage{{Name: `a"\<`, Version: "é", Fingerprint: "f", Digest: "d", Stemcell: "s/1",
+		Dependencies: []string{"b"}}, {Name: "b"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	before, rest, _ := strings.Cut(written, "packages:\n- name")
-	if !strings.HasPrefix(text, before+"compiled_packages:\n  - name: \"a") || !strings.HasSuffix(text, "\n"+rest[strings.Index(rest, "tail:"):]) {
+	if !strings.HasPrefix(text, before+"compiled_packages:\n  - name: \"a") ||
+		!strings.HasSuffix(text, "\n"+rest[strings.Index(rest, "tail:"):]) {
 		t.Errorf("the rest of the manifest has changed:\n%s", text)
 	}
 	var judged struct {
@@ -147,7 +149,8 @@ func FuzzManifest(f *testing.F) {
 		if !strings.HasSuffix(text, "\n") {
 			text += "\n"
 		}
-		if !strings.HasPrefix(rewritten, m.before) || !strings.HasSuffix(rewritten, m.after) || !strings.HasPrefix(text, m.before) || !strings.HasSuffix(text, m.after) {
+		if !strings.HasPrefix(rewritten, m.before) || !strings.HasSuffix(rewritten, m.after) ||
+			!strings.HasPrefix(text, m.before) || !strings.HasSuffix(text, m.after) {
 			t.Fatalf("%q became %q", text, rewritten)
 		}
 		if was, is := topLevel(t, text), topLevel(t, rewritten); !slices.Equal(was, is) {

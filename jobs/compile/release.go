@@ -58,7 +58,8 @@ func (c Compiler) Release(ctx context.Context, tarball, dir, stemcell string) (p
 	if err != nil {
 		return "", err
 	}
-	if err := errors.Join(os.WriteFile(filepath.Join(work, manifestFile), []byte(text), 0o644), os.RemoveAll(filepath.Join(work, "packages"))); err != nil {
+	if err := errors.Join(os.WriteFile(filepath.Join(work, manifestFile), []byte(text), 0o644),
+		os.RemoveAll(filepath.Join(work, "packages"))); err != nil {
 		return "", err
 	}
 	path = filepath.Join(dir, fmt.Sprintf("%s-%s-%s.tgz", m.Name, m.Version, strings.ReplaceAll(stemcell, "/", "-")))
@@ -283,7 +284,8 @@ func addFile(archive *tar.Writer, path, name string) error {
 	if err != nil {
 		return err
 	}
-	if err := archive.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: info.Size(), ModTime: info.ModTime()}); err != nil {
+	if err := archive.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: info.Size(),
+		ModTime: info.ModTime()}); err != nil {
 		return err
 	}
 	_, err = io.Copy(archive, file)

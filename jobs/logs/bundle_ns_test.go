@@ -33,7 +33,8 @@ func TestNSBundleLeavesRoom(t *testing.T) {
 		if err := log.Close(); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := c.Bundle(t.Context(), Selection{Types: "job"}, ""); err == nil || !strings.Contains(err.Error(), "free some space") {
+		if _, err := c.Bundle(t.Context(), Selection{Types: "job"}, ""); err == nil ||
+			!strings.Contains(err.Error(), "free some space") {
 			t.Errorf("got %v, want an error that says what to do", err)
 		}
 		var st unix.Statfs_t

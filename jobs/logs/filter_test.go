@@ -44,7 +44,8 @@ func TestComparisonEndsWithItsCaller(t *testing.T) {
 
 // FuzzFilter: a filter that is not refused stays in the directory, and stands for no more patterns than are allowed.
 func FuzzFilter(f *testing.F) {
-	for _, seed := range []string{"**/*.log", "a/{b,c}/*.{log,err}", "{a,{b,{c,d}}}x", `\{a,b}`, "[{]a,b}", "{[}],a}", "../x",
+	for _, seed := range []string{"**/*.log", "a/{b,c}/*.{log,err}", "{a,{b,{c,d}}}x", `\{a,b}`, "[{]a,b}", "{[}],a}",
+		"../x",
 		"{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}", "{{},{,}}", "*a*a*a*a*b", "./{", "a}"} {
 		f.Add(seed, "a/b/c.log")
 	}

@@ -28,30 +28,38 @@ func TestJournal(t *testing.T) {
 		filters []string
 		want    string
 	}{
-		"no log":       {journal: entries, types: "agent", want: "current"},
-		"no directory": {journal: entries, types: "agent", want: "current", prepare: func(t *testing.T, c Collector) { remove(t, c.Dirs.BoshLog()) }},
-		"a log":        {journal: entries, types: "agent", want: "current", prepare: func(t *testing.T, c Collector) { write(t, current(c), "log") }},
-		"an empty log": {journal: entries, types: "agent", want: "current journal.log", prepare: func(t *testing.T, c Collector) { write(t, current(c), "") }},
-		"a log of an earlier boot": {journal: entries, types: "agent", want: "current journal.log", prepare: func(t *testing.T, c Collector) {
-			write(t, current(c), "old")
-			if err := os.Chtimes(current(c), anEarlierBoot, anEarlierBoot); err != nil {
-				t.Fatal(err)
-			}
-		}},
+		"no log": {journal: entries, types: "agent", want: "current"},
+		"no directory": {journal: entries, types: "agent", want: "current",
+			prepare: func(t *testing.T, c Collector) { remove(t, c.Dirs.BoshLog()) }},
+		"a log": {journal: entries, types: "agent", want: "current",
+			prepare: func(t *testing.T, c Collector) { write(t, current(c), "log") }},
+		"an empty log": {journal: entries, types: "agent", want: "current journal.log",
+			prepare: func(t *testing.T, c Collector) { write(t, current(c), "") }},
+		"a log of an earlier boot": {journal: entries, types: "agent", want: "current journal.log",
+			prepare: func(t *testing.T, c Collector) {
+				write(t, current(c), "old")
+				if err := os.Chtimes(current(c), anEarlierBoot, anEarlierBoot); err != nil {
+					t.Fatal(err)
+				}
+			}},
 		"a rotated log": {journal: entries, types: "agent", want: "@400 current", prepare: func(t *testing.T, c Collector) {
 			write(t, current(c), "")
 			write(t, filepath.Join(c.Dirs.BoshLog(), "@400"), "log")
 		}},
-		"a link to the system's log": {journal: entries, types: "agent", want: "current", prepare: func(t *testing.T, c Collector) {
-			write(t, filepath.Join(c.Root, "var/log/bosh-agent.log"), "log")
-			link(t, filepath.Join(c.Root, "var/log/bosh-agent.log"), current(c))
-		}},
-		"a link to a log that is not there yet": {journal: entries, types: "agent", want: "current", prepare: func(t *testing.T, c Collector) {
-			link(t, filepath.Join(c.Root, "var/log/bosh-agent.log"), current(c))
-		}},
-		"a filter for the log":                       {journal: entries, types: "agent", filters: []string{"current"}, want: "current"},
-		"a filter for something else":                {journal: entries, types: "agent", filters: []string{"journal.log"}},
-		"a filter does not hide that a log is there": {journal: entries, types: "agent", filters: []string{"journal.log"}, prepare: func(t *testing.T, c Collector) { write(t, current(c), "log") }},
+		"a link to the system's log": {journal: entries, types: "agent", want: "current",
+			prepare: func(t *testing.T, c Collector) {
+				write(t, filepath.Join(c.Root, "var/log/bosh-agent.log"), "log")
+				link(t, filepath.Join(c.Root, "var/log/bosh-agent.log"), current(c))
+			}},
+		"a link to a log that is not there yet": {journal: entries, types: "agent", want: "current",
+			prepare: func(t *testing.T, c Collector) {
+				link(t, filepath.Join(c.Root, "var/log/bosh-agent.log"), current(c))
+			}},
+		"a filter for the log": {journal: entries, types: "agent", filters: []string{"current"},
+			want: "current"},
+		"a filter for something else": {journal: entries, types: "agent", filters: []string{"journal.log"}},
+		"a filter does not hide that a log is there": {journal: entries, types: "agent", filters: []string{"journal.log"},
+			prepare: func(t *testing.T, c Collector) { write(t, current(c), "log") }},
 		"other logs":                    {journal: entries, types: "job,system"},
 		"an empty journal":              {journal: says("", nil), types: "agent"},
 		"a journal that cannot be read": {journal: says("half", errors.New("broken")), types: "agent"},

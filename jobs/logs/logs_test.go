@@ -132,7 +132,8 @@ func TestSelections(t *testing.T) {
 			t.Errorf("%s %q: got %q, want %q", s.types, s.filters, got, s.want)
 		}
 	}
-	for _, s := range []Selection{{"", nil}, {"jobs", nil}, {"job,other", nil}, {"job", []string{"/etc/*"}}, {"job", []string{"../../*"}}, {"job", []string{"a/../../x"}}, {"job", []string{"[a"}}} {
+	for _, s := range []Selection{{"", nil}, {"jobs", nil}, {"job,other", nil}, {"job", []string{"/etc/*"}},
+		{"job", []string{"../../*"}}, {"job", []string{"a/../../x"}}, {"job", []string{"[a"}}} {
 		if err := c.Collect(t.Context(), s, io.Discard); err == nil {
 			t.Errorf("%v: got no error", s)
 		}
@@ -147,8 +148,9 @@ func TestHostileLogDirectories(t *testing.T) {
 	job := filepath.Join(c.Dirs.SysLog(), "job")
 	write(t, filepath.Join(job, "real.log"), "real")
 	for name, target := range map[string]string{
-		"absolute.log": secret, "relative.log": "../../../../../../etc/shadow", "system.log": filepath.Join(c.Root, "var/log/syslog"),
-		"dir": filepath.Join(c.Root, "etc"), "inside.log": "real.log", "loop.log": "loop.log", "dangling.log": "nowhere",
+		"absolute.log": secret, "relative.log": "../../../../../../etc/shadow",
+		"system.log": filepath.Join(c.Root, "var/log/syslog"),
+		"dir":        filepath.Join(c.Root, "etc"), "inside.log": "real.log", "loop.log": "loop.log", "dangling.log": "nowhere",
 	} {
 		if err := os.Symlink(target, filepath.Join(job, name)); err != nil {
 			t.Fatal(err)
@@ -216,13 +218,15 @@ func TestFilesThatChangeWhileTheyAreRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := files(t, d.Bytes())
-	if names(got) != "a.log b-shrinks.log c-grows.log" || got["./a.log"] != noise.String() || got["./b-shrinks.log"] != strings.Repeat("b", 10) {
+	if names(got) != "a.log b-shrinks.log c-grows.log" || got["./a.log"] != noise.String() ||
+		got["./b-shrinks.log"] != strings.Repeat("b", 10) {
 		t.Errorf("got %s, %d bytes of a, %q", names(got), len(got["./a.log"]), got["./b-shrinks.log"])
 	}
 	// A file that shrinks between its size being noted and its end being read.
 	p := &packing{c: c, ctx: t.Context(), buffer: make([]byte, 10), progress: newReporter(c)}
 	var filled strings.Builder
-	if err := p.copy(&filled, strings.NewReader("short"), 100); err != nil || filled.String() != "short"+strings.Repeat("\x00", 95) {
+	if err := p.copy(&filled, strings.NewReader("short"), 100); err != nil ||
+		filled.String() != "short"+strings.Repeat("\x00", 95) {
 		t.Errorf("got %q, %v; want zeros at the end", filled.String(), err)
 	}
 }

@@ -25,7 +25,8 @@ func TestProgress(t *testing.T) {
 	c := collector(t)
 	for _, name := range []string{"a.log", "b.log", "c.log"} {
 		// Noise of a kind: it must not vanish in the compressor.
-		write(t, filepath.Join(c.Dirs.SysLog(), name), strings.Join(strings.Fields(strings.Repeat(name+" 8w7e ", 60_000)), string(rune('0'+len(name)))))
+		write(t, filepath.Join(c.Dirs.SysLog(), name),
+			strings.Join(strings.Fields(strings.Repeat(name+" 8w7e ", 60_000)), string(rune('0'+len(name)))))
 	}
 	var reports []Progress
 	begun := 0
@@ -46,7 +47,8 @@ func TestProgress(t *testing.T) {
 	}
 	before := Progress{}
 	for _, p := range reports[:len(reports)-1] {
-		if p.Bytes < before.Bytes || p.Files < before.Files || p.Elapsed <= before.Elapsed || p.Rate() <= 0 || p.String() == "" {
+		if p.Bytes < before.Bytes || p.Files < before.Files || p.Elapsed <= before.Elapsed || p.Rate() <= 0 ||
+			p.String() == "" {
 			t.Errorf("got %+v after %+v", p, before)
 		}
 		before = p

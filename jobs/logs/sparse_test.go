@@ -73,7 +73,8 @@ func TestSparseLog(t *testing.T) {
 		}
 		sizes[h.Name] = h.Size
 	}
-	for name, want := range map[string]int64{"./j/" + long: size, "./j/ends-in-a-hole.log": size, "./j/small.log": 100_000, "./a/a.log": 6, "./z/z.log": 5} {
+	for name, want := range map[string]int64{"./j/" + long: size, "./j/ends-in-a-hole.log": size,
+		"./j/small.log": 100_000, "./a/a.log": 6, "./z/z.log": 5} {
 		if sizes[name] != want {
 			t.Errorf("%s: got %d bytes, want %d; all: %v", name, sizes[name], want, sizes)
 		}
@@ -98,7 +99,8 @@ func TestSparseLog(t *testing.T) {
 	if data, err := os.ReadFile(filepath.Join(out, "z/z.log")); err != nil || string(data) != "after" {
 		t.Errorf("after the sparse files: got %q, %v", data, err)
 	}
-	if small, err := os.ReadFile(filepath.Join(out, "j/small.log")); err != nil || len(small) != 100_000 || string(small[99_000:99_004]) != "word" {
+	if small, err := os.ReadFile(filepath.Join(out, "j/small.log")); err != nil || len(small) != 100_000 ||
+		string(small[99_000:99_004]) != "word" {
 		t.Errorf("small.log: %v", err)
 	}
 }

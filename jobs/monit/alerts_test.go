@@ -23,10 +23,12 @@ const mail = "From: monit@localhost\r\nTo: agent@local\r\nSubject: Monit Alert\r
 
 func TestParseAlert(t *testing.T) {
 	a, ok := ParseAlert(mail)
-	if !ok || a.ID != "1304319946.0@localhost" || a.Service != "nats" || a.Event != "does not exist" || a.Action != "restart" || a.Description != "process is not running" || a.Date.Unix() != 1306076861 {
+	if !ok || a.ID != "1304319946.0@localhost" || a.Service != "nats" || a.Event != "does not exist" ||
+		a.Action != "restart" || a.Description != "process is not running" || a.Date.Unix() != 1306076861 {
 		t.Errorf("got %+v, %v", a, ok)
 	}
-	if got, want := a.Title([]string{"10.0.0.5", "10.0.1.5"}), "nats (10.0.0.5, 10.0.1.5) - does not exist - restart"; got != want {
+	if got, want := a.Title([]string{"10.0.0.5", "10.0.1.5"}),
+		"nats (10.0.0.5, 10.0.1.5) - does not exist - restart"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	if got, want := a.Title(nil), "nats - does not exist - restart"; got != want {
@@ -84,7 +86,8 @@ func talk(t *testing.T, addr string, lines ...string) (answers []string) {
 
 func TestMailIntake(t *testing.T) {
 	addr, alerts := listen(t, Alerts{Owner: uint32(os.Getuid())})
-	got := talk(t, addr, "EHLO localhost", "MAIL FROM: <monit@localhost>", "RCPT TO: <agent@local>", "DATA", mail+".", "VRFY x", "QUIT")
+	got := talk(t, addr, "EHLO localhost", "MAIL FROM: <monit@localhost>", "RCPT TO: <agent@local>", "DATA", mail+".",
+		"VRFY x", "QUIT")
 	if want := "220 250 250 250 354 250 500 221"; strings.Join(got, " ") != want {
 		t.Errorf("got %v, want %s", got, want)
 	}
@@ -92,7 +95,8 @@ func TestMailIntake(t *testing.T) {
 		t.Errorf("got %+v", a)
 	}
 	// Lines that begin with a dot arrive as they were meant.
-	talk(t, addr, "HELO x", "MAIL FROM: a", "RCPT TO: b", "DATA", "Service: s\r\nEvent: e\r\nAction: a\r\n..hidden\r\n.", "QUIT")
+	talk(t, addr, "HELO x", "MAIL FROM: a", "RCPT TO: b", "DATA", "Service: s\r\nEvent: e\r\nAction: a\r\n..hidden\r\n.",
+		"QUIT")
 	if a := <-alerts; a.Service != "s" {
 		t.Errorf("got %+v", a)
 	}
@@ -146,9 +150,11 @@ func TestPortThatIsTaken(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	reported, done, alerts := make(chan error, 100), make(chan error), make(chan Alert, 1)
 	kept := 0
-	a := Alerts{Log: logrus.NewEntry(log), Owner: uint32(os.Getuid()), Unserved: func(err error) { reported <- err }, Keep: func(*net.TCPListener) { kept++ }}
+	a := Alerts{Log: logrus.NewEntry(log), Owner: uint32(os.Getuid()), Unserved: func(err error) { reported <- err },
+		Keep: func(*net.TCPListener) { kept++ }}
 	go func() { done <- a.Run(ctx, squatter.Addr().String(), func(a Alert) { alerts <- a }) }()
-	if err := <-reported; err == nil || !strings.Contains(err.Error(), fmt.Sprintf("user %d listens on %s", os.Getuid(), squatter.Addr())) {
+	if err := <-reported; err == nil || !strings.Contains(err.Error(),
+		fmt.Sprintf("user %d listens on %s", os.Getuid(), squatter.Addr())) {
 		t.Errorf("reported %v, want the user that has the port", err)
 	}
 	squatter.Close()
@@ -195,7 +201,8 @@ func TestListenerOutlivesScarcity(t *testing.T) {
 	defer cancel()
 	var reported []error
 	done := make(chan error)
-	a := Alerts{Log: logrus.NewEntry(log), Owner: uint32(os.Getuid()), Unserved: func(err error) { reported = append(reported, err) }}
+	a := Alerts{Log: logrus.NewEntry(log), Owner: uint32(os.Getuid()),
+		Unserved: func(err error) { reported = append(reported, err) }}
 	go func() { done <- a.serve(ctx, &scarce{l, 1}, func(Alert) {}) }()
 	if got := talk(t, l.Addr().String(), "NOOP", "QUIT"); strings.Join(got, " ") != "220 250 221" {
 		t.Errorf("afterwards: got %v", got)

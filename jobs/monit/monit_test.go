@@ -92,7 +92,8 @@ func (f *fakeMonit) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusNotFound)
 		return
 	}
-	if cookie, err := r.Cookie("securitytoken"); !f.old && (err != nil || cookie.Value == "" || cookie.Value != r.FormValue("securitytoken")) {
+	if cookie, err := r.Cookie("securitytoken"); !f.old &&
+		(err != nil || cookie.Value == "" || cookie.Value != r.FormValue("securitytoken")) {
 		w.WriteHeader(http.StatusForbidden)
 		return
 	}
@@ -166,7 +167,8 @@ func TestProcesses(t *testing.T) {
 	if err != nil || len(p) != 1 {
 		t.Fatalf("got %v, %v", p, err)
 	}
-	if got, want := fmt.Sprintf("%+v", p[0]), "{Name:nats State:running Uptime:{Seconds:7} Memory:{KB:8192 Percent:0.4} CPU:{Total:0.2}}"; got != want {
+	if got, want := fmt.Sprintf("%+v", p[0]),
+		"{Name:nats State:running Uptime:{Seconds:7} Memory:{KB:8192 Percent:0.4} CPU:{Total:0.2}}"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }

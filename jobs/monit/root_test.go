@@ -197,7 +197,8 @@ include %[2]s/job/*.monitrc
 		select {
 		case a := <-alerts:
 			t.Logf("alert: %+v severity %d", a, a.Severity())
-			found = a.Service == "svc" && strings.EqualFold(a.Event, "Does not exist") && a.Severity() == SeverityAlert && a.Action == "restart" && a.ID != "" && !a.Date.IsZero()
+			found = a.Service == "svc" && strings.EqualFold(a.Event, "Does not exist") && a.Severity() == SeverityAlert &&
+				a.Action == "restart" && a.ID != "" && !a.Date.IsZero()
 		case <-time.After(30 * time.Second):
 			t.Fatal("no alert for the killed process")
 		}
@@ -298,12 +299,14 @@ func TestRootMonitAccount(t *testing.T) {
 	}
 	m := &monitProcess{t: t, dir: dir}
 	t.Cleanup(func() { _ = m.Kill(context.Background()) })
-	client := &Client{URL: fmt.Sprintf("http://127.0.0.1:%d", port), UserFile: dirs.MonitUser(), Daemon: m, Pause: 100 * time.Millisecond}
+	client := &Client{URL: fmt.Sprintf("http://127.0.0.1:%d", port), UserFile: dirs.MonitUser(), Daemon: m,
+		Pause: 100 * time.Millisecond}
 	if err := client.Reload(t.Context()); err != nil { // it runs, with the old account
 		t.Fatal(err)
 	}
 	before := m.cmd.Process.Pid
-	s := Starter{Dirs: dirs, Client: client, Services: realServices{m}, KeepStopped: func(context.Context) ([]string, error) { return nil, nil }}
+	s := Starter{Dirs: dirs, Client: client, Services: realServices{m},
+		KeepStopped: func(context.Context) ([]string, error) { return nil, nil }}
 	if made, err := s.Start(t.Context()); err != nil || len(made) != 2 || made[1].Op != OpRestart {
 		t.Fatalf("made %v, %v; want the file and the restart", made, err)
 	}

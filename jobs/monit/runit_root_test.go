@@ -85,8 +85,9 @@ check process svc with pidfile %[3]s
 		state, err := runit.State(ctx, "monit")
 		return err == nil && state.Active == "active" && state.MainPID > 0
 	})
-	s := Supervisor{Client: &Client{URL: fmt.Sprintf("http://127.0.0.1:%d", port), UserFile: filepath.Join(dir, "monit.user"),
-		Daemon: Unit{Services: runit, Name: "monit"}, Pause: 100 * time.Millisecond}, Poll: 100 * time.Millisecond}
+	s := Supervisor{Client: &Client{URL: fmt.Sprintf("http://127.0.0.1:%d", port),
+		UserFile: filepath.Join(dir, "monit.user"),
+		Daemon:   Unit{Services: runit, Name: "monit"}, Pause: 100 * time.Millisecond}, Poll: 100 * time.Millisecond}
 	eventually.True(t, "monit", func() bool { return s.State(ctx) != StateUnknown })
 	if err := s.StartAll(ctx); err != nil {
 		t.Fatal(err)

@@ -50,8 +50,10 @@ func realMonit(t *testing.T, files map[string]string) (s Supervisor, dir string)
 			t.Logf("monit said:\n%s", log)
 		}
 	})
-	s = Supervisor{Poll: 100 * time.Millisecond, StopBudget: time.Minute, Client: &Client{URL: fmt.Sprintf("http://127.0.0.1:%d", port),
-		UserFile: filepath.Join(dir, "monit.user"), JobFiles: filepath.Join(dir, "*.monitrc"), Daemon: m, Pause: 100 * time.Millisecond}}
+	s = Supervisor{Poll: 100 * time.Millisecond, StopBudget: time.Minute,
+		Client: &Client{URL: fmt.Sprintf("http://127.0.0.1:%d", port),
+			UserFile: filepath.Join(dir, "monit.user"), JobFiles: filepath.Join(dir, "*.monitrc"), Daemon: m,
+			Pause: 100 * time.Millisecond}}
 	if err := s.Reload(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +104,8 @@ func TestRootStopOfDependants(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range names {
-		if got := fmt.Sprint(strings.Count(string(calls), "start "+name), strings.Count(string(calls), "stop "+name)); got != "1 1" {
+		if got := fmt.Sprint(strings.Count(string(calls), "start "+name),
+			strings.Count(string(calls), "stop "+name)); got != "1 1" {
 			t.Errorf("%s: started and stopped %s times, want 1 1; calls:\n%s", name, got, calls)
 		}
 	}
@@ -122,7 +125,8 @@ func TestRootStopThatFails(t *testing.T) {
 	}
 	hasty := s
 	hasty.StopBudget = 6 * time.Second
-	if err := hasty.StopAll(t.Context(), true); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d of web", pid)) {
+	if err := hasty.StopAll(t.Context(), true); err == nil ||
+		!strings.Contains(err.Error(), fmt.Sprintf("process %d of web", pid)) {
 		t.Errorf("got %v, want an error that names process %d of web", err, pid)
 	}
 	if err := os.Remove(deaf); err != nil {

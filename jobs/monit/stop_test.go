@@ -23,7 +23,8 @@ func TestActionsOnBothVersions(t *testing.T) {
 		s := Supervisor{Client: serve(t, f), Poll: time.Millisecond}
 		gone := filepath.Join(t.TempDir(), "job")
 		s.JobFiles = filepath.Join(gone, "*.monitrc")
-		if err := errors.Join(os.Mkdir(gone, 0o700), os.WriteFile(filepath.Join(gone, "0000_b.monitrc"), []byte("check process b\n  with pidfile "+gone+"/b.pid\n"), 0o600)); err != nil {
+		if err := errors.Join(os.Mkdir(gone, 0o700), os.WriteFile(filepath.Join(gone, "0000_b.monitrc"),
+			[]byte("check process b\n  with pidfile "+gone+"/b.pid\n"), 0o600)); err != nil {
 			t.Fatal(err)
 		}
 		for _, err := range []error{s.StartAll(t.Context()), s.UnmonitorAll(t.Context()), s.StopAll(t.Context(), true)} {
@@ -79,16 +80,17 @@ func TestRequestsToOldMonit(t *testing.T) {
 	f.services["worker"].monitor, f.services["ended"].monitor = 0, 0
 	var mu sync.Mutex
 	var requests []string
-	s := Supervisor{Poll: time.Millisecond, Client: serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		request := r.Method + " " + r.URL.RequestURI()
-		if r.Method == http.MethodPost {
-			request += " " + r.FormValue("action")
-		}
-		mu.Lock()
-		requests = append(requests, request)
-		mu.Unlock()
-		f.ServeHTTP(w, r)
-	}))}
+	s := Supervisor{Poll: time.Millisecond, Client: serve(t,
+		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			request := r.Method + " " + r.URL.RequestURI()
+			if r.Method == http.MethodPost {
+				request += " " + r.FormValue("action")
+			}
+			mu.Lock()
+			requests = append(requests, request)
+			mu.Unlock()
+			f.ServeHTTP(w, r)
+		}))}
 	jobFiles(t, &s, "check process base pidfile DIR/base.pid\ncheck process worker pidfile DIR/worker.pid depends on base\n"+
 		"check process ended pidfile DIR/ended.pid\n")
 	const status = "GET /_status2?format=xml"

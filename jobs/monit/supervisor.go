@@ -133,6 +133,7 @@ func (s Supervisor) Processes(ctx context.Context) ([]Process, error) {
 
 func (v Service) process() Process {
 	p := Process{Name: v.Name, State: v.State}
-	p.Uptime.Seconds, p.Memory.KB, p.Memory.Percent, p.CPU.Total = v.UptimeSeconds, v.MemoryKB, v.MemoryPercent, v.CPUPercent
+	p.Uptime.Seconds, p.Memory.KB, p.Memory.Percent, p.CPU.Total = v.UptimeSeconds, v.MemoryKB, v.MemoryPercent,
+		v.CPUPercent
 	return p
 }

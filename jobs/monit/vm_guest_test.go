@@ -67,7 +67,8 @@ func multipath(ctx context.Context) (*net.TCPListener, error) {
 // forgeries is the number of mails that forge sends.
 const forgeries = 100
 
-func nobodyForges(ctx context.Context, listen func(context.Context) (*net.TCPListener, error), sockets sockowner.Table) error {
+func nobodyForges(ctx context.Context, listen func(context.Context) (*net.TCPListener, error),
+	sockets sockowner.Table) error {
 	const vcap = 1000
 	n, err := forge(ctx, listen, sockets, vcap, unix.IPPROTO_MPTCP, true)
 	if err == nil && n > 0 {

@@ -49,10 +49,12 @@ func TestHostileLogs(t *testing.T) {
 			must(t, os.Link(filepath.Join(r.Dirs.Base(), "precious"), log))
 		}, warning: "not a regular file"},
 		{name: "a link of the agent's user below base", prepare: func(t *testing.T, r Runner, log string) {
-			must(t, errors.Join(os.Mkdir(filepath.Join(r.Dirs.Base(), "store"), 0o755), os.Symlink(filepath.Join(r.Dirs.Base(), "store/moved.log"), log)))
+			must(t, errors.Join(os.Mkdir(filepath.Join(r.Dirs.Base(), "store"), 0o755),
+				os.Symlink(filepath.Join(r.Dirs.Base(), "store/moved.log"), log)))
 		}, logged: "store/moved.log"},
 		{name: "the job's directory is such a link, relative", prepare: func(t *testing.T, r Runner, log string) {
-			must(t, errors.Join(os.MkdirAll(filepath.Join(r.Dirs.Base(), "store/logs"), 0o755), os.Remove(filepath.Dir(log)), os.Symlink("../../../store/logs", filepath.Dir(log))))
+			must(t, errors.Join(os.MkdirAll(filepath.Join(r.Dirs.Base(), "store/logs"), 0o755), os.Remove(filepath.Dir(log)),
+				os.Symlink("../../../store/logs", filepath.Dir(log))))
 		}, logged: "store/logs/pre-start.stdout.log"},
 		{name: "silenced", prepare: func(t *testing.T, _ Runner, log string) { must(t, os.Symlink("/dev/null", log)) }},
 		{name: "a link of the agent's user that leaves base", prepare: func(t *testing.T, r Runner, log string) {
@@ -63,7 +65,8 @@ func TestHostileLogs(t *testing.T) {
 			must(t, errors.Join(os.Symlink(filepath.Join(r.Dirs.Base(), "precious"), log), os.Lchown(log, stranger, stranger)))
 		}, warning: "user 12345 is not followed"},
 		{name: "the job's directory is a link of another user", root: true, prepare: func(t *testing.T, r Runner, log string) {
-			must(t, errors.Join(os.Remove(filepath.Dir(log)), os.Symlink(r.Dirs.Base(), filepath.Dir(log)), os.Lchown(filepath.Dir(log), stranger, stranger)))
+			must(t, errors.Join(os.Remove(filepath.Dir(log)), os.Symlink(r.Dirs.Base(), filepath.Dir(log)),
+				os.Lchown(filepath.Dir(log), stranger, stranger)))
 		}, warning: "user 12345 is not followed"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -107,7 +107,8 @@ func TestLogOfScripts(t *testing.T) {
 	if err := r.RunAll(t.Context(), []string{"good", "bad"}, "pre-start", nil); err == nil {
 		t.Error("a failing script is not an error")
 	}
-	for _, want := range []string{"/jobs/good/bin/pre-start' script has successfully executed", "/jobs/bad/bin/pre-start' script has failed with error"} {
+	for _, want := range []string{"/jobs/good/bin/pre-start' script has successfully executed",
+		"/jobs/bad/bin/pre-start' script has failed with error"} {
 		if strings.Count(log.String(), want) != 1 {
 			t.Errorf("%q is not once in the log:\n%s", want, &log)
 		}
@@ -130,7 +131,8 @@ func TestScriptsRunAtTheSameTime(t *testing.T) {
 // Contract J.5.
 func TestDrainProtocol(t *testing.T) {
 	next := 7
-	args := DrainArgs{JobChange: "job_changed", HashChange: "hash_changed", UpdatedPackages: []string{"p", "q"}, PersistentDisk: 5, NextPersistentDisk: &next}
+	args := DrainArgs{JobChange: "job_changed", HashChange: "hash_changed", UpdatedPackages: []string{"p", "q"},
+		PersistentDisk: 5, NextPersistentDisk: &next}
 	for _, c := range []struct {
 		name, body string
 		calls      []string
@@ -138,7 +140,9 @@ func TestDrainProtocol(t *testing.T) {
 	}{
 		{"static", `echo 0`, []string{`job_changed hash_changed p q {"persistent_disk":5} {"persistent_disk":7}`}, ""},
 		{"dynamic", `n=$(wc -l < CALLS); if [ $n -lt 3 ]; then echo -0; echo $((n-3 < 0 ? -1 : 0)); else echo 0; fi | tail -1`,
-			[]string{`job_changed hash_changed p q {"persistent_disk":5} {"persistent_disk":7}`, `job_check_status hash_unchanged {"persistent_disk":5}`, `job_check_status hash_unchanged {"persistent_disk":5}`}, ""},
+			[]string{`job_changed hash_changed p q {"persistent_disk":5} {"persistent_disk":7}`,
+				`job_check_status hash_unchanged {"persistent_disk":5}`, `job_check_status hash_unchanged {"persistent_disk":5}`},
+			""},
 		{"status is ignored beside a number", `echo " 0 "; exit 4`, []string{`job_changed hash_changed p q {"persistent_disk":5} {"persistent_disk":7}`}, ""},
 		{"no number", `echo nonsense`, nil, "did not print a number"},
 		{"no number and a status", `echo why >&2; exit 4`, nil, "number of seconds: why\n"},
@@ -262,7 +266,8 @@ func TestErrandOf100MiB(t *testing.T) {
 	if grown := after.TotalAlloc - before.TotalAlloc; grown > 32<<20 {
 		t.Errorf("allocated %d bytes for 100 MiB of output", grown)
 	}
-	if !strings.HasPrefix(got.Stdout, "first\n") || !strings.HasSuffix(got.Stdout, "\nlast\n") || !strings.Contains(got.Stdout, "bytes left out") {
+	if !strings.HasPrefix(got.Stdout, "first\n") || !strings.HasSuffix(got.Stdout, "\nlast\n") ||
+		!strings.Contains(got.Stdout, "bytes left out") {
 		t.Errorf("got %.40q … %.40q", got.Stdout, got.Stdout[len(got.Stdout)-40:])
 	}
 	encoded, err := json.Marshal(got)

@@ -90,5 +90,6 @@ func scripts(bodies map[string]string) (files []machine.File) {
 }
 
 func dropIn(unit, name, text string) machine.File {
-	return machine.File{Path: "/etc/systemd/system/" + unit + ".service.d/" + name + ".conf", Mode: 0o644, Data: []byte(text)}
+	return machine.File{Path: "/etc/systemd/system/" + unit + ".service.d/" + name + ".conf", Mode: 0o644,
+		Data: []byte(text)}
 }

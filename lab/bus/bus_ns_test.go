@@ -50,7 +50,8 @@ func permissionsOn(t *testing.T, program string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := Start(t.Context(), Options{Dir: t.TempDir(), Net: space(t), Host: "127.0.0.1", Port: 4222, CA: ca, Program: program})
+	s, err := Start(t.Context(), Options{Dir: t.TempDir(), Net: space(t), Host: "127.0.0.1", Port: 4222, CA: ca,
+		Program: program})
 	if err != nil {
 		t.Fatal(err)
 	}

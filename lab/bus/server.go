@@ -53,7 +53,8 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
 		return nil, err
 	}
-	for name, data := range map[string][]byte{s.files().certificate: pair.Certificate, s.files().key: pair.PrivateKey, s.files().ca: o.CA.PEM} {
+	for name, data := range map[string][]byte{s.files().certificate: pair.Certificate, s.files().key: pair.PrivateKey,
+		s.files().ca: o.CA.PEM} {
 		if err := os.WriteFile(name, data, 0o600); err != nil {
 			return nil, err
 		}

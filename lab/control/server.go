@@ -37,7 +37,8 @@ type Server struct {
 
 // Serve starts a server, which runs until Close.
 func Serve(l *lab.Lab, dir string) (*Server, error) {
-	s := &Server{lab: l, dir: dir, pid: os.Getpid(), since: time.Now(), down: make(chan struct{}), ports: map[string]string{}}
+	s := &Server{lab: l, dir: dir, pid: os.Getpid(), since: time.Now(), down: make(chan struct{}),
+		ports: map[string]string{}}
 	listener, err := net.Listen("unix", socket(dir, l.Name()))
 	if err != nil {
 		return nil, err
@@ -305,8 +306,9 @@ func state(l *lab.Lab, s *Server) State {
 }
 
 func machineState(name string, i *lab.Instance, published string) Machine {
-	m := Machine{Name: name, Running: i.Running(), AgentID: i.AgentID, IP: i.IP, Source: string(i.Source()), Console: i.Console(),
-		Disks: []Disk{}, Published: published}
+	m := Machine{Name: name, Running: i.Running(), AgentID: i.AgentID, IP: i.IP, Source: string(i.Source()),
+		Console: i.Console(),
+		Disks:   []Disk{}, Published: published}
 	m.Boots, m.Since = i.Boots()
 	if m.Running {
 		m.Shell, _ = i.Shell() // gone meanwhile: then there is no shell

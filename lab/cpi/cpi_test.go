@@ -30,7 +30,8 @@ func TestReadRequest(t *testing.T) {
 		`{"method":"x","api_version":"2"}`: "does not have the form of the CPI contract",
 	} {
 		r, err := ReadRequest([]byte(input))
-		if want == "" && (err != nil || r.APIVersion != 1) || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+		if want == "" && (err != nil || r.APIVersion != 1) ||
+			want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%q: got %+v, %v; want error %q", input, r, err, want)
 		}
 	}
@@ -39,27 +40,32 @@ func TestReadRequest(t *testing.T) {
 // The Director refuses replies in which one of these is missing or of another type.
 // Contract C.2.
 func TestRepliesHaveAllKeys(t *testing.T) {
-	for _, r := range []Reply{{}, {Result: false}, info(), Failure(errors.New("x")), Failure(iaas.Failf(iaas.VMCreationFailed, "x"))} {
+	for _, r := range []Reply{{}, {Result: false}, info(), Failure(errors.New("x")),
+		Failure(iaas.Failf(iaas.VMCreationFailed, "x"))} {
 		data, err := json.Marshal(r)
 		if err != nil {
 			t.Fatal(err)
 		}
 		var keys map[string]json.RawMessage
-		if err := json.Unmarshal(data, &keys); err != nil || len(keys) != 3 || string(keys["log"]) != `""` || keys["result"] == nil || keys["error"] == nil {
+		if err := json.Unmarshal(data, &keys); err != nil || len(keys) != 3 || string(keys["log"]) != `""` ||
+			keys["result"] == nil || keys["error"] == nil {
 			t.Errorf("got %s", data)
 		}
 		if r.Error != nil && !strings.Contains(string(keys["error"]), `"ok_to_retry":`) {
 			t.Errorf("got %s", keys["error"])
 		}
 	}
-	if r := Failure(iaas.Failf(iaas.DiskNotFound, "no %s", strings.Repeat("ä", maxMessage))); r.Error.Type != "Bosh::Clouds::DiskNotFound" || len(r.Error.Message) > maxMessage+8 || r.Error.OKToRetry {
+	if r := Failure(iaas.Failf(iaas.DiskNotFound, "no %s", strings.Repeat("ä",
+		maxMessage))); r.Error.Type != "Bosh::Clouds::DiskNotFound" || len(r.Error.Message) > maxMessage+8 ||
+		r.Error.OKToRetry {
 		t.Errorf("got %+v", r.Error)
 	}
 }
 
 // Contract C.3.
 func TestLocal(t *testing.T) {
-	for method, want := range map[string]string{"info": "", "ping": "", "configure_networks": "NotSupported", "current_vm_id": "NotImplemented", "x": "NotImplemented"} {
+	for method, want := range map[string]string{"info": "", "ping": "", "configure_networks": "NotSupported",
+		"current_vm_id": "NotImplemented", "x": "NotImplemented"} {
 		r, ok := Local(Request{Method: method})
 		got := ""
 		if r.Error != nil {
@@ -136,12 +142,15 @@ func TestLogOfACall(t *testing.T) {
 // Contract C.4.
 func TestWhereNothingIs(t *testing.T) {
 	c := Client{Dir: t.TempDir(), Name: "x"}
-	for method, want := range map[string]any{"has_vm": false, "has_disk": false, "delete_vm": nil, "delete_disk": nil, "delete_stemcell": nil} {
-		if r := c.Do(t.Context(), Envelope{Request: Request{Method: method, Arguments: []json.RawMessage{[]byte(`"a"`)}}}); r.Error != nil || r.Result != want {
+	for method, want := range map[string]any{"has_vm": false, "has_disk": false, "delete_vm": nil, "delete_disk": nil,
+		"delete_stemcell": nil} {
+		if r := c.Do(t.Context(), Envelope{Request: Request{Method: method,
+			Arguments: []json.RawMessage{[]byte(`"a"`)}}}); r.Error != nil || r.Result != want {
 			t.Errorf("%s: got %+v, want %v", method, r, want)
 		}
 	}
-	if r := c.Do(t.Context(), Envelope{Request: Request{Method: "reboot_vm", Arguments: []json.RawMessage{[]byte(`"a"`)}}}); r.Error == nil {
+	if r := c.Do(t.Context(), Envelope{Request: Request{Method: "reboot_vm",
+		Arguments: []json.RawMessage{[]byte(`"a"`)}}}); r.Error == nil {
 		t.Error("reboot_vm without a holder is not an error")
 	}
 }

@@ -143,7 +143,8 @@ func Local(r Request) (Reply, bool) {
 	case "calculate_vm_cloud_properties":
 		return reply(calculate(r)), true
 	case "configure_networks":
-		return Failure(iaas.Failf(iaas.NotSupported, "configure_networks: the networks of a VM cannot be changed; recreate it")), true
+		return Failure(iaas.Failf(iaas.NotSupported,
+			"configure_networks: the networks of a VM cannot be changed; recreate it")), true
 	}
 	if _, known := methods[r.Method]; !known {
 		return Failure(iaas.Failf(iaas.NotImplemented, "there is no method %q", r.Method)), true
@@ -252,7 +253,8 @@ func createStemcell(ctx context.Context, c *call) (any, error) {
 }
 
 func createVM(ctx context.Context, c *call) (any, error) {
-	o := iaas.Order{StemcellAPI: c.Context.VM.Stemcell.APIVersion, APIVersion: c.APIVersion, Director: c.Context.DirectorUUID, Agent: c.agent}
+	o := iaas.Order{StemcellAPI: c.Context.VM.Stemcell.APIVersion, APIVersion: c.APIVersion,
+		Director: c.Context.DirectorUUID, Agent: c.agent}
 	if err := c.argument(0, "agent_id", &o.AgentID); err != nil {
 		return nil, err
 	}

@@ -85,7 +85,8 @@ func Failure(err error) Reply {
 	if len(message) > maxMessage {
 		message = strings.ToValidUTF8(message[:maxMessage], "") + " …"
 	}
-	return Reply{Error: &Error{Type: typePrefix + string(kind), Message: message, OKToRetry: kind == iaas.VMCreationFailed}}
+	return Reply{Error: &Error{Type: typePrefix + string(kind), Message: message,
+		OKToRetry: kind == iaas.VMCreationFailed}}
 }
 
 // Version is the latest supported version of the contract.

@@ -41,10 +41,11 @@ func WriteRelease(path, program, version string) error {
 		return fmt.Errorf("the CPI's program: %w; build it with 'make build'", err)
 	}
 	job := release.SourceJob{Packages: []string{jobName}, Properties: map[string]release.Property{
-		"lab.dir":         {Description: "where the lab keeps its state", Default: "/var/lib/cambium-lab"},
-		"lab.name":        {Description: "name of the IaaS; a machine can have several", Default: "default"},
-		"lab.host":        {Description: "where the holder of the IaaS is, such as tls://10.245.0.1:25778, for a CPI inside a VM; the local socket if empty", Default: ""},
-		"lab.tls":         {Description: "ca, certificate and private_key for lab.host, as lab cpi-tls prints them", Default: map[string]any{}},
+		"lab.dir":  {Description: "where the lab keeps its state", Default: "/var/lib/cambium-lab"},
+		"lab.name": {Description: "name of the IaaS; a machine can have several", Default: "default"},
+		"lab.host": {Description: "where the holder of the IaaS is, such as tls://10.245.0.1:25778, for a CPI inside a VM; the local socket if empty", Default: ""},
+		"lab.tls": {Description: "ca, certificate and private_key for lab.host, as lab cpi-tls prints them",
+			Default: map[string]any{}},
 		"agent.mbus":      {Description: "URL of the message bus for agents", Default: ""},
 		"agent.ntp":       {Description: "time servers for agents", Default: []string{}},
 		"agent.blobstore": {Description: "blobstore for agents, with provider and options", Default: map[string]any{}},

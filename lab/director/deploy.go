@@ -185,7 +185,8 @@ func (a *Agent) stop(ctx context.Context) error {
 	defer cancel()
 	err := a.expect(`"stopped"`, "stop")(within)
 	var e *Exception
-	if within.Err() != nil && ctx.Err() == nil || errors.As(err, &e) && strings.Contains(e.Message, "Timed out waiting for service") {
+	if within.Err() != nil && ctx.Err() == nil ||
+		errors.As(err, &e) && strings.Contains(e.Message, "Timed out waiting for service") {
 		return nil
 	}
 	return err

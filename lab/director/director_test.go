@@ -61,8 +61,10 @@ func TestRetriesAfterTimeoutOnly(t *testing.T) {
 				s := &scripted{answers: func(Request, int) string { return "" }}
 				start := time.Now()
 				_, err := (&Agent{Transport: s, Protocol: protocol}).Call(t.Context(), method)
-				if !errors.Is(err, ErrTimeout) || len(s.calls) != tries || time.Since(start) != time.Duration(tries)*DefaultTimeout {
-					t.Errorf("err %v after %d tries in %v, want a timeout after %d of 45 s", err, len(s.calls), time.Since(start), tries)
+				if !errors.Is(err, ErrTimeout) || len(s.calls) != tries ||
+					time.Since(start) != time.Duration(tries)*DefaultTimeout {
+					t.Errorf("err %v after %d tries in %v, want a timeout after %d of 45 s", err, len(s.calls), time.Since(start),
+						tries)
 				}
 			})
 			s := &scripted{answers: func(Request, int) string { return `{"exception":{"message":"no"}}` }}
@@ -117,7 +119,8 @@ func TestWaitReady(t *testing.T) {
 					t.Errorf("error is %v, want %q", err, c.err)
 				}
 				// The last ping and the whole wait may end in the same instant.
-				if extra := len(s.calls) - c.pings; extra != 0 && (extra != 1 || c.took != readyTimeout) || time.Since(start) != c.took {
+				if extra := len(s.calls) - c.pings; extra != 0 && (extra != 1 || c.took != readyTimeout) ||
+					time.Since(start) != c.took {
 					t.Errorf("%d pings in %v, want %d in %v", len(s.calls), time.Since(start), c.pings, c.took)
 				}
 			})
@@ -135,8 +138,10 @@ func noUpload(context.Context) error { return nil }
 
 func TestSequences(t *testing.T) {
 	answers := map[string]string{
-		"ping": `"pong"`, "update_settings": `"ok"`, "apply": `"applied"`, "prepare": `"prepared"`, "start": `"started"`, "stop": `"stopped"`,
-		"drain": `0`, "run_script": `{}`, "list_disk": `["old"]`, "mount_disk": `{}`, "unmount_disk": `{"message":""}`, "migrate_disk": `{}`,
+		"ping": `"pong"`, "update_settings": `"ok"`, "apply": `"applied"`, "prepare": `"prepared"`, "start": `"started"`,
+		"stop":  `"stopped"`,
+		"drain": `0`, "run_script": `{}`, "list_disk": `["old"]`, "mount_disk": `{}`, "unmount_disk": `{"message":""}`,
+		"migrate_disk":        `{}`,
 		"add_persistent_disk": `{}`, "remove_persistent_disk": `{}`, "get_state": `{"job_state":"running","networks":{}}`}
 	d := Deployment{Disk: "new", Spec: map[string]any{"networks": map[string]any{}, "configuration_hash": "h"},
 		Settings: map[string]any{"mbus": map[string]any{"cert": "c"}, "trusted_certs": ""}}
@@ -206,7 +211,10 @@ func TestResolutionsRefused(t *testing.T) {
 			a.DeleteInactiveDisk(p, detaching{act}, "old")
 		}, "in use"},
 		{"delete_disk with a failing CPI", "", func(a *Agent, p *Plan, act func(context.Context) error) {
-			a.DeleteInactiveDisk(p, detaching{func(ctx context.Context) error { return errors.Join(act(ctx), errors.New("no such disk")) }}, "new")
+			a.DeleteInactiveDisk(p, detaching{func(ctx context.Context) error {
+				return errors.Join(act(ctx),
+					errors.New("no such disk"))
+			}}, "new")
 		}, ""},
 		{"activate_disk of one that is not mounted", "", func(a *Agent, p *Plan, act func(context.Context) error) { a.ActivateDisk(p, "new"); p.Add("", act) }, "not mounted"},
 	} {
@@ -222,7 +230,8 @@ func TestResolutionsRefused(t *testing.T) {
 				var p Plan
 				c.plan(&Agent{Transport: s, Protocol: protocol}, &p, func(context.Context) error { acted = true; return nil })
 				err := p.Run(t.Context(), nil)
-				if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) || acted != (c.err == "") || len(s.calls) != 1 {
+				if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) ||
+					acted != (c.err == "") || len(s.calls) != 1 {
 					t.Errorf("error is %v, acted %v after %v; want %q", err, acted, s.calls, c.err)
 				}
 			})

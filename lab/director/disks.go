@@ -33,7 +33,8 @@ func (a *Agent) Detach(p *Plan, cpi CPI, cid string) {
 
 // ChangeDisk adds the steps of a Director whose CPI changes disks, with resize_disk or update_disk: the disk is
 // detached, changed and attached again. change may return another CID.
-func (a *Agent) ChangeDisk(p *Plan, cpi CPI, d Deployment, cid string, change func(ctx context.Context) (string, error)) {
+func (a *Agent) ChangeDisk(p *Plan, cpi CPI, d Deployment, cid string,
+	change func(ctx context.Context) (string, error)) {
 	a.Stop(p, d, true)
 	a.Detach(p, cpi, cid)
 	changed := cid

@@ -85,7 +85,8 @@ func (a *Agent) Call(ctx context.Context, method string, arguments ...any) (json
 	}
 }
 
-func (a *Agent) once(ctx context.Context, timeout time.Duration, method string, arguments []any) (json.RawMessage, error) {
+func (a *Agent) once(ctx context.Context, timeout time.Duration, method string, arguments []any) (json.RawMessage,
+	error) {
 	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	data, err := a.Transport.RoundTrip(within, Request{Protocol: a.Protocol, Method: method, Arguments: arguments})

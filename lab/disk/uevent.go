@@ -21,7 +21,8 @@ type Event struct {
 
 // Watch calls f for every block device event until ctx ends. Events after its return are not missed.
 func Watch(ctx context.Context, f func(Event)) error {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_KOBJECT_UEVENT)
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK,
+		unix.NETLINK_KOBJECT_UEVENT)
 	if err != nil {
 		return fmt.Errorf("kernel events: %w", err)
 	}

@@ -10,7 +10,8 @@ func TestParseEvent(t *testing.T) {
 	if !ok || got != want {
 		t.Errorf("parseEvent = %+v, %v, want %+v, true", got, ok, want)
 	}
-	for _, other := range []string{"", "add@/x", "ACTION=add\x00SUBSYSTEM=net\x00DEVNAME=a\x00MAJOR=1\x00MINOR=1", "SUBSYSTEM=block\x00DEVNAME=a\x00MAJOR=x\x00MINOR=1"} {
+	for _, other := range []string{"", "add@/x", "ACTION=add\x00SUBSYSTEM=net\x00DEVNAME=a\x00MAJOR=1\x00MINOR=1",
+		"SUBSYSTEM=block\x00DEVNAME=a\x00MAJOR=x\x00MINOR=1"} {
 		if e, ok := parseEvent([]byte(other)); ok {
 			t.Errorf("parseEvent(%q) = %+v, true, want false", other, e)
 		}

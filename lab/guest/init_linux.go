@@ -65,7 +65,8 @@ func Init() error {
 			return fmt.Errorf("files of the lab: %w", err)
 		}
 	}
-	return unix.Exec("/sbin/init", []string{"/sbin/init"}, []string{"HOME=/", "TERM=linux", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"})
+	return unix.Exec("/sbin/init", []string{"/sbin/init"},
+		[]string{"HOME=/", "TERM=linux", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"})
 }
 
 // LoadModules loads the modules in dir in an order in which each finds those that it needs. Drivers of other

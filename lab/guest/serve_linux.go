@@ -19,7 +19,8 @@ import (
 )
 
 // environment of all programs.
-var environment = []string{"HOME=/root", "LANG=C.UTF-8", "PATH=/var/vcap/bosh/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+var environment = []string{"HOME=/root", "LANG=C.UTF-8",
+	"PATH=/var/vcap/bosh/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 
 // Serve serves the host until the port is closed.
 func Serve() error {
@@ -141,7 +142,8 @@ func (p *process) window(r Request) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.terminal != nil {
-		_ = unix.IoctlSetWinsize(int(p.terminal.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: uint16(r.Rows), Col: uint16(r.Columns)})
+		_ = unix.IoctlSetWinsize(int(p.terminal.Fd()), unix.TIOCSWINSZ,
+			&unix.Winsize{Row: uint16(r.Rows), Col: uint16(r.Columns)})
 	}
 }
 

@@ -138,7 +138,8 @@ func (i *IaaS) attachment(vm VM, cid CID) machine.Disk {
 
 // disk returns the engine's description of a disk.
 func (s Shape) disk(id, image string) machine.Disk {
-	return machine.Disk{ID: id, Image: image, Bus: s.DiskBus, Names: []string{strings.TrimPrefix(s.path(id), "/dev/"), "disk/by-id/" + id}}
+	return machine.Disk{ID: id, Image: image, Bus: s.DiskBus,
+		Names: []string{strings.TrimPrefix(s.path(id), "/dev/"), "disk/by-id/" + id}}
 }
 
 // path returns the path of a disk in a machine, a name that udev derives from the serial number in both kinds of

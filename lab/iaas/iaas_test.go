@@ -48,7 +48,8 @@ func TestConflictsOfNetworks(t *testing.T) {
 	elsewhere := manualNetwork("10.8.0.5")
 	elsewhere.Gateway = value.Addr{}
 	elsewhere.Properties.Name = value.MustName("other")
-	for name, n := range map[string]fabric.Network{"another address": manualNetwork("10.9.0.6"), "another segment": elsewhere} {
+	for name, n := range map[string]fabric.Network{"another address": manualNetwork("10.9.0.6"),
+		"another segment": elsewhere} {
 		if err := i.conflict(only(n)); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -113,7 +114,8 @@ func TestShape(t *testing.T) {
 		}
 	}
 	var none, again Shape
-	if err := json.Unmarshal([]byte(`{"ephemeral_disk":0,"raw_instance_storage":true}`), &none); err != nil || none.EphemeralDisk != 0 {
+	if err := json.Unmarshal([]byte(`{"ephemeral_disk":0,"raw_instance_storage":true}`), &none); err != nil ||
+		none.EphemeralDisk != 0 {
 		t.Errorf("no ephemeral disk becomes one of %d MiB, %v", none.EphemeralDisk, err)
 	}
 	// As the record keeps it.
@@ -145,7 +147,8 @@ func TestShape(t *testing.T) {
 }
 
 func TestHintsFollowTheBus(t *testing.T) {
-	for bus, want := range map[machine.Bus]string{machine.Virtio: "/dev/disk/by-id/virtio-d-1", machine.SCSI: "/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_d-1"} {
+	for bus, want := range map[machine.Bus]string{machine.Virtio: "/dev/disk/by-id/virtio-d-1",
+		machine.SCSI: "/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_d-1"} {
 		s := Shape{DiskBus: bus}
 		if d := s.disk("d-1", "x"); s.path("d-1") != want || d.Bus != bus || "/dev/"+d.Names[0] != want {
 			t.Errorf("%s: path %s, disk %+v; want %s", bus, s.path("d-1"), d, want)

@@ -64,7 +64,8 @@ func (s Shape) complete() (Shape, error) {
 		}
 	}
 	if s.EphemeralDisk < 0 || s.EphemeralDisk > maxDisk {
-		return Shape{}, Failf(CloudError, "ephemeral_disk %d of the VM type: want 0, for none, to %d", s.EphemeralDisk, maxDisk)
+		return Shape{}, Failf(CloudError, "ephemeral_disk %d of the VM type: want 0, for none, to %d", s.EphemeralDisk,
+			maxDisk)
 	}
 	bus := string(s.DiskBus)
 	for _, f := range []struct {
@@ -330,7 +331,8 @@ func (i *IaaS) engine(ctx context.Context, vm VM) (machine.Engine, error) {
 	}
 	raw := i.imagePath(vm.Image, upload.Disk)
 	if _, err := os.Stat(raw); err != nil {
-		return nil, Failf(CloudError, "the stemcell contains a root file system, not a disk; only engine %q can use it", Container)
+		return nil, Failf(CloudError, "the stemcell contains a root file system, not a disk; only engine %q can use it",
+			Container)
 	}
 	// The cache remembers whether KVM works on this host.
 	cache := image.Cache{Dir: tree.DefaultDir()}

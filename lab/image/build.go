@@ -73,7 +73,8 @@ func (b builder) build(ctx context.Context) error {
 		return makeDisk(ctx, root, filepath.Join(b.work, "disk"), table)
 	})
 	if err == nil && b.stemcell {
-		err = bootloader.Disk{Path: filepath.Join(b.work, "disk"), RootUUID: rootUUID, Signed: b.loaders, EFIStart: bootStart, EFISize: efiSize}.Install(ctx, b.work)
+		err = bootloader.Disk{Path: filepath.Join(b.work, "disk"), RootUUID: rootUUID, Signed: b.loaders,
+			EFIStart: bootStart, EFISize: efiSize}.Install(ctx, b.work)
 	}
 	return errors.Join(err, os.RemoveAll(layer.Dir))
 }
@@ -144,7 +145,8 @@ func (b builder) install(ctx context.Context, root string) error {
 
 // sandboxed lists Debian's services whose sandboxes cost an emulated machine a second each, and time at every system
 // call. The lab's machines run them without a sandbox; stemcells keep it.
-var sandboxed = []string{"systemd-journald", "systemd-udevd", "systemd-networkd", "systemd-resolved", "systemd-timesyncd", "systemd-hostnamed"}
+var sandboxed = []string{"systemd-journald", "systemd-udevd", "systemd-networkd", "systemd-resolved",
+	"systemd-timesyncd", "systemd-hostnamed"}
 
 const noSandbox = `[Service]
 SystemCallFilter=
@@ -213,11 +215,13 @@ func makeDisk(ctx context.Context, root, disk, table string) error {
 		return err
 	}
 	sfdisk := exec.CommandContext(ctx, "sfdisk", "--quiet", disk)
-	sfdisk.Stdin = strings.NewReader(fmt.Sprintf(table, bootStart/sectorSize, bootSize/sectorSize, rootStart/sectorSize, size/sectorSize, efiSize/sectorSize))
+	sfdisk.Stdin = strings.NewReader(fmt.Sprintf(table, bootStart/sectorSize, bootSize/sectorSize, rootStart/sectorSize,
+		size/sectorSize, efiSize/sectorSize))
 	if out, err := sfdisk.CombinedOutput(); err != nil {
 		return fmt.Errorf("sfdisk: %w: %s", err, strings.TrimSpace(string(out)))
 	}
-	return run(ctx, "mke2fs", "-q", "-F", "-t", "ext4", "-L", "root", "-U", rootUUID, "-E", fmt.Sprintf("offset=%d", rootStart), "-d", root, disk, fmt.Sprintf("%dk", size>>10))
+	return run(ctx, "mke2fs", "-q", "-F", "-t", "ext4", "-L", "root", "-U", rootUUID, "-E",
+		fmt.Sprintf("offset=%d", rootStart), "-d", root, disk, fmt.Sprintf("%dk", size>>10))
 }
 
 // treeSize returns the disk space that the files of a tree use, in bytes.
@@ -247,7 +251,8 @@ func bake(ctx context.Context, from, to, agent string, files []file) error {
 		return err
 	}
 	// The file is a new one: its second name has to be made again. debugfs leaves the count of names to its caller.
-	if out, err := debugfs(ctx, to, fmt.Sprintf("rm %[2]s\nln %[1]s %[2]s\nset_inode_field %[1]s links_count 2\n", agentPath, monitAccessPath)); err != nil {
+	if out, err := debugfs(ctx, to, fmt.Sprintf("rm %[2]s\nln %[1]s %[2]s\nset_inode_field %[1]s links_count 2\n",
+		agentPath, monitAccessPath)); err != nil {
 		return fmt.Errorf("debugfs: %s: %w: %s", monitAccessPath, err, out)
 	}
 	for _, f := range files {

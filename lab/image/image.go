@@ -39,12 +39,14 @@ const (
 
 // modules lists what the initial RAM disk loads: the modules for the root disk and, for the lab, the serial port. The
 // system itself loads the others.
-var modules = []string{"virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk",
+var modules = []string{"virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci",
+	"virtio_blk",
 	"scsi_common", "scsi_mod", "sd_mod", "virtio_scsi", "nvme-common", "nvme-core", "nvme", "virtio_console"}
 
 // cloudModules lists the drivers of root disks on other hypervisors: Xen, Hyper-V, VMware, and plain SATA or IDE. They
 // are loaded only if no root disk appears without them, because they take time even if they find nothing.
-var cloudModules = []string{"xen-blkfront", "hv_vmbus", "scsi_transport_fc", "hv_storvsc", "vmw_pvscsi", "libata", "ata_piix", "libahci", "ahci"}
+var cloudModules = []string{"xen-blkfront", "hv_vmbus", "scsi_transport_fc", "hv_storvsc", "vmw_pvscsi", "libata",
+	"ata_piix", "libahci", "ahci"}
 
 // Cache is a directory with images and Debian trees.
 type Cache struct {
@@ -80,7 +82,8 @@ func CheckHost() error {
 	if os.Geteuid() != 0 {
 		lacks = append(lacks, "root (for a mount namespace)")
 	}
-	for program, pkg := range map[string]string{"mke2fs": "e2fsprogs", "debugfs": "e2fsprogs", "sfdisk": "fdisk", "qemu-img": "qemu-utils", "mkfs.vfat": "dosfstools", "mcopy": "mtools"} {
+	for program, pkg := range map[string]string{"mke2fs": "e2fsprogs", "debugfs": "e2fsprogs", "sfdisk": "fdisk",
+		"qemu-img": "qemu-utils", "mkfs.vfat": "dosfstools", "mcopy": "mtools"} {
 		if _, err := exec.LookPath(program); err != nil {
 			lacks = append(lacks, program+" (package "+pkg+")")
 		}
@@ -114,7 +117,8 @@ func (c Cache) ensure(ctx context.Context, agent string, b builder) (Image, erro
 	if err != nil {
 		return Image{}, fmt.Errorf("add the agent to the image: %w", err)
 	}
-	return Image{Disk: filepath.Join(dir, "disk"), Kernel: filepath.Join(base, "kernel"), Initrd: filepath.Join(base, "initrd")}, nil
+	return Image{Disk: filepath.Join(dir, "disk"), Kernel: filepath.Join(base, "kernel"),
+		Initrd: filepath.Join(base, "initrd")}, nil
 }
 
 // once calls f to build a directory, unless it exists, and holds it. If several processes call it at the same time, one
@@ -201,7 +205,9 @@ func (c Cache) base(ctx context.Context, b builder) (string, error) {
 		return "", err
 	}
 	h := sha256.New()
-	_, _ = fmt.Fprintln(h, recipe, b.tree, b.kernel.Version, modules, cloudModules, digest, string(guest.Unit(GuestProgram)), assets.Digest(), b.stemcell, b.iaas, b.bootConfig(), noSandbox, sandboxed, b.hardened, loaders)
+	_, _ = fmt.Fprintln(h, recipe, b.tree, b.kernel.Version, modules, cloudModules, digest,
+		string(guest.Unit(GuestProgram)), assets.Digest(), b.stemcell, b.iaas, b.bootConfig(), noSandbox, sandboxed,
+		b.hardened, loaders)
 	dir := filepath.Join(c.Dir, imagePrefix+hex.EncodeToString(h.Sum(nil))[:16])
 	return dir, c.once(dir, func(work string) error {
 		c.progress("making a disk image in %s (once)", c.Dir)
@@ -246,7 +252,8 @@ func (c Cache) program(ctx context.Context, name string) (string, error) {
 	if err := file.Close(); err != nil {
 		return "", err
 	}
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid=", "-o", temporary, programPackages[name])
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid=", "-o",
+		temporary, programPackages[name])
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%s is not beside the lab's program and cannot be built: %w: %s", name, err, out)

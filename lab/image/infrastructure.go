@@ -61,7 +61,8 @@ func FindInfrastructure(name string) (Infrastructure, error) {
 	}
 	i := slices.IndexFunc(Infrastructures, func(i Infrastructure) bool { return i.Name == name })
 	if i < 0 {
-		return Infrastructure{}, fmt.Errorf("unknown stemcell infrastructure %q; want one of %s", name, strings.Join(InfrastructureNames(), ", "))
+		return Infrastructure{}, fmt.Errorf("unknown stemcell infrastructure %q; want one of %s", name,
+			strings.Join(InfrastructureNames(), ", "))
 	}
 	return Infrastructures[i], nil
 }

@@ -45,7 +45,8 @@ func (c Cache) prune() {
 	var agents []used
 	for _, entry := range found {
 		info, err := entry.Info()
-		if err != nil || !info.IsDir() || !strings.HasPrefix(entry.Name(), imagePrefix) || strings.HasSuffix(entry.Name(), workSuffix) {
+		if err != nil || !info.IsDir() || !strings.HasPrefix(entry.Name(), imagePrefix) ||
+			strings.HasSuffix(entry.Name(), workSuffix) {
 			continue
 		}
 		u := used{entry.Name(), time.Since(info.ModTime())}

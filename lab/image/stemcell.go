@@ -113,12 +113,14 @@ func (s Stemcell) files(i Infrastructure) ([]file, error) {
 		return nil, err
 	}
 	const etc = "/var/vcap/bosh/etc/"
-	files := []file{{"/var/vcap/bosh/agent.json", string(config)}, {etc + "infrastructure", i.Name}, {etc + "stemcell_version", s.Version}}
+	files := []file{{"/var/vcap/bosh/agent.json", string(config)}, {etc + "infrastructure", i.Name},
+		{etc + "stemcell_version", s.Version}}
 	if s.Commit != "" {
 		files = append(files, file{etc + "stemcell_git_sha1", s.Commit})
 	}
 	if i.Name == "azure" && !s.Plain {
-		files = append(files, file{"/etc/modprobe.d/bosh-udf.conf", "# Azure hands settings to its VMs on this file system.\n"})
+		files = append(files, file{"/etc/modprobe.d/bosh-udf.conf",
+			"# Azure hands settings to its VMs on this file system.\n"})
 	}
 	return files, nil
 }
@@ -160,7 +162,8 @@ func (c Cache) container(ctx context.Context, agent string, b builder) (string, 
 				}
 			}
 			// A container has its devices from outside.
-			return run(ctx, "tar", "--create", "--gzip", "--file", filepath.Join(work, "image"), "--directory", root, "--numeric-owner", "--sort=name", "--exclude=./dev/*", ".")
+			return run(ctx, "tar", "--create", "--gzip", "--file", filepath.Join(work, "image"), "--directory", root,
+				"--numeric-owner", "--sort=name", "--exclude=./dev/*", ".")
 		})
 		return errors.Join(err, os.RemoveAll(layer.Dir))
 	})
@@ -243,7 +246,8 @@ func (p packer) pack(ctx context.Context, file string) error {
 		return errors.Join(err, out.Close())
 	}
 	w := tar.NewWriter(zip)
-	err = errors.Join(addBytes(w, "stemcell.MF", []byte(p.manifest(digest))), addBytes(w, packageTable, packages), addBytes(w, "dev_tools_file_list.txt", tools),
+	err = errors.Join(addBytes(w, "stemcell.MF", []byte(p.manifest(digest))), addBytes(w, packageTable, packages),
+		addBytes(w, "dev_tools_file_list.txt", tools),
 		addFile(w, "image", image), addBytes(w, "sbom.spdx.json", spdx), addBytes(w, "sbom.cdx.json", cdx))
 	return errors.Join(err, w.Close(), zip.Close(), out.Close())
 }

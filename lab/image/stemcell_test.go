@@ -31,7 +31,8 @@ func fakePacker(t *testing.T, iaas string) packer {
 		t.Fatal(err)
 	}
 	disk := append(bytes.Repeat([]byte("disk"), 100_000), make([]byte, 112_000)...) // 1,000 sectors
-	for name, data := range map[string][]byte{"disk": disk, "packages.txt": []byte("ii  bash 5.2 amd64 shell\n"), "packages": []byte("bash 5.2 amd64\n"),
+	for name, data := range map[string][]byte{"disk": disk, "packages.txt": []byte("ii  bash 5.2 amd64 shell\n"),
+		"packages":   []byte("bash 5.2 amd64\n"),
 		devToolsList: []byte("/usr/bin/gcc\n"), "image": []byte("tree")} {
 		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
 			t.Fatal(err)
@@ -41,7 +42,8 @@ func fakePacker(t *testing.T, iaas string) packer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return packer{stemcell: Stemcell{Version: "1.10"}, infrastructure: i, agent: own, disk: filepath.Join(dir, "disk"), lists: dir, work: dir}
+	return packer{stemcell: Stemcell{Version: "1.10"}, infrastructure: i, agent: own, disk: filepath.Join(dir, "disk"),
+		lists: dir, work: dir}
 }
 
 // members are the names in a gzipped tarball, in order.
@@ -81,7 +83,8 @@ func TestStemcellTarball(t *testing.T) {
 		t.Errorf("two tarballs of the same content differ (%v, %v)", err1, err2)
 	}
 	names, contents := members(t, one)
-	if want := []string{"stemcell.MF", "packages.txt", "dev_tools_file_list.txt", "image", "sbom.spdx.json", "sbom.cdx.json"}; !slices.Equal(names, want) {
+	if want := []string{"stemcell.MF", "packages.txt", "dev_tools_file_list.txt", "image", "sbom.spdx.json",
+		"sbom.cdx.json"}; !slices.Equal(names, want) {
 		t.Errorf("the tarball has %q, want %q", names, want)
 	}
 	disk, err := os.ReadFile(p.disk)
@@ -150,10 +153,12 @@ func TestFormats(t *testing.T) {
 			if err := yaml.Unmarshal(contents["stemcell.MF"], &mf); err != nil {
 				t.Fatal(err)
 			}
-			if mf.Name != c.name || mf.Version != "1.10" || strings.Join(mf.Formats, " ") != c.formats || mf.Protocol != 1 || mf.API != 3 || mf.OS != "debian-bookworm" {
+			if mf.Name != c.name || mf.Version != "1.10" || strings.Join(mf.Formats, " ") != c.formats || mf.Protocol != 1 ||
+				mf.API != 3 || mf.OS != "debian-bookworm" {
 				t.Errorf("stemcell.MF: %+v", mf)
 			}
-			if mf.Cloud["disk_format"] != c.diskFormat || mf.Cloud["disk"] != diskSize || mf.Cloud["version"] != "1.10" || mf.Cloud["name"] != c.name {
+			if mf.Cloud["disk_format"] != c.diskFormat || mf.Cloud["disk"] != diskSize || mf.Cloud["version"] != "1.10" ||
+				mf.Cloud["name"] != c.name {
 				t.Errorf("cloud_properties: %v", mf.Cloud)
 			}
 			for key, want := range c.cloud {
@@ -198,11 +203,14 @@ func TestFormats(t *testing.T) {
 
 func TestRemovable(t *testing.T) {
 	root := t.TempDir()
-	if err := errors.Join(os.MkdirAll(filepath.Join(root, "usr/lib"), 0o755), os.Symlink("usr/lib", filepath.Join(root, "lib")), os.Symlink("/usr/lib", filepath.Join(root, "absolute")),
-		os.WriteFile(filepath.Join(root, "usr/gcc-12"), nil, 0o755), os.Symlink("gcc-12", filepath.Join(root, "usr/gcc")), os.Symlink("nowhere", filepath.Join(root, "usr/dangling"))); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Join(root, "usr/lib"), 0o755),
+		os.Symlink("usr/lib", filepath.Join(root, "lib")), os.Symlink("/usr/lib", filepath.Join(root, "absolute")),
+		os.WriteFile(filepath.Join(root, "usr/gcc-12"), nil, 0o755), os.Symlink("gcc-12", filepath.Join(root, "usr/gcc")),
+		os.Symlink("nowhere", filepath.Join(root, "usr/dangling"))); err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string]bool{"/usr": false, "/lib": false, "/absolute": false, "/missing": false, "/usr/gcc-12": true, "/usr/gcc": true, "/usr/dangling": true} {
+	for name, want := range map[string]bool{"/usr": false, "/lib": false, "/absolute": false, "/missing": false,
+		"/usr/gcc-12": true, "/usr/gcc": true, "/usr/dangling": true} {
 		if got := removable(root, name); got != want {
 			t.Errorf("%s: got %v, want %v", name, got, want)
 		}
@@ -254,7 +262,8 @@ func TestRuntimeConfig(t *testing.T) {
 			t.Errorf("addon %s includes %s", a.Name, got)
 		}
 		// On a log server the forwarder's scripts remove the server's configuration.
-		if got := fmt.Sprint(a.Exclude); strings.HasPrefix(a.Name, "syslog") && got != "map[jobs:[map[name:syslog_storer release:syslog]]]" {
+		if got := fmt.Sprint(a.Exclude); strings.HasPrefix(a.Name, "syslog") &&
+			got != "map[jobs:[map[name:syslog_storer release:syslog]]]" {
 			t.Errorf("addon %s excludes %s", a.Name, got)
 		}
 		for _, j := range a.Jobs {

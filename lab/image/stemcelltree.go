@@ -22,12 +22,15 @@ import (
 // stemcellPackages lists the packages of a stemcell beyond those of the lab's tree: a log daemon, cron, chrony, which
 // replaces timesyncd, a password quality checker, programs that releases' scripts call, and compilers.
 var stemcellPackages = append([]string{
-	"rsyslog", "rsyslog-gnutls", "rsyslog-relp", "cron", "auditd", "chrony", "libpam-pwquality", "netcat-openbsd", "runit", "rsync", "psmisc", "lsof", "unzip", "bind9-dnsutils", "net-tools", "ethtool", "iputils-ping", "iputils-arping", "iptables", "gdisk", "quota",
+	"rsyslog", "rsyslog-gnutls", "rsyslog-relp", "cron", "auditd", "chrony", "libpam-pwquality", "netcat-openbsd",
+	"runit", "rsync", "psmisc", "lsof", "unzip", "bind9-dnsutils", "net-tools", "ethtool", "iputils-ping",
+	"iputils-arping", "iptables", "gdisk", "quota",
 	"curl", "wget", "file", "gawk",
 }, devTools...)
 
 // devTools lists the packages whose files remove_dev_tools removes.
-var devTools = []string{"build-essential", "binutils", "gcc", "g++", "gcc-12", "g++-12", "cpp", "cpp-12", "make", "dpkg-dev", "patch", "libc6-dev", "libc-dev-bin", "linux-libc-dev", "libstdc++-12-dev", "libgcc-12-dev"}
+var devTools = []string{"build-essential", "binutils", "gcc", "g++", "gcc-12", "g++-12", "cpp", "cpp-12", "make",
+	"dpkg-dev", "patch", "libc6-dev", "libc-dev-bin", "linux-libc-dev", "libstdc++-12-dev", "libgcc-12-dev"}
 
 // stemcellTreePath returns the path of the tree of stemcells, which may not exist yet. The name contains a digest of
 // the recipe.
@@ -72,7 +75,8 @@ func addPackages(ctx context.Context, root string) error {
 	if err := dir.WriteFile("etc/resolv.conf", nil, 0o644); err != nil {
 		return err
 	}
-	args := []string{"--quiet", "--variant=custom", "--mode=root", "--skip=check/empty", "--include=" + strings.Join(stemcellPackages, ",")}
+	args := []string{"--quiet", "--variant=custom", "--mode=root", "--skip=check/empty",
+		"--include=" + strings.Join(stemcellPackages, ",")}
 	for _, pattern := range []string{"man", "doc", "locale", "info"} {
 		args = append(args, "--dpkgopt=path-exclude=/usr/share/"+pattern+"/*")
 	}
@@ -80,7 +84,8 @@ func addPackages(ctx context.Context, root string) error {
 		return err
 	}
 	// Releases give it their files, and rsyslog runs as it.
-	if err := run(ctx, "chroot", root, "useradd", "--system", "--user-group", "--no-create-home", "--home-dir=/nonexistent", "--shell=/usr/sbin/nologin", "--groups=adm", "syslog"); err != nil {
+	if err := run(ctx, "chroot", root, "useradd", "--system", "--user-group", "--no-create-home",
+		"--home-dir=/nonexistent", "--shell=/usr/sbin/nologin", "--groups=adm", "syslog"); err != nil {
 		return err
 	}
 	// What the lab put there for itself goes; PutRootFS has the stemcell's.
@@ -97,7 +102,9 @@ func addPackages(ctx context.Context, root string) error {
 
 // masked lists units that a stemcell does not need: bosh-var-log.service flushes the journal, the agent knows when the
 // network is up, audit records go only to auditd, and only runit's tools are used.
-var masked = []string{"runit.service", "systemd-journald-audit.socket", "systemd-journal-flush.service", "systemd-networkd-wait-online.service", "e2scrub_reap.service", "e2scrub_all.timer", "fstrim.timer", "apt-daily.timer", "apt-daily-upgrade.timer"}
+var masked = []string{"runit.service", "systemd-journald-audit.socket", "systemd-journal-flush.service",
+	"systemd-networkd-wait-online.service", "e2scrub_reap.service", "e2scrub_all.timer", "fstrim.timer",
+	"apt-daily.timer", "apt-daily-upgrade.timer"}
 
 // fillStemcell completes the tree of a stemcell: it removes what identifies a machine, and writes the lists that
 // releases and the Director read.
@@ -122,7 +129,8 @@ func (b builder) fillStemcell(ctx context.Context, root string) error {
 	if err := dir.WriteFile("etc/machine-id", nil, 0o444); err != nil {
 		return err
 	}
-	for name, mode := range map[string]os.FileMode{"etc/crontab": 0o600, "etc/cron.d": 0o700, "etc/cron.hourly": 0o700, "etc/cron.daily": 0o700, "etc/cron.weekly": 0o700, "etc/cron.monthly": 0o700,
+	for name, mode := range map[string]os.FileMode{"etc/crontab": 0o600, "etc/cron.d": 0o700, "etc/cron.hourly": 0o700,
+		"etc/cron.daily": 0o700, "etc/cron.weekly": 0o700, "etc/cron.monthly": 0o700,
 		"etc/ssh/sshd_config": 0o600} {
 		if err := dir.Chmod(name, mode); err != nil {
 			return err
@@ -131,7 +139,8 @@ func (b builder) fillStemcell(ctx context.Context, root string) error {
 	if err := run(ctx, "systemctl", append([]string{"--root=" + root, "--quiet", "mask"}, masked...)...); err != nil {
 		return err
 	}
-	if err := run(ctx, "systemctl", "--root="+root, "--quiet", "enable", "ssh.service", "ssh-more-host-keys.service", "bosh-var-log.service"); err != nil {
+	if err := run(ctx, "systemctl", "--root="+root, "--quiet", "enable", "ssh.service", "ssh-more-host-keys.service",
+		"bosh-var-log.service"); err != nil {
 		return err
 	}
 	if err := markUpdated(dir); err != nil {
@@ -169,7 +178,8 @@ func putShells(root *os.Root) error {
 		return errors.New("home/vcap has no owner")
 	}
 	const vcap = "home/vcap/.bashrc"
-	return errors.Join(root.WriteFile("root/.bashrc", content, 0o644), root.WriteFile(vcap, content, 0o644), root.Lchown(vcap, int(owner.Uid), int(owner.Gid)))
+	return errors.Join(root.WriteFile("root/.bashrc", content, 0o644), root.WriteFile(vcap, content, 0o644),
+		root.Lchown(vcap, int(owner.Uid), int(owner.Gid)))
 }
 
 // markUpdated marks /etc and /var as up to date with /usr. Without that, systemd-sysusers would run at every boot,

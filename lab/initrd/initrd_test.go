@@ -41,8 +41,10 @@ func TestArchive(t *testing.T) {
 		fields := strings.Fields(line)
 		got = append(got, fields[0]+" "+fields[len(fields)-1])
 	}
-	want := []string{"drwxr-xr-x proc", "drwxr-xr-x a", "drwxr-xr-x a/b", "drwxr-xr-x a/b/c", "drwxr-xr-x dev", "crw------- dev/console",
-		"drwxr-xr-x etc", "drwxr-xr-x etc/x", "-rw-r----- etc/x/file", "drwxr-xr-x modules", "-rwxr-xr-x modules/01-virtio.ko"}
+	want := []string{"drwxr-xr-x proc", "drwxr-xr-x a", "drwxr-xr-x a/b", "drwxr-xr-x a/b/c", "drwxr-xr-x dev",
+		"crw------- dev/console",
+		"drwxr-xr-x etc", "drwxr-xr-x etc/x", "-rw-r----- etc/x/file", "drwxr-xr-x modules",
+		"-rwxr-xr-x modules/01-virtio.ko"}
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("cpio lists\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}

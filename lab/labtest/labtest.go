@@ -57,7 +57,8 @@ func Program(name, pkg string) (string, error) {
 		return "", fmt.Errorf("build %s: there is no directory for it; call labtest.Main in TestMain", name)
 	}
 	path := filepath.Join(built, name)
-	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-tags=nethttpomithttp2", "-ldflags=-s -w", "-o", path, pkg)
+	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-tags=nethttpomithttp2", "-ldflags=-s -w", "-o",
+		path, pkg)
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build %s: %w: %s", name, err, out)
@@ -116,7 +117,8 @@ func (k Kind) LabName() string { return fmt.Sprintf("%s%d-%d", k.Letter, os.Getp
 func (k Kind) Lab(t testing.TB, edit ...func(*lab.Options)) *lab.Lab {
 	t.Helper()
 	k.Need(t)
-	o := lab.Options{Name: k.LabName(), Dir: t.TempDir(), Agent: Agent(t), Engine: k.Engine, Progress: t.Logf, Poll: 50 * time.Millisecond}
+	o := lab.Options{Name: k.LabName(), Dir: t.TempDir(), Agent: Agent(t), Engine: k.Engine, Progress: t.Logf,
+		Poll: 50 * time.Millisecond}
 	for _, e := range edit {
 		e(&o)
 	}

@@ -108,7 +108,8 @@ func diskLife(ctx context.Context, i *lab.Instance, every time.Duration, cid, ne
 	for _, step := range []struct {
 		took *time.Duration
 		name string
-	}{{&d.Blank, "mount_disk"}, {&first, "unmount_disk"}, {&d.Formatted, "mount_disk"}, {&second, "unmount_disk"}, {new(time.Duration), "mount_disk"}} {
+	}{{&d.Blank, "mount_disk"}, {&first, "unmount_disk"}, {&d.Formatted, "mount_disk"}, {&second, "unmount_disk"},
+		{new(time.Duration), "mount_disk"}} {
 		if *step.took, err = do(step.name, cid); err != nil {
 			return d, err
 		}
@@ -145,7 +146,8 @@ func diskLife(ctx context.Context, i *lab.Instance, every time.Duration, cid, ne
 	if after != before {
 		return d, fmt.Errorf("after the migration the store's sum is %s, was %s", after, before)
 	}
-	for _, step := range [][]any{{"unmount_disk", cid}, {"remove_persistent_disk", cid}, {"unmount_disk", next}, {"remove_persistent_disk", next}} {
+	for _, step := range [][]any{{"unmount_disk", cid}, {"remove_persistent_disk", cid}, {"unmount_disk", next},
+		{"remove_persistent_disk", next}} {
 		if _, err := do(step[0].(string), step[1]); err != nil {
 			return d, err
 		}
@@ -239,7 +241,8 @@ func Subjects(t testing.TB) []Subject {
 func Faster(what string, of map[string]time.Duration, wanted float64) string {
 	ours, base := of[Ours], of[BaselineName]
 	ratio := base.Seconds() / max(ours, 1).Seconds()
-	line := fmt.Sprintf("  %-34s %9s of %9s: %5.1f times faster, wanted %.0f %s", what, short(ours), short(base), ratio, wanted, Met(ratio >= wanted))
+	line := fmt.Sprintf("  %-34s %9s of %9s: %5.1f times faster, wanted %.0f %s", what, short(ours), short(base), ratio,
+		wanted, Met(ratio >= wanted))
 	if previous, measured := of[PreviousName]; measured {
 		line += fmt.Sprintf(", previous %s", short(previous))
 	}

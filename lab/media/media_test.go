@@ -17,7 +17,8 @@ func TestFAT(t *testing.T) {
 	looptest.Needs(t, "mkfs.vfat")
 	image := filepath.Join(t.TempDir(), "drive.img")
 	data := []byte(strings.Repeat("x", 100_000))
-	if err := FAT(t.Context(), image, "config-2", Files{"ec2/latest/user-data": data, "ec2/latest/meta-data.json": []byte("{}")}); err != nil {
+	if err := FAT(t.Context(), image, "config-2",
+		Files{"ec2/latest/user-data": data, "ec2/latest/meta-data.json": []byte("{}")}); err != nil {
 		t.Fatal(err)
 	}
 	d, err := diskfs.Open(image)

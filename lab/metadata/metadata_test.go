@@ -69,7 +69,8 @@ func TestGoogle(t *testing.T) {
 	if status, _ := ask(s, "10.0.0.1", "GET", path, nil); status != 403 {
 		t.Errorf("without header: status %d, want 403", status)
 	}
-	if status, body := ask(s, "10.0.0.1", "GET", path, http.Header{"Metadata-Flavor": {"Google"}}); status != 200 || body != "{}" {
+	if status, body := ask(s, "10.0.0.1", "GET", path, http.Header{"Metadata-Flavor": {"Google"}}); status != 200 ||
+		body != "{}" {
 		t.Errorf("with header: %d %q, want 200 {}", status, body)
 	}
 }
@@ -84,7 +85,8 @@ func TestKnownByItsCard(t *testing.T) {
 	s.Set("10.0.0.1", Instance{ID: "i-1", UserData: []byte("{}"), MAC: mac})
 	s.Set("10.0.0.2", Instance{ID: "i-2", UserData: []byte("{}")}) // without a card
 	for from, want := range map[string]int{"10.0.0.1": 200, "10.0.0.9": 200, "10.0.0.8": 404, "10.0.0.7": 404} {
-		if status, body := ask(s, from, "GET", "/latest/meta-data/instance-id", nil); status != want || want == 200 && body != "i-1" {
+		if status, body := ask(s, from, "GET", "/latest/meta-data/instance-id", nil); status != want ||
+			want == 200 && body != "i-1" {
 			t.Errorf("from %s: %d %q, want %d", from, status, body, want)
 		}
 	}

@@ -47,7 +47,8 @@ func Create(name string) (Namespace, error) {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return err
 		}
-		if err := unix.Mount(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()), ns.Path(), "", unix.MS_BIND, ""); err != nil {
+		if err := unix.Mount(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()), ns.Path(), "", unix.MS_BIND,
+			""); err != nil {
 			return err
 		}
 		lo, err := netlink.LinkByName("lo")

@@ -16,7 +16,8 @@ func TestReadSource(t *testing.T) {
 	if err := os.CopyFS(dir, os.DirFS("../../release")); err != nil {
 		t.Fatal(err)
 	}
-	for name, content := range map[string]string{"agent-linux-amd64": "amd64", "agent-linux-arm64": "arm64", "swap": "#!/bin/sh\n"} {
+	for name, content := range map[string]string{"agent-linux-amd64": "amd64", "agent-linux-arm64": "arm64",
+		"swap": "#!/bin/sh\n"} {
 		if err := os.WriteFile(filepath.Join(dir, "src/cambium-agent", name), []byte(content), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -34,13 +35,15 @@ func TestReadSource(t *testing.T) {
 		t.Fatal(err)
 	}
 	files := members(t, data)
-	for job, want := range map[string]string{"cambium-agent": "bin/pre-start", "try": "bin/run", "keep": "bin/run", "status": "bin/run", "back": "bin/run"} {
+	for job, want := range map[string]string{"cambium-agent": "bin/pre-start", "try": "bin/run", "keep": "bin/run",
+		"status": "bin/run", "back": "bin/run"} {
 		parts := members(t, files["jobs/"+job+".tgz"])
 		var spec struct {
 			Templates  map[string]string
 			Properties map[string]any
 		}
-		if err := json.Unmarshal(parts["job.MF"], &spec); err != nil || !slices.Equal(slices.Collect(maps.Values(spec.Templates)), []string{want}) {
+		if err := json.Unmarshal(parts["job.MF"], &spec); err != nil ||
+			!slices.Equal(slices.Collect(maps.Values(spec.Templates)), []string{want}) {
 			t.Errorf("job %s: %v, %s", job, err, parts["job.MF"])
 		}
 		if job == "try" && spec.Properties["time"] == nil {
@@ -48,7 +51,8 @@ func TestReadSource(t *testing.T) {
 		}
 	}
 	parts := slices.Sorted(maps.Keys(members(t, files["packages/cambium-agent.tgz"])))
-	if want := []string{"cambium-agent", "cambium-agent/agent-linux-amd64", "cambium-agent/agent-linux-arm64", "cambium-agent/errand", "cambium-agent/swap", "packaging"}; !slices.Equal(
+	if want := []string{"cambium-agent", "cambium-agent/agent-linux-amd64", "cambium-agent/agent-linux-arm64",
+		"cambium-agent/errand", "cambium-agent/swap", "packaging"}; !slices.Equal(
 		slices.DeleteFunc(parts, func(p string) bool { return p == "." }), want) {
 		t.Errorf("the package has %q, want %q", parts, want)
 	}
@@ -59,7 +63,8 @@ func TestReadSourceOfABadDirectory(t *testing.T) {
 		t.Errorf("an empty directory: %v", err)
 	}
 	dir := filepath.Join(t.TempDir(), "release")
-	if err := errors.Join(os.CopyFS(dir, os.DirFS("../../release")), os.Remove(filepath.Join(dir, "src/cambium-agent/errand"))); err != nil {
+	if err := errors.Join(os.CopyFS(dir, os.DirFS("../../release")),
+		os.Remove(filepath.Join(dir, "src/cambium-agent/errand"))); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := ReadSource(dir, "1"); err == nil {

@@ -102,7 +102,8 @@ func archive(w *tar.Writer, dir string, files Files) error {
 			}
 		}
 		content := files[path]
-		h := &tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: mode(path, content), Size: int64(len(content)), ModTime: epoch}
+		h := &tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: mode(path, content), Size: int64(len(content)),
+			ModTime: epoch}
 		if err := w.WriteHeader(h); err != nil {
 			return err
 		}

@@ -38,7 +38,8 @@ func TestArchives(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := list(t, templates)
-	for path, mode := range map[string]int64{"./web/monit": 0o644, "./web/bin/ctl": 0o755, "./web/": 0o755, "./web/bin/": 0o755} {
+	for path, mode := range map[string]int64{"./web/monit": 0o644, "./web/bin/ctl": 0o755, "./web/": 0o755,
+		"./web/bin/": 0o755} {
 		if got[path] != mode {
 			t.Errorf("templates have %s with mode %o, want %o (all: %v)", path, got[path], mode, got)
 		}

@@ -49,7 +49,8 @@ func (s Source) parts() (jobs, packages []part, err error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		packages = append(packages, newPart("packages/"+p.Name+".tgz", data, map[string]any{"name": p.Name, "dependencies": []string{}}))
+		packages = append(packages, newPart("packages/"+p.Name+".tgz", data,
+			map[string]any{"name": p.Name, "dependencies": []string{}}))
 	}
 	for _, j := range s.Jobs {
 		data, err := j.pack()
@@ -84,7 +85,8 @@ func (j SourceJob) pack() ([]byte, error) {
 		template := strings.ReplaceAll(target, "/", "_") + ".erb"
 		files["templates/"+template], templates[template] = content, target
 	}
-	manifest, err := json.MarshalIndent(map[string]any{"name": j.Name, "templates": templates, "packages": j.Packages, "properties": j.Properties}, "", "  ")
+	manifest, err := json.MarshalIndent(map[string]any{"name": j.Name, "templates": templates, "packages": j.Packages,
+		"properties": j.Properties}, "", "  ")
 	if err != nil {
 		return nil, err
 	}
@@ -118,7 +120,8 @@ func (s Source) Write(path string) (err error) {
 	}
 	w := tar.NewWriter(zip)
 	for _, p := range append([]part{{path: "release.MF", data: data}}, append(jobs, packages...)...) {
-		if err := w.WriteHeader(&tar.Header{Name: p.path, Mode: 0o644, Size: int64(len(p.data)), ModTime: epoch}); err != nil {
+		if err := w.WriteHeader(&tar.Header{Name: p.path, Mode: 0o644, Size: int64(len(p.data)),
+			ModTime: epoch}); err != nil {
 			return err
 		}
 		if _, err := io.Copy(w, bytes.NewReader(p.data)); err != nil {

@@ -58,11 +58,13 @@ func TestSourceRelease(t *testing.T) {
 		Name, Version  string
 		Jobs, Packages []struct{ Name, SHA1, Fingerprint string }
 	}
-	if err := json.Unmarshal(files["release.MF"], &manifest); err != nil || manifest.Name != "web" || len(manifest.Jobs) != 1 || len(manifest.Packages) != 1 {
+	if err := json.Unmarshal(files["release.MF"], &manifest); err != nil || manifest.Name != "web" ||
+		len(manifest.Jobs) != 1 || len(manifest.Packages) != 1 {
 		t.Fatalf("release.MF: %+v, %v", manifest, err)
 	}
 	// A Director checks the digests, and the fingerprint names the content in caches.
-	for file, entry := range map[string]struct{ Name, SHA1, Fingerprint string }{"jobs/web.tgz": manifest.Jobs[0], "packages/web.tgz": manifest.Packages[0]} {
+	for file, entry := range map[string]struct{ Name, SHA1, Fingerprint string }{"jobs/web.tgz": manifest.Jobs[0],
+		"packages/web.tgz": manifest.Packages[0]} {
 		sum := sha256.Sum256(files[file])
 		if digest := hex.EncodeToString(sum[:]); entry.SHA1 != "sha256:"+digest || entry.Fingerprint != digest {
 			t.Errorf("%s has digest %s, the manifest says %+v", file, digest, entry)

@@ -70,7 +70,8 @@ func TestProgramsEndWithoutRoom(t *testing.T) {
 			t.Errorf("got %v, want %v", err, ErrFull)
 		}
 		failed := errors.New("failed")
-		if err := limited(new(atomic.Int64)).While(t.Context(), func(context.Context) error { return failed }); !errors.Is(err, failed) {
+		if err := limited(new(atomic.Int64)).While(t.Context(),
+			func(context.Context) error { return failed }); !errors.Is(err, failed) {
 			t.Errorf("got %v, want the program's error", err)
 		}
 	})

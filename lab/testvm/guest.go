@@ -30,7 +30,8 @@ func Main(m *testing.M, checks []Check, finish func() error) {
 		os.Exit(m.Run())
 	}
 	say(up, "")
-	for _, mount := range [][2]string{{"devtmpfs", "/dev"}, {"proc", "/proc"}, {"sysfs", "/sys"}, {"tmpfs", "/var"}, {"tmpfs", "/tmp"}} {
+	for _, mount := range [][2]string{{"devtmpfs", "/dev"}, {"proc", "/proc"}, {"sysfs", "/sys"}, {"tmpfs", "/var"},
+		{"tmpfs", "/tmp"}} {
 		if err := unix.Mount(mount[0], mount[1], mount[0], 0, ""); err != nil && !errors.Is(err, unix.EBUSY) {
 			say("FAIL", fmt.Sprintf("mount %s: %v", mount[1], err))
 		}

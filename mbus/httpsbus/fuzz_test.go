@@ -74,7 +74,8 @@ func FuzzRequest(f *testing.F) {
 	} {
 		f.Add([]byte(seed))
 	}
-	b, err := New(Options{URL: secret.NewURL("https://mbus:s3cret@127.0.0.1:0"), KeyFile: filepath.Join(f.TempDir(), "https.pem"), Log: quiet()})
+	b, err := New(Options{URL: secret.NewURL("https://mbus:s3cret@127.0.0.1:0"),
+		KeyFile: filepath.Join(f.TempDir(), "https.pem"), Log: quiet()})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -84,11 +85,13 @@ func FuzzRequest(f *testing.F) {
 			return
 		}
 		reached := &touched{}
-		bus := &Bus{options: Options{Handler: reached, Blobs: reached, Audit: reached, Log: b.options.Log}, user: b.user, auth: newAuth("mbus", "s3cret")}
+		bus := &Bus{options: Options{Handler: reached, Blobs: reached, Audit: reached, Log: b.options.Log}, user: b.user,
+			auth: newAuth("mbus", "s3cret")}
 		caller := newPendingConns().add(&from{address: "198.51.100.1"})
 		w := httptest.NewRecorder()
 		bus.ServeHTTP(w, r.WithContext(context.WithValue(t.Context(), pendingKey{}, caller)))
-		if r.Header.Get("Authorization") != strings.TrimSpace(strings.TrimPrefix(right, "Authorization: ")) && len(reached.calls)+len(reached.blobs) > 0 {
+		if r.Header.Get("Authorization") != strings.TrimSpace(strings.TrimPrefix(right, "Authorization: ")) &&
+			len(reached.calls)+len(reached.blobs) > 0 {
 			t.Errorf("without the password: %+v", reached)
 		}
 		if !slices.Contains([]int{200, 201, 400, 401, 404, 500, 503}, w.Code) {

@@ -154,7 +154,8 @@ func pings(t *testing.T, peer *nstest.Peer, target string) time.Duration {
 		begun := time.Now()
 		var conn net.Conn
 		peer.Do(t, func() (err error) {
-			conn, err = (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(hostileAddress(0))}, Timeout: 20 * time.Second}).Dial("tcp", target)
+			conn, err = (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(hostileAddress(0))},
+				Timeout: 20 * time.Second}).Dial("tcp", target)
 			return err
 		})
 		client := tls.Client(conn, &tls.Config{InsecureSkipVerify: true})

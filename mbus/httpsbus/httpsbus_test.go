@@ -127,7 +127,8 @@ func start(t *testing.T, h handler, change func(*Options)) *served {
 	})
 	<-listening
 	s.base = "https://" + b.Address().String()
-	s.http = &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	s.http = &http.Client{Timeout: 30 * time.Second,
+		Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 	t.Cleanup(s.http.CloseIdleConnections)
 	return s
 }
@@ -156,13 +157,15 @@ func (s *served) do(t *testing.T, method, path, password, body string) (*http.Re
 func TestAuditTellsNoPassword(t *testing.T) {
 	s := start(t, nil, nil)
 	for password, want := range map[string]int{"s3cret": 200, "": 401, "S3cret": 401} {
-		if response, _ := s.do(t, "POST", "/agent", password, `{"method":"ping","arguments":[],"reply_to":"cli"}`); response.StatusCode != want {
+		if response, _ := s.do(t, "POST", "/agent", password,
+			`{"method":"ping","arguments":[],"reply_to":"cli"}`); response.StatusCode != want {
 			t.Errorf("password %q: got %d, want %d", password, response.StatusCode, want)
 		}
 	}
 	s.audit.mu.Lock()
 	defer s.audit.mu.Unlock()
-	if log := strings.Join(s.audit.lines, "\n"); len(s.audit.lines) != 3 || strings.Contains(strings.ToLower(log), "s3cret") {
+	if log := strings.Join(s.audit.lines, "\n"); len(s.audit.lines) != 3 ||
+		strings.Contains(strings.ToLower(log), "s3cret") {
 		t.Errorf("got %d lines, want three without a password:\n%s", len(s.audit.lines), log)
 	}
 }
@@ -188,7 +191,8 @@ func TestInterruptedUploadLeavesNothing(t *testing.T) {
 	}
 	r, _ := http.NewRequest("PUT", "/blobs/a9/blob-1", nil)
 	r.SetBasicAuth("mbus", "s3cret")
-	fmt.Fprintf(conn, "PUT /blobs/a9/blob-1 HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\nAuthorization: %s\r\n\r\nhalf", r.Header.Get("Authorization"))
+	fmt.Fprintf(conn, "PUT /blobs/a9/blob-1 HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\nAuthorization: %s\r\n\r\nhalf",
+		r.Header.Get("Authorization"))
 	if err := conn.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -280,7 +284,8 @@ func TestSilenceAndCallersThatLeave(t *testing.T) {
 			reply(mbus.Silence())
 		}()
 	}, nil)
-	if response, body := s.do(t, "POST", "/agent", "s3cret", `{"method":"silence"}`); response.StatusCode != 503 || body != "" {
+	if response, body := s.do(t, "POST", "/agent", "s3cret", `{"method":"silence"}`); response.StatusCode != 503 ||
+		body != "" {
 		t.Errorf("got %d %q", response.StatusCode, body)
 	}
 	r, _ := http.NewRequestWithContext(ctx, "POST", s.base+"/agent", strings.NewReader(`{"method":"wait"}`))
@@ -373,7 +378,8 @@ func TestTheRightPasswordAlwaysWorks(t *testing.T) {
 		return nil
 	})
 	for range 5 {
-		if response, body := s.do(t, "POST", "/agent", "s3cret", `{"method":"ping"}`); response.StatusCode != 200 || body != `{"value":"pong"}` {
+		if response, body := s.do(t, "POST", "/agent", "s3cret", `{"method":"ping"}`); response.StatusCode != 200 ||
+			body != `{"value":"pong"}` {
 			t.Errorf("the right password is answered with %d %s", response.StatusCode, body)
 		}
 	}
@@ -429,20 +435,23 @@ func TestCertificates(t *testing.T) {
 		o.Certificate, o.PrivateKey = string(pair.Certificate), secret.New(string(pair.PrivateKey))
 	})
 	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
-		conn, err := tls.Dial("tcp", s.Address().String(), &tls.Config{RootCAs: ca.Pool(), MinVersion: version, MaxVersion: version})
+		conn, err := tls.Dial("tcp", s.Address().String(),
+			&tls.Config{RootCAs: ca.Pool(), MinVersion: version, MaxVersion: version})
 		if err != nil {
 			t.Errorf("TLS %x with the certificate of the settings: %v", version, err)
 			continue
 		}
 		_ = conn.Close()
 	}
-	if _, err := tls.Dial("tcp", s.Address().String(), &tls.Config{RootCAs: ca.Pool(), MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}); err == nil {
+	if _, err := tls.Dial("tcp", s.Address().String(),
+		&tls.Config{RootCAs: ca.Pool(), MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}); err == nil {
 		t.Error("TLS 1.1 was accepted")
 	}
 }
 
 func TestBadOptions(t *testing.T) {
-	for _, raw := range []string{"", "http://a:b@c:1", "https://c:1", "https://a@c:1", "https://a:@c:1", "https://a:s3cret@c", "https://a:s3cret@%zz"} {
+	for _, raw := range []string{"", "http://a:b@c:1", "https://c:1", "https://a@c:1", "https://a:@c:1",
+		"https://a:s3cret@c", "https://a:s3cret@%zz"} {
 		_, err := New(Options{URL: secret.NewURL(raw), KeyFile: filepath.Join(t.TempDir(), "k"), Log: quiet()})
 		if err == nil {
 			t.Errorf("%q was accepted", raw)

@@ -31,7 +31,8 @@ func TestFailuresAreReported(t *testing.T) {
 			return id
 		}, "the agent does not trust the server's certificate: x509: certificate signed by unknown authority", true},
 		{"a server's certificate that has expired", func(t *testing.T, d *testnats.Deployment) Identity {
-			pair, err := d.CA.Issue(testca.Request{CommonName: testca.ServerName, Hosts: []string{"127.0.0.1"}, NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(-time.Hour)})
+			pair, err := d.CA.Issue(testca.Request{CommonName: testca.ServerName, Hosts: []string{"127.0.0.1"},
+				NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(-time.Hour)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -62,7 +63,8 @@ func TestFailuresAreReported(t *testing.T) {
 			for range 2 {
 				select {
 				case f := <-failures:
-					if !strings.Contains(f.Err.Error(), c.want) || f.Refused != c.refused || !strings.HasPrefix(f.Server, "127.0.0.1:") {
+					if !strings.Contains(f.Err.Error(), c.want) || f.Refused != c.refused ||
+						!strings.HasPrefix(f.Server, "127.0.0.1:") {
 						t.Errorf("%s: refused %v, %v; want %v, %q", f.Server, f.Refused, f.Err, c.refused, c.want)
 					}
 				case <-time.After(20 * time.Second):
@@ -77,7 +79,8 @@ func TestFailuresAreReported(t *testing.T) {
 func TestLossIsReported(t *testing.T) {
 	d := testnats.Start(t, nil, agentID)
 	failures, connects := make(chan Failure, 100), make(chan string, 100)
-	start(t, d, Options{OnFailure: func(f Failure) { failures <- f }, OnConnect: func(server string) { connects <- server }})
+	start(t, d, Options{OnFailure: func(f Failure) { failures <- f },
+		OnConnect: func(server string) { connects <- server }})
 	server := <-connects
 	if !strings.HasPrefix(server, "127.0.0.1:") {
 		t.Errorf("connected to %q", server)

@@ -93,7 +93,8 @@ func TestAReplyWaitsForItsCaller(t *testing.T) {
 	eventually.True(t, "connected", b.Connected)
 	asking := d.Connect(testca.DirectorName)
 	const inbox = "director.7c1e." + agentID + ".held"
-	if err := errors.Join(asking.Publish("agent."+agentID, testnats.Envelope("get_task", inbox)), asking.Flush()); err != nil {
+	if err := errors.Join(asking.Publish("agent."+agentID, testnats.Envelope("get_task", inbox)),
+		asking.Flush()); err != nil {
 		t.Fatal(err)
 	}
 	reply := <-replies
@@ -130,7 +131,8 @@ func TestReplyDuringAnOutageArrives(t *testing.T) {
 	eventually.True(t, "loss noticed", func() bool { return !b.Connected() })
 	other, more := r.Inbox(agentID)
 	b.active().send(message{subject: other, data: []byte(`{"value":2}`), reply: true})
-	b.active().send(message{subject: other, data: []byte(`{"value":"stale"}`), reply: true, at: time.Now().Add(-2 * outboxAge)})
+	b.active().send(message{subject: other, data: []byte(`{"value":"stale"}`), reply: true,
+		at: time.Now().Add(-2 * outboxAge)})
 	d.Up()
 	got := map[string]bool{}
 	for len(got) < 2 {
@@ -627,7 +629,8 @@ func TestPauses(t *testing.T) {
 	p.connected()
 	limit(4*time.Second, &slow{nats.ErrTimeout})
 	// A refusal after that is a new one.
-	if pause := p.next(nats.ErrAuthRevoked, now.Add(time.Hour)); pause < 500*time.Millisecond || pause > 1500*time.Millisecond {
+	if pause := p.next(nats.ErrAuthRevoked, now.Add(time.Hour)); pause < 500*time.Millisecond ||
+		pause > 1500*time.Millisecond {
 		t.Errorf("got %v, want about a second", pause)
 	}
 }

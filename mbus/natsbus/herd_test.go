@@ -36,11 +36,12 @@ func BenchmarkHerd(b *testing.B) {
 	d.SetUsers(users...)
 	var herd []*Bus
 	for _, id := range ids {
-		herd = append(herd, start(b, d, Options{AgentID: id, Identity: identityWith(d, pair), BeforeConnect: func(context.Context, []netip.AddrPort) {
-			mu.Lock()
-			defer mu.Unlock()
-			at = append(at, time.Now())
-		}}))
+		herd = append(herd, start(b, d, Options{AgentID: id, Identity: identityWith(d, pair),
+			BeforeConnect: func(context.Context, []netip.AddrPort) {
+				mu.Lock()
+				defer mu.Unlock()
+				at = append(at, time.Now())
+			}}))
 	}
 	all := func() bool {
 		for _, bus := range herd {

@@ -307,7 +307,8 @@ func (l *link) libraryError(_ *nats.Conn, _ *nats.Subscription, err error) {
 
 // refused reports whether the server does not know this agent (yet).
 func refused(err error) bool {
-	for _, known := range []error{nats.ErrAuthorization, nats.ErrAuthExpired, nats.ErrAuthRevoked, nats.ErrAccountAuthExpired, nats.ErrPermissionViolation} {
+	for _, known := range []error{nats.ErrAuthorization, nats.ErrAuthExpired, nats.ErrAuthRevoked,
+		nats.ErrAccountAuthExpired, nats.ErrPermissionViolation} {
 		if errors.Is(err, known) {
 			return true
 		}

@@ -34,7 +34,8 @@ func identity(d *testnats.Deployment, commonName string) Identity {
 }
 
 func identityWith(d *testnats.Deployment, pair testca.Pair) Identity {
-	return Identity{URLs: []secret.URL{d.URL()}, CA: string(d.CA.PEM), Certificate: string(pair.Certificate), PrivateKey: secret.New(string(pair.PrivateKey))}
+	return Identity{URLs: []secret.URL{d.URL()}, CA: string(d.CA.PEM), Certificate: string(pair.Certificate),
+		PrivateKey: secret.New(string(pair.PrivateKey))}
 }
 
 // handler answers with a function.
@@ -120,7 +121,8 @@ func TestBadIdentitiesAreRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	good := Identity{URLs: []secret.URL{secret.NewURL("nats://127.0.0.1:1")}, CA: string(ca.PEM), Certificate: string(pair.Certificate), PrivateKey: secret.New(string(pair.PrivateKey))}
+	good := Identity{URLs: []secret.URL{secret.NewURL("nats://127.0.0.1:1")}, CA: string(ca.PEM),
+		Certificate: string(pair.Certificate), PrivateKey: secret.New(string(pair.PrivateKey))}
 	for _, c := range []struct {
 		name   string
 		change func(*Identity)
@@ -200,7 +202,8 @@ func TestPayloadLimitIsTheServers(t *testing.T) {
 		t.Errorf("got %d bytes, want %s", len(got), want)
 	}
 	got := r.Call(agentID, "exception")
-	if len(got) != limit || !strings.Contains(got, `begine`) || !strings.Contains(got, `eend`) || !strings.Contains(got, `\n...[truncated]...\n`) {
+	if len(got) != limit || !strings.Contains(got, `begine`) || !strings.Contains(got, `eend`) ||
+		!strings.Contains(got, `\n...[truncated]...\n`) {
 		t.Errorf("got %d bytes, want %d with beginning and end", len(got), limit)
 	}
 	if err := b.Publish(t.Context(), "hm", "alert", strings.Repeat("a", limit)); err == nil {
@@ -274,7 +277,8 @@ func TestGarbageIsDropped(t *testing.T) {
 	eventually.True(t, "connected", b.Connected)
 	r := d.Director()
 	// The small kinds are in the conformance table.
-	for _, garbage := range []string{strings.Repeat("\xff\x00", 4<<20), strings.Repeat("[", 8<<20), `{"method":"` + strings.Repeat("x", 8<<20)} {
+	for _, garbage := range []string{strings.Repeat("\xff\x00", 4<<20), strings.Repeat("[", 8<<20),
+		`{"method":"` + strings.Repeat("x", 8<<20)} {
 		if err := r.Conn.Publish("agent."+agentID, []byte(garbage)); err != nil {
 			t.Fatal(err)
 		}
@@ -324,7 +328,8 @@ func TestSubjects(t *testing.T) {
 	for s, want := range map[string]bool{
 		"director.7c1e.a.b": true, "a": true, "": false, "a..b": false, "a.*": false, "a.>": false,
 		"a b": false, "a\r\nPUB": false, "a.": false, ".a": false,
-		"*": false, ">.a": false, "a*.b>": true, "ä.b": true, "a\x7f": false, "a.\tb": false, strings.Repeat("a", 2000): false,
+		"*": false, ">.a": false, "a*.b>": true, "ä.b": true, "a\x7f": false, "a.\tb": false,
+		strings.Repeat("a", 2000): false,
 	} {
 		if got := validSubject(s); got != want {
 			t.Errorf("%q: got %v, want %v", s, got, want)
@@ -333,7 +338,8 @@ func TestSubjects(t *testing.T) {
 }
 
 func TestRefusedErrors(t *testing.T) {
-	for _, err := range []error{nats.ErrAuthorization, fmt.Errorf("subscribe: %w", nats.ErrPermissionViolation), nats.ErrAuthRevoked} {
+	for _, err := range []error{nats.ErrAuthorization, fmt.Errorf("subscribe: %w", nats.ErrPermissionViolation),
+		nats.ErrAuthRevoked} {
 		if !refused(err) {
 			t.Errorf("%v is not taken for a refusal", err)
 		}

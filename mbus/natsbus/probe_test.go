@@ -61,7 +61,8 @@ func TestProbe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	expired, err := d.CA.Issue(testca.Request{CommonName: testca.AgentName(agentID), NotBefore: time.Now().Add(-48 * time.Hour), NotAfter: time.Now().Add(-24 * time.Hour)})
+	expired, err := d.CA.Issue(testca.Request{CommonName: testca.AgentName(agentID),
+		NotBefore: time.Now().Add(-48 * time.Hour), NotAfter: time.Now().Add(-24 * time.Hour)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +109,8 @@ func TestProbe(t *testing.T) {
 				t.Fatalf("found %v, %v", found, err)
 			}
 			p := found[0]
-			if p.Failed != c.step || c.want == "" && p.Err != nil || c.want != "" && (p.Err == nil || !strings.Contains(p.Err.Error(), c.want)) {
+			if p.Failed != c.step || c.want == "" && p.Err != nil ||
+				c.want != "" && (p.Err == nil || !strings.Contains(p.Err.Error(), c.want)) {
 				t.Errorf("failed in step %q with %v, want %q with %q", p.Failed, p.Err, c.step, c.want)
 			}
 			if (c.step == "" || c.step == ProbeTLS) && p.Certificate == nil {
@@ -116,7 +118,8 @@ func TestProbe(t *testing.T) {
 			}
 		})
 	}
-	if _, err := Probe(t.Context(), agentID, with(func(id *Identity) { id.Certificate = "nonsense" }), time.Second); err == nil {
+	if _, err := Probe(t.Context(), agentID, with(func(id *Identity) { id.Certificate = "nonsense" }),
+		time.Second); err == nil {
 		t.Error("an identity without a certificate is probed")
 	}
 }

@@ -150,7 +150,8 @@ func TestRootCopyIsTheSame(t *testing.T) {
 	}
 	var a, b unix.Stat_t
 	for _, name := range []string{"a/small", "dangling", "a/b", "fifo", "a", "null"} {
-		if err := errors.Join(unix.Lstat(filepath.Join(from, name), &a), unix.Lstat(filepath.Join(to, name), &b)); err != nil {
+		if err := errors.Join(unix.Lstat(filepath.Join(from, name), &a),
+			unix.Lstat(filepath.Join(to, name), &b)); err != nil {
 			t.Fatal(err)
 		}
 		if a.Mtim != b.Mtim || a.Rdev != b.Rdev {
@@ -204,22 +205,38 @@ func TestRootVerifyFindsEverything(t *testing.T) {
 		what string
 		do   func(p func(string) string) error
 	}{
-		"content":                 {"content", func(p func(string) string) error { return keepTime(p("a/large"), 0, "9") }},
-		"content of a large file": {"content", func(p func(string) string) error { return keepTime(p("a/larger"), 11_000_032, "x") }},
-		"content far out":         {"content", func(p func(string) string) error { return keepTime(p("only a hole"), 3<<30, "x") }},
-		"content at start":        {"content", func(p func(string) string) error { return keepTime(p("hole at the start"), 8<<20-1, "x") }},
-		"missing file":            {"", func(p func(string) string) error { return os.Remove(p("owned")) }},
-		"missing node":            {"", func(p func(string) string) error { return os.Remove(p("socket")) }},
-		"surplus":                 {"", func(p func(string) string) error { return os.WriteFile(p("empty/new"), nil, 0o600) }},
-		"mode":                    {"mode", func(p func(string) string) error { return os.Chmod(p("owned"), 0o644) }},
-		"owner":                   {"owner", func(p func(string) string) error { return os.Lchown(p("dangling"), 7, 9) }},
+		"content": {"content", func(p func(string) string) error { return keepTime(p("a/large"), 0, "9") }},
+		"content of a large file": {"content", func(p func(string) string) error {
+			return keepTime(p("a/larger"), 11_000_032,
+				"x")
+		}},
+		"content far out": {"content", func(p func(string) string) error {
+			return keepTime(p("only a hole"), 3<<30,
+				"x")
+		}},
+		"content at start": {"content", func(p func(string) string) error {
+			return keepTime(p("hole at the start"),
+				8<<20-1, "x")
+		}},
+		"missing file": {"", func(p func(string) string) error { return os.Remove(p("owned")) }},
+		"missing node": {"", func(p func(string) string) error { return os.Remove(p("socket")) }},
+		"surplus": {"", func(p func(string) string) error {
+			return os.WriteFile(p("empty/new"), nil,
+				0o600)
+		}},
+		"mode":  {"mode", func(p func(string) string) error { return os.Chmod(p("owned"), 0o644) }},
+		"owner": {"owner", func(p func(string) string) error { return os.Lchown(p("dangling"), 7, 9) }},
 		"time": {"modification time", func(p func(string) string) error {
 			return unix.UtimesNanoAt(unix.AT_FDCWD, p("fifo"), []unix.Timespec{{}, {Sec: 1_234_567_894, Nsec: 123_456_788}}, 0)
 		}},
-		"attribute":      {"extended attributes", func(p func(string) string) error { return unix.Removexattr(p("a/zero"), "security.custom") }},
-		"link attribute": {"extended attributes", func(p func(string) string) error { return unix.Lremovexattr(p("dangling"), "trusted.onlink") }},
-		"capability":     {"extended attributes", func(p func(string) string) error { return unix.Removexattr(p("capable"), "security.capability") }},
-		"acl":            {"extended attributes", func(p func(string) string) error { return unix.Removexattr(p("a"), "system.posix_acl_default") }},
+		"attribute": {"extended attributes",
+			func(p func(string) string) error { return unix.Removexattr(p("a/zero"), "security.custom") }},
+		"link attribute": {"extended attributes",
+			func(p func(string) string) error { return unix.Lremovexattr(p("dangling"), "trusted.onlink") }},
+		"capability": {"extended attributes",
+			func(p func(string) string) error { return unix.Removexattr(p("capable"), "security.capability") }},
+		"acl": {"extended attributes",
+			func(p func(string) string) error { return unix.Removexattr(p("a"), "system.posix_acl_default") }},
 	}
 	for name, c := range change {
 		t.Run(name, func(t *testing.T) {

@@ -26,7 +26,8 @@ func TestLinksAreForgotten(t *testing.T) {
 func TestPath(t *testing.T) {
 	top := &dir{}
 	inner := &dir{parent: &dir{parent: top, name: "a"}, name: "b"}
-	for got, want := range map[string]string{top.ownPath(): ".", top.path("x"): "x", inner.ownPath(): "a/b", inner.path("c"): "a/b/c"} {
+	for got, want := range map[string]string{top.ownPath(): ".", top.path("x"): "x", inner.ownPath(): "a/b",
+		inner.path("c"): "a/b/c"} {
 		if got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
@@ -63,7 +64,8 @@ func TestDigests(t *testing.T) {
 	if digest, known := d.get(&st); !known || digest != 42 {
 		t.Errorf("got %d, %v", digest, known)
 	}
-	for _, changed := range []unix.Stat_t{{Ino: 2, Size: 10, Ctim: st.Ctim}, {Ino: 1, Size: 11, Ctim: st.Ctim}, {Ino: 1, Size: 10, Ctim: unix.Timespec{Sec: 5, Nsec: 1}}} {
+	for _, changed := range []unix.Stat_t{{Ino: 2, Size: 10, Ctim: st.Ctim}, {Ino: 1, Size: 11, Ctim: st.Ctim},
+		{Ino: 1, Size: 10, Ctim: unix.Timespec{Sec: 5, Nsec: 1}}} {
 		if _, known := d.get(&changed); known {
 			t.Errorf("a digest is known for %+v", changed)
 		}
@@ -86,7 +88,8 @@ func TestOpenBeneathFollowsNoLinks(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer closeAll(fd)
-	for path, want := range map[string]bool{".": true, "a": true, "a/b": true, "out": false, "out/etc": false, "in/b": false, "a/up": false, "a/up/a": false, "none": false} {
+	for path, want := range map[string]bool{".": true, "a": true, "a/b": true, "out": false, "out/etc": false,
+		"in/b": false, "a/up": false, "a/up/a": false, "none": false} {
 		found, err := openBeneath(fd, path)
 		if (err == nil) != want {
 			t.Errorf("%s: %v, want it found: %v", path, err, want)

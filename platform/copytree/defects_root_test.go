@@ -44,7 +44,8 @@ func TestRootSecondNameKeepsADirectory(t *testing.T) {
 		mine := filepath.Join(to, place, "mine")
 		must(t, os.MkdirAll(filepath.Dir(mine), 0o755))
 		must(t, os.WriteFile(mine, []byte("kept"), 0o600))
-		if err := complete(t, from, to, false); err == nil || !strings.Contains(err.Error(), "a directory of that name") || !strings.Contains(err.Error(), place) {
+		if err := complete(t, from, to, false); err == nil || !strings.Contains(err.Error(), "a directory of that name") ||
+			!strings.Contains(err.Error(), place) {
 			t.Errorf("a directory at %s: %v, want that it is in the way", place, err)
 		}
 		if data, err := os.ReadFile(mine); err != nil || string(data) != "kept" {
@@ -117,7 +118,8 @@ func TestRootFlagsAreKept(t *testing.T) {
 			if kind == "xfs" {
 				to = xfs(t)
 			}
-			flags := map[string]string{"file": "+i", "log": "+a", "sub": "+i", "sub/inner": "+a", "scratch": "+dA", "linked": "+i", ".": "+A"}
+			flags := map[string]string{"file": "+i", "log": "+a", "sub": "+i", "sub/inner": "+a", "scratch": "+dA",
+				"linked": "+i", ".": "+A"}
 			for name := range flags {
 				if path := filepath.Join(from, name); strings.HasPrefix(name, "sub") {
 					must(t, os.MkdirAll(path, 0o755))
@@ -187,7 +189,8 @@ func xfs(t *testing.T) string {
 func TestRootTargetIsClosedUntilTheEnd(t *testing.T) {
 	from, to := disks(t)
 	treetest.Fill(t, from)
-	must(t, errors.Join(os.Chown(from, 1234, 4321), os.Chmod(from, 0o755), unix.Setxattr(from, "user.top", []byte("kept"), 0), os.Chmod(to, 0o777)))
+	must(t, errors.Join(os.Chown(from, 1234, 4321), os.Chmod(from, 0o755),
+		unix.Setxattr(from, "user.top", []byte("kept"), 0), os.Chmod(to, 0o777)))
 	trees := open(t, from, to, true)
 	state := func() string {
 		var st unix.Stat_t

@@ -26,7 +26,8 @@ type tree struct {
 func (r tree) node(path string, n blkdev.Number) {
 	r.t.Helper()
 	full := filepath.Join(r.root, path)
-	if err := errors.Join(os.MkdirAll(filepath.Dir(full), 0o755), unix.Mknod(full, unix.S_IFBLK|0o600, int(n))); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(full), 0o755),
+		unix.Mknod(full, unix.S_IFBLK|0o600, int(n))); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -42,7 +43,8 @@ func (r tree) link(target, path string) {
 func (r tree) settle(n blkdev.Number) {
 	r.t.Helper()
 	dir := filepath.Join(r.root, "run/udev/data")
-	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "b"+n.String()), nil, 0o600)); err != nil {
+	if err := errors.Join(os.MkdirAll(dir, 0o755),
+		os.WriteFile(filepath.Join(dir, "b"+n.String()), nil, 0o600)); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -78,7 +80,8 @@ func TestRootVirtioPrefersIdentity(t *testing.T) {
 			} else {
 				link()
 			}
-			d, err := resolver(t, Options{Type: "virtio", Root: r.root}).Resolve(context.Background(), Hint{CID: cid, Path: "/dev/sdb"})
+			d, err := resolver(t, Options{Type: "virtio", Root: r.root}).Resolve(context.Background(),
+				Hint{CID: cid, Path: "/dev/sdb"})
 			if err != nil || d.Number != n[1] || d.Path != filepath.Join(r.root, "dev/vdc") {
 				t.Errorf("Resolve = %+v, %v; want vdc, which carries the CID", d, err)
 			}
@@ -97,14 +100,16 @@ func TestRootLateController(t *testing.T) {
 	time.AfterFunc(20*time.Millisecond, func() {
 		controller := filepath.Join(r.root, "sys/devices/vmbus/f8")
 		disk := filepath.Join(controller, "host5/target5:0:0/5:0:0:3/block/sdf")
-		if err := errors.Join(os.MkdirAll(disk, 0o755), os.WriteFile(filepath.Join(controller, "device_id"), []byte(azure+"\n"), 0o600)); err != nil {
+		if err := errors.Join(os.MkdirAll(disk, 0o755),
+			os.WriteFile(filepath.Join(controller, "device_id"), []byte(azure+"\n"), 0o600)); err != nil {
 			t.Error(err)
 		}
 		r.link(controller, "sys/bus/vmbus/devices/f8")
 		r.link(disk, "sys/block/sdf")
 		r.node("dev/sdf", n[0])
 	})
-	d, err := resolver(t, Options{Type: "scsi", Root: r.root}).Resolve(context.Background(), Hint{LUN: "3", HostDeviceID: azure})
+	d, err := resolver(t, Options{Type: "scsi", Root: r.root}).Resolve(context.Background(),
+		Hint{LUN: "3", HostDeviceID: azure})
 	if err != nil || d.Number != n[0] {
 		t.Errorf("Resolve = %+v, %v; want the disk of the late controller", d, err)
 	}
@@ -165,7 +170,8 @@ func TestRootInstanceStorage(t *testing.T) {
 	for i, name := range []string{"nvme0n1", "nvme1n1", "nvme2n1"} {
 		r.node("dev/"+name, n[i])
 	}
-	o := Options{Root: r.root, ManagedVolumePattern: "/dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_*", TimeoutScale: 0.01}
+	o := Options{Root: r.root, ManagedVolumePattern: "/dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_*",
+		TimeoutScale: 0.01}
 	r.link("../../nvme1n1", "dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_vol1")
 	got, err := resolver(t, o).InstanceStorage(context.Background(), 2)
 	if err != nil || len(got) != 2 || got[0].Number != n[0] || got[1].Number != n[2] {

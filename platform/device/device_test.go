@@ -31,12 +31,14 @@ const (
 // machine returns a snapshot with all kinds of disks.
 func machine() snapshot {
 	scsi := func(name, address, dir string, n int, holders ...string) disk {
-		return disk{Name: name, Path: "/dev/" + name, Number: blkdev.Number(n), SCSI: address, Dir: dir + "/" + address + "/block/" + name, Holders: holders}
+		return disk{Name: name, Path: "/dev/" + name, Number: blkdev.Number(n), SCSI: address,
+			Dir: dir + "/" + address + "/block/" + name, Holders: holders}
 	}
 	return snapshot{
 		Nodes: map[string]node{
-			"/dev/vdb": block("/dev/vdb", 2), "/dev/sdh": block("/dev/sdh", 8), "/dev/vdh": block("/dev/vdh", 9), "/dev/xvdf": block("/dev/nvme1n1", 10),
-			"/dev/disk/by-id/virtio-" + cid[:20]:                           block("/dev/vdb", 2),
+			"/dev/vdb": block("/dev/vdb", 2), "/dev/sdh": block("/dev/sdh", 8), "/dev/vdh": block("/dev/vdh", 9),
+			"/dev/xvdf":                          block("/dev/nvme1n1", 10),
+			"/dev/disk/by-id/virtio-" + cid[:20]: block("/dev/vdb", 2),
 			"/dev/disk/by-id/scsi-4d3f2a10000041118222123456789abc":        block("/dev/sdd", 14),
 			"/dev/disk/by-id/scsi-4d3f2a10000041118222123456789abc-part1":  block("/dev/sdd1", 15),
 			"/dev/disk/by-id/wwn-0x4d3f2a10000041118222123456789abc":       block("/dev/sdd", 14),
@@ -202,7 +204,8 @@ func TestAnswers(t *testing.T) {
 // TestSCSIHostsAreRescanned: all SCSI hosts are rescanned, since the hint may be for a disk that was just attached.
 func TestSCSIHostsAreRescanned(t *testing.T) {
 	root := t.TempDir()
-	scans := []string{filepath.Join(root, "sys/class/scsi_host/host0/scan"), filepath.Join(root, "sys/class/scsi_host/host7/scan")}
+	scans := []string{filepath.Join(root, "sys/class/scsi_host/host0/scan"),
+		filepath.Join(root, "sys/class/scsi_host/host7/scan")}
 	for _, scan := range scans {
 		if err := errors.Join(os.MkdirAll(filepath.Dir(scan), 0o755), os.WriteFile(scan, nil, 0o600)); err != nil {
 			t.Fatal(err)
@@ -359,14 +362,16 @@ func TestSnapshotFromSysfs(t *testing.T) {
 	mk := func(path, content string) {
 		t.Helper()
 		full := filepath.Join(root, path)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(full), 0o755), os.WriteFile(full, []byte(content), 0o600)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(full), 0o755),
+			os.WriteFile(full, []byte(content), 0o600)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	link := func(target, path string) {
 		t.Helper()
 		full := filepath.Join(root, path)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(full), 0o755), os.Symlink(filepath.Join(root, target), full)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(full), 0o755),
+			os.Symlink(filepath.Join(root, target), full)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -378,7 +383,8 @@ func TestSnapshotFromSysfs(t *testing.T) {
 	link("sys/devices/pci/virtio1/block/vdb", "sys/block/vdb")
 	link("sys/devices/vmbus/f8", "sys/bus/vmbus/devices/f8")
 	mk("dev/disk/by-id/x", "")
-	s, err := observe(root, search{links: []string{"/dev/disk/by-id", "/dev/disk/none"}, paths: []string{"/dev/none"}, disks: true})
+	s, err := observe(root, search{links: []string{"/dev/disk/by-id", "/dev/disk/none"}, paths: []string{"/dev/none"},
+		disks: true})
 	if err != nil {
 		t.Fatal(err)
 	}

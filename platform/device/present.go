@@ -11,7 +11,8 @@ import (
 
 // LinkDirs returns the directories below root in which udev creates links to disks.
 func LinkDirs(root string) (dirs []string) {
-	for _, dir := range []string{"dev", "dev/disk/by-id", "dev/disk/by-path", "dev/disk/by-label", "dev/disk/by-uuid", "dev/disk/azure", "dev/mapper"} {
+	for _, dir := range []string{"dev", "dev/disk/by-id", "dev/disk/by-path", "dev/disk/by-label", "dev/disk/by-uuid",
+		"dev/disk/azure", "dev/mapper"} {
 		dirs = append(dirs, filepath.Join(root, dir))
 	}
 	return dirs

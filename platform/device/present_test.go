@@ -16,7 +16,8 @@ func TestPresentListsLinksToDisks(t *testing.T) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for name, target := range map[string]string{"disk/by-id/late": "../../sdz", "disk/by-id/late-part1": "../../sdz1", "cdrom": "sr0"} {
+	for name, target := range map[string]string{"disk/by-id/late": "../../sdz", "disk/by-id/late-part1": "../../sdz1",
+		"cdrom": "sr0"} {
 		if err := os.Symlink(target, filepath.Join(root, "dev", name)); err != nil {
 			t.Fatal(err)
 		}

@@ -67,7 +67,8 @@ func TestCreateGPT(t *testing.T) {
 	contains(t, "sfdisk", tool(t, "", "sfdisk", "--dump", path), "label: gpt", "label-id: "+guid,
 		"start= 2048, size= 20480, type="+layout.LinuxGPT, `name="bosh-partition-x-1"`)
 	contains(t, "sgdisk", tool(t, "", "sgdisk", "--verify", path), "No problems found")
-	contains(t, "parted", tool(t, "", "parted", "-ms", path, "unit", "B", "print"), "1:1048576B:11534335B:10485760B::bosh-partition-x-0:", ":gpt:")
+	contains(t, "parted", tool(t, "", "parted", "-ms", path, "unit", "B", "print"),
+		"1:1048576B:11534335B:10485760B::bosh-partition-x-0:", ":gpt:")
 	contains(t, "blkid", tool(t, "", "blkid", "-p", "-o", "export", path), "PTTYPE=gpt")
 }
 
@@ -244,7 +245,8 @@ func TestAppendAndRename(t *testing.T) {
 		Size: 80 * layout.MiB}}); err != nil {
 		t.Fatal(err)
 	}
-	contains(t, "sfdisk", tool(t, "", "sfdisk", "--dump", path), "start= 1, size= 20000, type=83, bootable", "start= 40960, size= 163840, type=83")
+	contains(t, "sfdisk", tool(t, "", "sfdisk", "--dump", path), "start= 1, size= 20000, type=83, bootable",
+		"start= 40960, size= 163840, type=83")
 	if err := Rename(ctx, path, 1, "x"); err == nil {
 		t.Error("a DOS partition got a name")
 	}
@@ -466,7 +468,8 @@ func TestNewPartitionsShowNothingOld(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !content(path, parts[0]).Data() || !content(path, parts[1]).Blank() {
-		t.Errorf("first partition %s, appended one %s; want data kept and blank", content(path, parts[0]), content(path, parts[1]))
+		t.Errorf("first partition %s, appended one %s; want data kept and blank", content(path, parts[0]),
+			content(path, parts[1]))
 	}
 }
 
@@ -542,7 +545,8 @@ func TestLockOfAnotherProgram(t *testing.T) {
 	limit := lockLimit
 	lockLimit = 20 * time.Millisecond
 	defer func() { lockLimit = limit }()
-	if err := Repair(ctx, path); err == nil || !strings.Contains(err.Error(), "another program has held its lock for 20ms") {
+	if err := Repair(ctx, path); err == nil ||
+		!strings.Contains(err.Error(), "another program has held its lock for 20ms") {
 		t.Errorf("Repair = %v, want an error that names the lock", err)
 	}
 }

@@ -186,7 +186,8 @@ func fits(t layout.Table, size int64, sector int) error {
 			return fmt.Errorf("partition %d: %d bytes at %d are not whole sectors", p.Number, p.Size, p.Start)
 		case p.Number < 1 || p.Number > t.Label.Slots():
 			return fmt.Errorf("partition %d: a %s table holds at most %d", p.Number, t.Label, t.Label.Slots())
-		case !t.Label.Named() && p.Name != "" && (len(t.Partitions) > 1 || p.Number > 1 || !printable(p.Name) || len(p.Name) > bootCode):
+		case !t.Label.Named() && p.Name != "" &&
+			(len(t.Partitions) > 1 || p.Number > 1 || !printable(p.Name) || len(p.Name) > bootCode):
 			return fmt.Errorf("partition %d cannot be named %q in a %s table", p.Number, p.Name, t.Label)
 		case !t.Label.CanAddress(p.End(), sector):
 			return fmt.Errorf("partition %d would end beyond 2 TiB, which a DOS partition table cannot address: "+

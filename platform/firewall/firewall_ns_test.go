@@ -70,7 +70,8 @@ func connect(t *testing.T, user uint32, host string, port int, group string) boo
 	defer write.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	p, err := command.Start(ctx, command.Cmd{Name: "bash", Args: []string{"-c", fmt.Sprintf("read; exec 3<>/dev/tcp/%s/%d", host, port)},
+	p, err := command.Start(ctx, command.Cmd{Name: "bash",
+		Args:  []string{"-c", fmt.Sprintf("read; exec 3<>/dev/tcp/%s/%d", host, port)},
 		Stdin: read, Grace: 50 * time.Millisecond, Credential: &syscall.Credential{Uid: user, Gid: user}})
 	read.Close()
 	if err != nil {
@@ -144,8 +145,10 @@ func TestNSMonit(t *testing.T) {
 			t.Error("the rule lets in the wrong ones")
 		}
 		// Other rules of jobs in their chain are not touched.
-		for _, rule := range []string{"tcp dport 12 limit rate 1/second counter accept", "meta skuid { 5, 6 } tcp dport 2822 accept", "ip daddr 127.0.0.0/8 tcp dport 7 reject",
-			"tcp dport 8 ct count over 5 drop", "tcp dport 9 queue num 3", "numgen inc mod 2 0 tcp dport 10 accept", "tcp option maxseg size set 1000", "tcp dport 11 ct mark set 5"} {
+		for _, rule := range []string{"tcp dport 12 limit rate 1/second counter accept",
+			"meta skuid { 5, 6 } tcp dport 2822 accept", "ip daddr 127.0.0.0/8 tcp dport 7 reject",
+			"tcp dport 8 ct count over 5 drop", "tcp dport 9 queue num 3", "numgen inc mod 2 0 tcp dport 10 accept",
+			"tcp option maxseg size set 1000", "tcp dport 11 ct mark set 5"} {
 			args := append([]string{"add", "rule", "inet", "bosh_agent", "monit_access_jobs"}, strings.Fields(rule)...)
 			if r, err := command.Run(t.Context(), command.Cmd{Name: "nft", Args: args}); err != nil {
 				t.Logf("this kernel has no %q: %s", rule, r.Stderr)
@@ -161,7 +164,8 @@ func TestNSMonit(t *testing.T) {
 			t.Errorf("got\n%s\nwant\n%s", got, before)
 		}
 		// Damage to our own chain is repaired without touching the jobs' chain.
-		if _, err := command.Run(t.Context(), command.Cmd{Name: "nft", Args: []string{"flush", "chain", "inet", "bosh_agent", "monit_access"}}); err != nil {
+		if _, err := command.Run(t.Context(), command.Cmd{Name: "nft",
+			Args: []string{"flush", "chain", "inet", "bosh_agent", "monit_access"}}); err != nil {
 			t.Fatal(err)
 		}
 		converge(t, f, Desired{Monit: true})
@@ -169,7 +173,8 @@ func TestNSMonit(t *testing.T) {
 			t.Errorf("got\n%s\nwant the jobs' rule kept and ours back", got)
 		}
 		// A chain of our name that is not attached as ours is made anew.
-		for _, args := range [][]string{{"flush", "chain", "inet", "bosh_agent", "monit_access"}, {"delete", "chain", "inet", "bosh_agent", "monit_access"}, {"add", "chain", "inet", "bosh_agent", "monit_access"}} {
+		for _, args := range [][]string{{"flush", "chain", "inet", "bosh_agent", "monit_access"},
+			{"delete", "chain", "inet", "bosh_agent", "monit_access"}, {"add", "chain", "inet", "bosh_agent", "monit_access"}} {
 			if _, err := command.Run(t.Context(), command.Cmd{Name: "nft", Args: args}); err != nil {
 				t.Fatal(err)
 			}
@@ -180,7 +185,8 @@ func TestNSMonit(t *testing.T) {
 		}
 		// Switched off, our chains go and that of the jobs stays.
 		converge(t, f, Desired{Off: true, Monit: true})
-		if got := ruleset(t); strings.Contains(got, "chain monit_access {") || !strings.Contains(got, "chain monit_access_jobs {") || !connect(t, 1235, "127.0.0.1", 2822, "") {
+		if got := ruleset(t); strings.Contains(got, "chain monit_access {") ||
+			!strings.Contains(got, "chain monit_access_jobs {") || !connect(t, 1235, "127.0.0.1", 2822, "") {
 			t.Errorf("switched off, but:\n%s", got)
 		}
 	})
@@ -227,7 +233,8 @@ func TestNSGroup(t *testing.T) {
 			}
 		}
 		got := ruleset(t)
-		if strings.Count(got, `comment "bosh-monit-access:router"`) != 1 || !strings.Contains(got, "socket cgroupv2 level 2") ||
+		if strings.Count(got, `comment "bosh-monit-access:router"`) != 1 ||
+			!strings.Contains(got, "socket cgroupv2 level 2") ||
 			!strings.Contains(got, `ip daddr 127.0.0.1 tcp dport 2822 log prefix "bosh-monit-access: cgroup match: " accept`) {
 			t.Errorf("got\n%s\nwant one rule for the group", got)
 		}
@@ -264,8 +271,10 @@ func TestNSNATS(t *testing.T) {
 		}
 		t.Cleanup(func() { held.Close() })
 
-		f := &Firewall{Resolver: resolver{"bus.example": {netip.MustParseAddr("192.0.2.100"), netip.MustParseAddr("2001:db8::1")}}}
-		urls := []secret.URL{secret.NewURL("nats://u:p@bus.example:4222"), secret.NewURL("nats://192.0.2.101:4222"), secret.NewURL("nats://gone.example:4222")}
+		f := &Firewall{Resolver: resolver{"bus.example": {netip.MustParseAddr("192.0.2.100"),
+			netip.MustParseAddr("2001:db8::1")}}}
+		urls := []secret.URL{secret.NewURL("nats://u:p@bus.example:4222"), secret.NewURL("nats://192.0.2.101:4222"),
+			secret.NewURL("nats://gone.example:4222")}
 		converge(t, f, Desired{NATS: f.Resolve(t.Context(), urls)})
 		want := `table inet bosh_agent {
 	chain nats_access {
@@ -310,8 +319,11 @@ func TestNSForeignDrops(t *testing.T) {
 		if found, err := f.ForeignDrops(t.Context()); err != nil || len(found) != 0 {
 			t.Errorf("with our own rules: got %v, %v, want nothing", found, err)
 		}
-		for _, line := range []string{"add table ip a", "add chain ip a out { type filter hook output priority 0; policy drop; }", "add chain ip a in { type filter hook input priority 0; policy drop; }",
-			"add table inet b", "add chain inet b out { type filter hook output priority 0; }", "add rule inet b out tcp dport 4222 drop", "add rule inet b out tcp dport 22 accept"} {
+		for _, line := range []string{"add table ip a",
+			"add chain ip a out { type filter hook output priority 0; policy drop; }",
+			"add chain ip a in { type filter hook input priority 0; policy drop; }",
+			"add table inet b", "add chain inet b out { type filter hook output priority 0; }",
+			"add rule inet b out tcp dport 4222 drop", "add rule inet b out tcp dport 22 accept"} {
 			if _, err := command.Run(t.Context(), command.Cmd{Name: "nft", Args: []string{line}}); err != nil {
 				t.Fatal(err)
 			}

@@ -22,7 +22,8 @@ func (r resolver) LookupNetIP(_ context.Context, _, host string) ([]netip.Addr, 
 }
 
 func TestResolve(t *testing.T) {
-	f := &Firewall{Resolver: resolver{"bus.example": {netip.MustParseAddr("::ffff:192.0.2.2"), netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}}
+	f := &Firewall{Resolver: resolver{"bus.example": {netip.MustParseAddr("::ffff:192.0.2.2"),
+		netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}}
 	for _, tc := range []struct {
 		name string
 		urls []string
@@ -87,16 +88,19 @@ func TestDiff(t *testing.T) {
 	if none, err := Diff(State{}, Desired{}); err != nil || len(none) != 0 {
 		t.Errorf("got %v, %v: what is not asked for is left alone", none, err)
 	}
-	mapped := Desired{NATS: []netip.AddrPort{netip.MustParseAddrPort("[::ffff:192.0.2.1]:4222"), netip.MustParseAddrPort("192.0.2.1:4222")}}
+	mapped := Desired{NATS: []netip.AddrPort{netip.MustParseAddrPort("[::ffff:192.0.2.1]:4222"),
+		netip.MustParseAddrPort("192.0.2.1:4222")}}
 	if got, err := Diff(full, mapped); err != nil || len(got) != 0 {
 		t.Errorf("got %v, %v: that is the same server in other words", got, err)
 	}
 	moved := Desired{NATS: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.2:4222")}}
-	if got, err := Diff(full, moved); err != nil || len(got) != 1 || got[0].Chain != natsChain || got[0].Op != OpFillChain {
+	if got, err := Diff(full, moved); err != nil || len(got) != 1 || got[0].Chain != natsChain ||
+		got[0].Op != OpFillChain {
 		t.Errorf("got %v, %v, want the rules of the bus replaced", got, err)
 	}
 	off, err := Diff(full, Desired{Off: true, Monit: true})
-	if err != nil || len(off) != 2 || off[0].String() != "remove chain monit_access" || off[1].String() != "remove chain nats_access" {
+	if err != nil || len(off) != 2 || off[0].String() != "remove chain monit_access" ||
+		off[1].String() != "remove chain nats_access" {
 		t.Errorf("switched off: %v, %v", off, err)
 	}
 	if got, err := Diff(State{}, Desired{Off: true}); err != nil || len(got) != 0 {

@@ -30,7 +30,8 @@ func reach(t *testing.T, user uint32, network, address string) string {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
-	script := fmt.Sprintf("exec 3<>/dev/%s/%s/%s && echo hello >&3 && timeout 4 head -c 6 <&3 | grep -q hello", network, host, port)
+	script := fmt.Sprintf("exec 3<>/dev/%s/%s/%s && echo hello >&3 && timeout 4 head -c 6 <&3 | grep -q hello", network,
+		host, port)
 	r, err := command.Run(ctx, command.Cmd{Name: "bash", Args: []string{"-c", script},
 		Grace: 50 * time.Millisecond, Credential: &syscall.Credential{Uid: user, Gid: user}})
 	switch {

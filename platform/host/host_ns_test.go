@@ -21,7 +21,8 @@ import (
 // TestNSHostsFileIsAMountPoint: in a container the hosts file is a mount point, which a rename cannot replace.
 func TestNSHostsFileIsAMountPoint(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
-		h, _ := newHost(t, map[string]string{"/etc/hosts": "old", "/elsewhere": "of the container\nand longer than what comes\n" + strings.Repeat("x", 1000)})
+		h, _ := newHost(t, map[string]string{"/etc/hosts": "old",
+			"/elsewhere": "of the container\nand longer than what comes\n" + strings.Repeat("x", 1000)})
 		if err := unix.Mount(h.at("/elsewhere"), h.at("/etc/hosts"), "", unix.MS_BIND, ""); err != nil {
 			t.Fatal(err)
 		}

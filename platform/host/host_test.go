@@ -78,7 +78,8 @@ func TestHostsFile(t *testing.T) {
 	if err != nil || string(got) != hostsOfAgent || skipped != 0 {
 		t.Errorf("got %q, %d, %v, want %q", got, skipped, err, hostsOfAgent)
 	}
-	got, skipped, err = HostsFile("agent-1", [][2]string{{"10.0.0.5", "a.b.bosh"}, {"", "x"}, {"10.0.0.6", "two words"}, {"10.0.0.7\n0.0.0.0", "x"}, {"fd00::1", "c_d.bosh"}})
+	got, skipped, err = HostsFile("agent-1", [][2]string{{"10.0.0.5", "a.b.bosh"}, {"", "x"}, {"10.0.0.6", "two words"},
+		{"10.0.0.7\n0.0.0.0", "x"}, {"fd00::1", "c_d.bosh"}})
 	if want := hostsOfAgent + "10.0.0.5 a.b.bosh\nfd00::1 c_d.bosh\n"; err != nil || string(got) != want || skipped != 3 {
 		t.Errorf("got %q, %d, %v, want %q and 3 left out", got, skipped, err, want)
 	}
@@ -116,7 +117,8 @@ func TestName(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := converge(t, h, Desired{Hostname: "agent-1", Hosts: hosts})
-	if want := []string{"set host name to agent-1", "write /etc/hostname", "write /etc/hosts"}; !reflect.DeepEqual(got, want) {
+	if want := []string{"set host name to agent-1", "write /etc/hostname", "write /etc/hosts"}; !reflect.DeepEqual(got,
+		want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	if *name != "agent-1" || get(t, h, "/etc/hostname") != "agent-1" || get(t, h, "/etc/hosts") != hostsOfAgent {
@@ -206,7 +208,8 @@ func TestTime(t *testing.T) {
 		u := &units{}
 		h.Units = u
 		converge(t, h, want)
-		if got := get(t, h, timesyncdDropIn); got != "[Time]\nNTP=0.pool.example 10.0.0.1\n" || !reflect.DeepEqual(u.restarted, []string{"systemd-timesyncd"}) {
+		if got := get(t, h, timesyncdDropIn); got != "[Time]\nNTP=0.pool.example 10.0.0.1\n" ||
+			!reflect.DeepEqual(u.restarted, []string{"systemd-timesyncd"}) {
 			t.Errorf("got %q, restarted %q", got, u.restarted)
 		}
 	})
@@ -366,18 +369,21 @@ func TestCertificates(t *testing.T) {
 
 func TestRemoveListed(t *testing.T) {
 	const list = "/var/vcap/bosh/etc/dev_tools_file_list"
-	h, _ := newHost(t, map[string]string{"/usr/bin/gcc": "", "/usr/lib/gcc/x86/cc1": "", "/usr/bin/ls": "", "/etc/passwd": "",
-		list: "/usr/bin/gcc\n\n/usr/lib/gcc\n/usr/bin/never-there\nrelative\n/\n/usr\n/usr/../etc\n/var/vcap\n/var/vcap/../vcap\n"})
+	h, _ := newHost(t, map[string]string{"/usr/bin/gcc": "", "/usr/lib/gcc/x86/cc1": "", "/usr/bin/ls": "",
+		"/etc/passwd": "",
+		list:          "/usr/bin/gcc\n\n/usr/lib/gcc\n/usr/bin/never-there\nrelative\n/\n/usr\n/usr/../etc\n/var/vcap\n/var/vcap/../vcap\n"})
 	want := Desired{RemoveListed: []string{list}}
 	planned, planErr := platform.Plan(t.Context(), h, Diff, want)
 	made, err := once(t, h, want)
-	if got := platformtest.Texts(made); !slices.Equal(got, []string{"remove 2 paths that " + list + " lists"}) || err == nil || strings.Count(err.Error(), "too close to the root directory") != 3 {
+	if got := platformtest.Texts(made); !slices.Equal(got, []string{"remove 2 paths that " + list + " lists"}) ||
+		err == nil || strings.Count(err.Error(), "too close to the root directory") != 3 {
 		t.Errorf("got %q, %v", got, err)
 	}
 	if !slices.Equal(platformtest.Texts(planned), platformtest.Texts(made)) || fmt.Sprint(planErr) != fmt.Sprint(err) {
 		t.Errorf("planned %q, %v; made %q, %v", planned, planErr, made, err)
 	}
-	for path, kept := range map[string]bool{"/usr/bin/gcc": false, "/usr/lib/gcc": false, "/usr/bin/ls": true, "/etc/passwd": true, list: true} {
+	for path, kept := range map[string]bool{"/usr/bin/gcc": false, "/usr/lib/gcc": false, "/usr/bin/ls": true,
+		"/etc/passwd": true, list: true} {
 		if _, err := os.Stat(h.at(path)); (err == nil) != kept {
 			t.Errorf("%s: there %v, want %v", path, err == nil, kept)
 		}

@@ -302,7 +302,8 @@ var optionFlags = map[string]struct {
 	"nosymfollow": {true, unix.MS_NOSYMFOLLOW}, "symfollow": {false, unix.MS_NOSYMFOLLOW},
 	"iversion": {true, unix.MS_I_VERSION}, "noiversion": {false, unix.MS_I_VERSION},
 	// Options for programs that read fstab.
-	"defaults": {}, "auto": {}, "noauto": {}, "nofail": {}, "_netdev": {}, "user": {}, "nouser": {}, "users": {}, "group": {}, "owner": {},
+	"defaults": {}, "auto": {}, "noauto": {}, "nofail": {}, "_netdev": {}, "user": {}, "nouser": {}, "users": {},
+	"group": {}, "owner": {},
 }
 
 // parseOptions splits mount(8) options, each of which may be a list, into flags and options for the file system.

@@ -48,7 +48,8 @@ func TestRootDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	e, ok, err := At(target)
-	if err != nil || !ok || e.Source != d.Path || !strings.Contains(e.Options, "noatime") || !strings.Contains(e.Super, "errors=remount-ro") {
+	if err != nil || !ok || e.Source != d.Path || !strings.Contains(e.Options, "noatime") ||
+		!strings.Contains(e.Super, "errors=remount-ro") {
 		t.Errorf("At = %+v, %v, %v", e, ok, err)
 	}
 	if err := MountDevice(ctx, d.Path, target, "ext4", nil); err != nil {
@@ -62,10 +63,12 @@ func TestRootDevice(t *testing.T) {
 	if err := MountDevice(ctx, alias, target, "ext4", nil); err != nil {
 		t.Errorf("the same mount by a link: %v, want success", err)
 	}
-	if err := MountDevice(ctx, d.Path, other, "ext4", nil); err == nil || !strings.Contains(err.Error(), "it is already mounted on") {
+	if err := MountDevice(ctx, d.Path, other, "ext4", nil); err == nil ||
+		!strings.Contains(err.Error(), "it is already mounted on") {
 		t.Errorf("a second place: %v, want a refusal", err)
 	}
-	if err := MountDevice(ctx, formatted(t).Path, target, "ext4", nil); err == nil || !strings.Contains(err.Error(), "is already mounted there") {
+	if err := MountDevice(ctx, formatted(t).Path, target, "ext4", nil); err == nil ||
+		!strings.Contains(err.Error(), "is already mounted there") {
 		t.Errorf("over another mount: %v, want a refusal", err)
 	}
 	if err := Unmount(ctx, target); err != nil {
@@ -134,7 +137,8 @@ func TestRootUnmountNamesWhoIsBusy(t *testing.T) {
 	defer cancel()
 	err := Unmount(ctx, target)
 	var busy *BusyError
-	if !errors.As(err, &busy) || len(busy.Users) != 1 || busy.Users[0].PID != holder.Process.Pid || busy.Users[0].Command != "tail" || busy.Users[0].Path != file {
+	if !errors.As(err, &busy) || len(busy.Users) != 1 || busy.Users[0].PID != holder.Process.Pid ||
+		busy.Users[0].Command != "tail" || busy.Users[0].Path != file {
 		t.Fatalf("Unmount = %v, want the process with pid %d", err, holder.Process.Pid)
 	}
 

@@ -33,7 +33,8 @@ func TestParseOptions(t *testing.T) {
 
 // TestOptionPairs: both options of a pair together must have no effect, which detects a swapped row.
 func TestOptionPairs(t *testing.T) {
-	for _, pair := range [][2]string{{"ro", "rw"}, {"nosuid", "suid"}, {"nodev", "dev"}, {"noexec", "exec"}, {"sync", "async"},
+	for _, pair := range [][2]string{{"ro", "rw"}, {"nosuid", "suid"}, {"nodev", "dev"}, {"noexec", "exec"},
+		{"sync", "async"},
 		{"noatime", "atime"}, {"nodiratime", "diratime"}, {"relatime", "norelatime"}, {"strictatime", "nostrictatime"},
 		{"lazytime", "nolazytime"}, {"silent", "loud"}, {"mand", "nomand"},
 		{"nosymfollow", "symfollow"}, {"iversion", "noiversion"}} {

@@ -54,7 +54,8 @@ func quietKernel(b *testing.B) *network.Kernel {
 func wantNetworks(count, subnet int) network.Desired {
 	l := network.WantLink{Name: "eth0", Networks: []string{"n"}}
 	for i := range count {
-		l.Addresses = append(l.Addresses, network.WantAddress{Prefix: netip.MustParsePrefix(fmt.Sprintf("10.%d.%d.5/24", subnet, i)), Network: "n"})
+		l.Addresses = append(l.Addresses, network.WantAddress{Prefix: netip.MustParsePrefix(fmt.Sprintf("10.%d.%d.5/24",
+			subnet, i)), Network: "n"})
 	}
 	return network.Desired{Links: []network.WantLink{l}}
 }

@@ -34,7 +34,8 @@ func TestNSTwoStaticNetworksOnOneNIC(t *testing.T) {
 		want, _ := apply(t, k, nets{"b": static("10.0.0.5"), "a": extra("10.0.0.6"), "c": extra("10.5.0.7")})
 		ready(t, k, want)
 		expect(t, "addresses", addresses(t, "eth0"), "10.0.0.5/24", "10.5.0.7/24", "10.0.0.6/24")
-		contains(t, file(t, k, "etc/systemd/network/10_eth0.network"), "Address=10.0.0.5/24", "Address=10.0.0.6/24", "Address=10.5.0.7/24")
+		contains(t, file(t, k, "etc/systemd/network/10_eth0.network"), "Address=10.0.0.5/24", "Address=10.0.0.6/24",
+			"Address=10.5.0.7/24")
 	})
 }
 
@@ -163,10 +164,12 @@ func TestNSForeignFilesStayUnlessInTheWay(t *testing.T) {
 				t.Errorf("%s is still there", gone)
 			}
 		}
-		if got := file(t, k, "etc/systemd/network/05-greedy.network.moved-by-bosh-agent"); !strings.Contains(got, "en* eth*") {
+		if got := file(t, k, "etc/systemd/network/05-greedy.network.moved-by-bosh-agent"); !strings.Contains(got,
+			"en* eth*") {
 			t.Errorf("the foreign file was not kept: %q", got)
 		}
-		if got := file(t, k, "etc/systemd/network/10-netplan-eth0.network"); !strings.HasPrefix(got, networkd.Marker) || strings.Contains(got, "[Match]") {
+		if got := file(t, k, "etc/systemd/network/10-netplan-eth0.network"); !strings.HasPrefix(got, networkd.Marker) ||
+			strings.Contains(got, "[Match]") {
 			t.Errorf("the file below /run is not hidden: %q", got)
 		}
 		// What is no longer in the way is no longer hidden.
@@ -183,9 +186,11 @@ func TestNSForeignFilesStayUnlessInTheWay(t *testing.T) {
 func TestNSDynamicNetworksAreResolvedByNIC(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		gateway(t).NIC(t, "eth1", mac1)
-		fake := &network.Fake{Version: 252, OnReload: leases(map[string]string{"eth0": "10.0.0.77/24 via 10.0.0.1", "eth1": "10.1.0.88/16"})}
+		fake := &network.Fake{Version: 252, OnReload: leases(map[string]string{"eth0": "10.0.0.77/24 via 10.0.0.1",
+			"eth1": "10.1.0.88/16"})}
 		k := fake.Use(t, newKernel(t))
-		want, _ := apply(t, k, nets{"a": {Type: "dynamic", MAC: mac0, Default: []string{"gateway"}}, "b": {Type: "dynamic", MAC: mac1}, "c": {Type: "dynamic"}, "six": {Type: "dynamic", Prefix: "128", MAC: mac1}})
+		want, _ := apply(t, k, nets{"a": {Type: "dynamic", MAC: mac0, Default: []string{"gateway"}},
+			"b": {Type: "dynamic", MAC: mac1}, "c": {Type: "dynamic"}, "six": {Type: "dynamic", Prefix: "128", MAC: mac1}})
 		if err := os.MkdirAll(filepath.Join(k.Root, "run/systemd/netif/leases"), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -244,7 +249,8 @@ func TestNSHardwareAddressInAnySpelling(t *testing.T) {
 		peer := nstest.NewPeer(t)
 		peer.NIC(t, "eth0", "52:54:00:0a:bc:0d")
 		k := newKernel(t)
-		for _, mac := range []string{"52:54:00:0A:BC:0D", "52-54-00-0a-bc-0d", "5254.000a.bc0d", "5254000ABC0D", "52:54:0:a:bc:d"} {
+		for _, mac := range []string{"52:54:00:0A:BC:0D", "52-54-00-0a-bc-0d", "5254.000a.bc0d", "5254000ABC0D",
+			"52:54:0:a:bc:d"} {
 			want, _ := apply(t, k, nets{"a": {IP: "10.0.0.5", Netmask: "255.255.255.0", MAC: mac}})
 			ready(t, k, want)
 			expect(t, mac, addresses(t, "eth0"), "10.0.0.5/24")
@@ -267,7 +273,8 @@ func TestNSVirtualFunctionIsNotANIC(t *testing.T) {
 		if err := os.MkdirAll(udev, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(udev, "n"+strconv.Itoa(link.Attrs().Index)), []byte("I:1\nE:AZURE_UNMANAGED_SRIOV=1\nV:1\n"), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(udev, "n"+strconv.Itoa(link.Attrs().Index)),
+			[]byte("I:1\nE:AZURE_UNMANAGED_SRIOV=1\nV:1\n"), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		apply(t, k, nets{"a": static("10.0.0.5")})
@@ -300,7 +307,8 @@ func TestNSDuplicateAddressesAreReported(t *testing.T) {
 		peer.Address(t, "eth0", "10.0.0.5/24")
 		peer.Address(t, "eth0", "fd00::5/64")
 		k := newKernel(t)
-		want, _ := apply(t, k, nets{"a": extra("10.0.0.5"), "b": extra("10.0.0.6"), "six": {IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff::", MAC: mac0}})
+		want, _ := apply(t, k, nets{"a": extra("10.0.0.5"), "b": extra("10.0.0.6"),
+			"six": {IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff::", MAC: mac0}})
 		ready(t, k, want) // without waiting for the verdict
 		got, _ := neighbor.Probe(within(t, 10*time.Second), k, want)
 		wanted := []string{
@@ -317,7 +325,8 @@ func TestNSDuplicateAddressesAreReported(t *testing.T) {
 			`address 10.0.0.5 on eth0 is also used by the machine with hardware address `+peer.MAC(t, "eth0"),
 			`address fd00::5 on eth0 is also used by another machine`)
 		want.AwaitIPv6 = true
-		if _, err := wait.Ready(within(t, 5*time.Second), k, want); err == nil || !strings.Contains(err.Error(), `network "six": address fd00::5/64 on eth0 is used by another machine`) {
+		if _, err := wait.Ready(within(t, 5*time.Second), k, want); err == nil ||
+			!strings.Contains(err.Error(), `network "six": address fd00::5/64 on eth0 is used by another machine`) {
 			t.Errorf("waiting for IPv6: got %v, want the duplicate named", err)
 		}
 	})
@@ -339,7 +348,8 @@ func TestNSAddressesAreAnnouncedOnTheWire(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		peer := gateway(t)
 		k := (&network.Fake{Version: 252}).Use(t, newKernel(t))
-		want, _ := apply(t, k, nets{"a": static("10.0.0.5"), "d": {Type: "dynamic", MAC: mac0}, "six": {IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff::", MAC: mac0}})
+		want, _ := apply(t, k, nets{"a": static("10.0.0.5"), "d": {Type: "dynamic", MAC: mac0},
+			"six": {IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff::", MAC: mac0}})
 		want.AwaitIPv6 = true
 		if _, err := wait.Ready(within(t, 3*time.Second), k, want); err == nil {
 			t.Fatal("ready without a lease")
@@ -356,12 +366,14 @@ func TestNSAddressesAreAnnouncedOnTheWire(t *testing.T) {
 			address := netip.MustParseAddr(ip).AsSlice()
 			return func(f []byte) bool {
 				return len(f) >= 42 && f[12] == 8 && f[13] == 6 && f[21] == operation &&
-					bytes.Equal(f[0:6], bytes.Repeat([]byte{0xff}, 6)) && bytes.Equal(f[6:12], hardware) && bytes.Equal(f[22:28], hardware) &&
+					bytes.Equal(f[0:6], bytes.Repeat([]byte{0xff}, 6)) && bytes.Equal(f[6:12], hardware) &&
+					bytes.Equal(f[22:28], hardware) &&
 					bytes.Equal(f[28:32], address) && bytes.Equal(f[38:42], address)
 			}
 		}
 		advertisement := func(f []byte) bool {
-			return len(f) >= 86 && f[12] == 0x86 && f[13] == 0xdd && f[20] == 58 && f[21] == 255 && f[54] == 136 && f[58] == 0x20 &&
+			return len(f) >= 86 && f[12] == 0x86 && f[13] == 0xdd && f[20] == 58 && f[21] == 255 && f[54] == 136 &&
+				f[58] == 0x20 &&
 				bytes.Equal(f[62:78], netip.MustParseAddr("fd00::5").AsSlice()) && f[78] == 2 && bytes.Equal(f[80:86], hardware)
 		}
 		for _, match := range []func([]byte) bool{gratuitous(1, "10.0.0.5"), gratuitous(2, "10.0.0.5"), advertisement} {
@@ -386,7 +398,8 @@ func TestNSAliasOnADHCPNICIsKept(t *testing.T) {
 		gateway(t).NIC(t, "eth1", mac1)
 		fake := &network.Fake{Version: 252, OnReload: leases(map[string]string{"eth0": "10.0.0.77/24 via 10.0.0.1"})}
 		k := fake.Use(t, newKernel(t))
-		want, _ := apply(t, k, nets{"d": {Type: "dynamic", MAC: mac0}, "a": {IP: "10.5.0.6", Netmask: "255.255.255.0", Alias: "eth0:0"}})
+		want, _ := apply(t, k, nets{"d": {Type: "dynamic", MAC: mac0},
+			"a": {IP: "10.5.0.6", Netmask: "255.255.255.0", Alias: "eth0:0"}})
 		ready(t, k, want)
 		expect(t, "addresses", addresses(t, "eth0"), "10.5.0.6/24", "10.0.0.77/24")
 		contains(t, file(t, k, "etc/systemd/network/10_eth0.network"), "DHCP=yes", "Label=eth0:0", "Address=10.5.0.6/24")
@@ -427,10 +440,12 @@ func TestNSLateNIC(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := desired.Network(n, have); err == nil || !strings.HasPrefix(err.Error(), `network "b": no NIC has the hardware address `+mac1+": the machine has ") {
+		if _, _, err := desired.Network(n, have); err == nil ||
+			!strings.HasPrefix(err.Error(), `network "b": no NIC has the hardware address `+mac1+": the machine has ") {
 			t.Errorf("before: got %v, want the network and its hardware address named", err)
 		}
-		if err := wait.Links(within(t, 50*time.Millisecond), k, desired.MACs(n)); err == nil || !strings.Contains(err.Error(), mac1) {
+		if err := wait.Links(within(t, 50*time.Millisecond), k, desired.MACs(n)); err == nil ||
+			!strings.Contains(err.Error(), mac1) {
 			t.Errorf("too late: got %v, want the hardware address named", err)
 		}
 		result := make(chan error, 1)

@@ -56,7 +56,8 @@ func TestNSStaticIPv6(t *testing.T) {
 			t.Fatal(err)
 		}
 		k := newKernel(t)
-		n := nets{"six": {Type: "manual", IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff:0000:0000:0000:0000", Gateway: "fd00::1", MAC: mac0, Default: []string{"gateway"},
+		n := nets{"six": {Type: "manual", IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff:0000:0000:0000:0000",
+			Gateway: "fd00::1", MAC: mac0, Default: []string{"gateway"},
 			Routes: []settings.Route{{Destination: "2001:db8:1::", Netmask: "ffff:ffff:ffff::", Gateway: "fd00::2"}}}}
 		want, _ := apply(t, k, n)
 		want.AwaitIPv6 = true
@@ -64,7 +65,8 @@ func TestNSStaticIPv6(t *testing.T) {
 		expect(t, "addresses", addresses(t, "eth0"), "fd00::5/64")
 		expect(t, "routes", routes(t), "2001:db8:1::/48 via fd00::2 dev eth0", "::/0 via fd00::1 dev eth0")
 		reach(t, "[2001:db8::1]:80")
-		contains(t, file(t, k, "etc/systemd/network/10_eth0.network"), "Address=fd00::5/64", "Gateway=fd00::1", "IPv6AcceptRA=true", "Destination=2001:db8:1::/48")
+		contains(t, file(t, k, "etc/systemd/network/10_eth0.network"), "Address=fd00::5/64", "Gateway=fd00::1",
+			"IPv6AcceptRA=true", "Destination=2001:db8:1::/48")
 	})
 }
 
@@ -80,8 +82,9 @@ func TestNSDualStackAndSeveralNICs(t *testing.T) {
 		second := extra("10.1.0.5")
 		second.MAC, second.Gateway = mac1, "10.1.0.1"
 		want, _ := apply(t, k, nets{
-			"four":   static("10.0.0.5"),
-			"six":    {IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff::", Gateway: "fd00::1", MAC: mac0, Default: []string{"gateway"}},
+			"four": static("10.0.0.5"),
+			"six": {IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff::", Gateway: "fd00::1", MAC: mac0,
+				Default: []string{"gateway"}},
 			"second": second,
 		})
 		want.AwaitIPv6 = true
@@ -102,9 +105,11 @@ func TestNSDHCP(t *testing.T) {
 		listen(t, peer, "192.0.2.1:80")
 		fake := &network.Fake{Version: 252}
 		k := fake.Use(t, newKernel(t))
-		n := nets{"a": {Type: "dynamic", MAC: mac0, Default: []string{"gateway"}}, "b": {IP: "10.1.0.9", Netmask: "255.255.255.0", UseDHCP: true, MAC: mac1}}
+		n := nets{"a": {Type: "dynamic", MAC: mac0, Default: []string{"gateway"}},
+			"b": {IP: "10.1.0.9", Netmask: "255.255.255.0", UseDHCP: true, MAC: mac1}}
 		want, _ := apply(t, k, n)
-		if _, err := wait.Ready(within(t, 50*time.Millisecond), k, want); err == nil || !strings.Contains(err.Error(), `network "a": no DHCP lease on eth0`) {
+		if _, err := wait.Ready(within(t, 50*time.Millisecond), k, want); err == nil ||
+			!strings.Contains(err.Error(), `network "a": no DHCP lease on eth0`) {
 			t.Errorf("without a lease: got %v, want it to name the network", err)
 		}
 		result := make(chan error, 1)
@@ -122,7 +127,8 @@ func TestNSDHCP(t *testing.T) {
 		if err := <-result; err != nil {
 			t.Fatalf("with leases: %v", err)
 		}
-		if len(warnings) != 1 || !strings.Contains(warnings[0], `network "b": the DHCP server assigned [10.1.0.88] on eth1, not 10.1.0.9`) {
+		if len(warnings) != 1 || !strings.Contains(warnings[0],
+			`network "b": the DHCP server assigned [10.1.0.88] on eth1, not 10.1.0.9`) {
 			t.Errorf("warnings: got %q, want one on the other address", warnings)
 		}
 		reach(t, "192.0.2.1:80")
@@ -152,11 +158,14 @@ func TestNSSeveralNetworksOnOneDHCPNIC(t *testing.T) {
 		gateway(t).NIC(t, "eth1", mac1)
 		k := (&network.Fake{Version: 252}).Use(t, newKernel(t))
 		apply(t, k, nets{
-			"a": {Type: "dynamic", MAC: mac0, Routes: []settings.Route{{Destination: "198.51.100.0", Netmask: "255.255.255.0", Gateway: "10.0.0.2"}}},
-			"b": {Type: "dynamic", MAC: mac0, Default: []string{"gateway"}, Routes: []settings.Route{{Destination: "203.0.113.0", Netmask: "255.255.255.0", Gateway: "10.0.0.3"}}},
+			"a": {Type: "dynamic", MAC: mac0, Routes: []settings.Route{{Destination: "198.51.100.0", Netmask: "255.255.255.0",
+				Gateway: "10.0.0.2"}}},
+			"b": {Type: "dynamic", MAC: mac0, Default: []string{"gateway"},
+				Routes: []settings.Route{{Destination: "203.0.113.0", Netmask: "255.255.255.0", Gateway: "10.0.0.3"}}},
 		})
 		content := file(t, k, "etc/systemd/network/10_eth0.network")
-		contains(t, content, "DHCP=yes", "Destination=198.51.100.0/24", "Gateway=10.0.0.2", "Destination=203.0.113.0/24", "Gateway=10.0.0.3")
+		contains(t, content, "DHCP=yes", "Destination=198.51.100.0/24", "Gateway=10.0.0.2", "Destination=203.0.113.0/24",
+			"Gateway=10.0.0.3")
 		if strings.Contains(content, "UseGateway") || strings.Count(content, "DHCP=yes") != 1 {
 			t.Errorf("one of the networks has the default gateway, so the lease's routes stay:\n%s", content)
 		}
@@ -191,7 +200,8 @@ func TestNSLabeledAlias(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		gateway(t)
 		k := newKernel(t)
-		apply(t, k, nets{"z": static("10.0.0.5"), "a": {Type: "manual", IP: "10.0.0.6", Netmask: "255.255.255.0", Alias: "eth0:1"}})
+		apply(t, k, nets{"z": static("10.0.0.5"),
+			"a": {Type: "manual", IP: "10.0.0.6", Netmask: "255.255.255.0", Alias: "eth0:1"}})
 		expect(t, "addresses", addresses(t, "eth0"), "10.0.0.5/24", "10.0.0.6/24")
 		link, err := netlink.LinkByName("eth0")
 		if err != nil {
@@ -217,7 +227,8 @@ func TestNSGatewayOutsideOfTheSubnet(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := peer.Handle.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: to, Scope: netlink.SCOPE_LINK}); err != nil {
+		if err := peer.Handle.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: to,
+			Scope: netlink.SCOPE_LINK}); err != nil {
 			t.Fatal(err)
 		}
 		listen(t, peer, "192.0.2.1:80")

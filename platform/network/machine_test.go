@@ -88,7 +88,8 @@ func newVM(t *testing.T) *vm {
 	t.Cleanup(func() {
 		if t.Failed() {
 			var journal bytes.Buffer
-			_ = m.Run(context.Background(), machine.Command{Args: []string{"journalctl", "--no-pager", "-u", "systemd-networkd"}, Stdout: &journal})
+			_ = m.Run(context.Background(), machine.Command{Args: []string{"journalctl", "--no-pager", "-u",
+				"systemd-networkd"}, Stdout: &journal})
 			t.Logf("networkd:\n%s", journal.Bytes())
 		}
 		if err := m.Delete(context.Background()); err != nil {
@@ -113,9 +114,12 @@ func must(path string, err error) string {
 func serveDHCP(t *testing.T, world netns.Namespace) {
 	t.Helper()
 	leases := filepath.Join(t.TempDir(), "leases")
-	server := exec.Command("nsenter", "--net="+world.Path(), "dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--port=0",
-		"--interface=br0", "--interface=br1", "--bind-interfaces", "--no-ping", "--pid-file=", "--user=root", "--dhcp-leasefile="+leases,
-		"--dhcp-range=set:zero,10.0.0.100,10.0.0.150,255.255.255.0,1h", "--dhcp-range=set:one,10.1.0.100,10.1.0.150,255.255.255.0,1h",
+	server := exec.Command("nsenter", "--net="+world.Path(), "dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null",
+		"--port=0",
+		"--interface=br0", "--interface=br1", "--bind-interfaces", "--no-ping", "--pid-file=", "--user=root",
+		"--dhcp-leasefile="+leases,
+		"--dhcp-range=set:zero,10.0.0.100,10.0.0.150,255.255.255.0,1h",
+		"--dhcp-range=set:one,10.1.0.100,10.1.0.150,255.255.255.0,1h",
 		// A server that sends classless routes sends the default route among them.
 		"--dhcp-option=tag:one,121,203.0.113.0/24,10.1.0.7,0.0.0.0/0,10.1.0.1")
 	server.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
@@ -158,7 +162,8 @@ func (v *vm) order(t *testing.T, o order) account {
 		t.Fatal(err)
 	}
 	var out, log bytes.Buffer
-	err = v.Run(t.Context(), machine.Command{Args: []string{"/usr/local/bin/order"}, Env: []string{inside + "=" + string(text)}, Stdout: &out, Stderr: &log})
+	err = v.Run(t.Context(), machine.Command{Args: []string{"/usr/local/bin/order"},
+		Env: []string{inside + "=" + string(text)}, Stdout: &out, Stderr: &log})
 	var a account
 	if err == nil {
 		err = json.Unmarshal(out.Bytes(), &a)
@@ -208,7 +213,8 @@ func (v *vm) settled(t *testing.T, link string) {
 }
 
 func vmStatic(ip string) settings.Network {
-	return settings.Network{Type: "manual", IP: ip, Netmask: "255.255.255.0", Gateway: "10.0.0.1", MAC: mac0, Default: []string{"dns", "gateway"}, DNS: []string{"10.0.0.1"}}
+	return settings.Network{Type: "manual", IP: ip, Netmask: "255.255.255.0", Gateway: "10.0.0.1", MAC: mac0,
+		Default: []string{"dns", "gateway"}, DNS: []string{"10.0.0.1"}}
 }
 
 func vmExtra(ip string) settings.Network {
@@ -242,7 +248,8 @@ func (v *vm) stream(t *testing.T, address string) *vmStream {
 	var running sync.WaitGroup
 	input, output := io.Pipe()
 	running.Go(func() {
-		_ = v.Run(context.Background(), machine.Command{Args: []string{"/usr/local/bin/order"}, Env: []string{inside + "=" + string(text)}, Stdin: input})
+		_ = v.Run(context.Background(), machine.Command{Args: []string{"/usr/local/bin/order"},
+			Env: []string{inside + "=" + string(text)}, Stdin: input})
 	})
 	stop := sync.OnceFunc(func() { output.Close(); running.Wait() })
 	t.Cleanup(stop)
@@ -289,7 +296,10 @@ func (s *vmStream) intact(t *testing.T, when string) {
 	}
 	eventually.Nil(t, when+": a running stream without lost packets", func() error {
 		var info *unix.TCPInfo
-		failed := raw.Control(func(fd uintptr) { info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) })
+		failed := raw.Control(func(fd uintptr) {
+			info,
+				err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		})
 		if failed != nil || err != nil {
 			return errors.Join(failed, err)
 		}
@@ -317,7 +327,8 @@ func TestMachineNetworkStatic(t *testing.T) {
 		{"extended", func() {
 			n["b"], n["c"] = vmExtra("10.0.0.6"), vmExtra("10.5.0.7")
 			n["al"] = settings.Network{IP: "10.0.0.9", Netmask: "255.255.255.0", Alias: "eth0:9"}
-			n["six"] = settings.Network{IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff::", Gateway: "fd00::1", MAC: mac0, Default: []string{"gateway"}}
+			n["six"] = settings.Network{IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff::", Gateway: "fd00::1", MAC: mac0,
+				Default: []string{"gateway"}}
 		}},
 		{"other servers", func() { x := n["a"]; x.DNS = []string{"10.0.0.2"}; n["a"] = x }},
 		{"reduced", func() { delete(n, "b"); delete(n, "al") }},
@@ -339,7 +350,8 @@ func TestMachineNetworkStatic(t *testing.T) {
 	v.up(t)
 	v.settled(t, "eth0")
 	v.expect(t, "eth0", "10.0.0.5/24", "10.5.0.7/24", "fd00::5/64")
-	if routes := v.sh(t, "ip route show default; ip -6 route show default"); !strings.Contains(routes, "default via 10.0.0.1 dev eth0 proto static") || !strings.Contains(routes, "default via fd00::1 dev eth0") {
+	if routes := v.sh(t, "ip route show default; ip -6 route show default"); !strings.Contains(routes,
+		"default via 10.0.0.1 dev eth0 proto static") || !strings.Contains(routes, "default via fd00::1 dev eth0") {
 		t.Errorf("routes after a reboot: %s", routes)
 	}
 	if a := v.apply(t, n); len(a.Changes) > 0 {
@@ -361,13 +373,15 @@ func TestMachineNetworkDHCP(t *testing.T) {
 		t.Fatal(err)
 	}
 	v.up(t)
-	if files := v.sh(t, "ls /etc/systemd/network /run/systemd/network 2>/dev/null || true"); strings.Contains(files, "10_eth") {
+	if files := v.sh(t, "ls /etc/systemd/network /run/systemd/network 2>/dev/null || true"); strings.Contains(files,
+		"10_eth") {
 		t.Errorf("the minimal network survived a reboot: %q", files)
 	}
 
 	n := nets{"a": leased0, "b": leased1}
 	a := v.apply(t, n)
-	if got := a.Resolved["a"]; !strings.HasPrefix(got.IP, "10.0.0.") || got.Netmask != "255.255.255.0" || got.Gateway != "10.0.0.1" {
+	if got := a.Resolved["a"]; !strings.HasPrefix(got.IP, "10.0.0.") || got.Netmask != "255.255.255.0" ||
+		got.Gateway != "10.0.0.1" {
 		t.Errorf("a: got %+v", got)
 	}
 	if got := a.Resolved["b"]; !strings.HasPrefix(got.IP, "10.1.0.") || got.Gateway != "10.1.0.1" {

@@ -229,7 +229,8 @@ func gateway(t *testing.T) *nstest.Peer {
 }
 
 func static(ip string) settings.Network {
-	return settings.Network{Type: "manual", IP: ip, Netmask: "255.255.255.0", Gateway: "10.0.0.1", MAC: mac0, Default: []string{"dns", "gateway"}, DNS: []string{"10.0.0.1"}}
+	return settings.Network{Type: "manual", IP: ip, Netmask: "255.255.255.0", Gateway: "10.0.0.1", MAC: mac0,
+		Default: []string{"dns", "gateway"}, DNS: []string{"10.0.0.1"}}
 }
 
 func extra(ip string) settings.Network {
@@ -276,5 +277,6 @@ func lend(link, lease string, withRoute bool) error {
 	if gw == "" || !withRoute {
 		return nil
 	}
-	return netlink.RouteReplace(&netlink.Route{LinkIndex: l.Attrs().Index, Gw: net.ParseIP(gw), Protocol: unix.RTPROT_DHCP, Priority: 1024})
+	return netlink.RouteReplace(&netlink.Route{LinkIndex: l.Attrs().Index, Gw: net.ParseIP(gw),
+		Protocol: unix.RTPROT_DHCP, Priority: 1024})
 }

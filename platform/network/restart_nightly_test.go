@@ -36,7 +36,8 @@ func TestNightlyNetworkAgainstRestart(t *testing.T) {
 			t.Fatalf("%q: %v", out, err)
 		}
 		restart := time.Duration(nanoseconds)
-		t.Logf("%2d networks: %v, by restarting networkd %v: %.1f times as fast", count, ours.Round(100*time.Microsecond), restart.Round(100*time.Microsecond), float64(restart)/float64(ours))
+		t.Logf("%2d networks: %v, by restarting networkd %v: %.1f times as fast", count, ours.Round(100*time.Microsecond),
+			restart.Round(100*time.Microsecond), float64(restart)/float64(ours))
 		v.settled(t, "eth0")
 	}
 }

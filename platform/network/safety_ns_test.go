@@ -83,7 +83,10 @@ func (s *stream) lost(t *testing.T) uint32 {
 	}
 	var info *unix.TCPInfo
 	var got error
-	if err := raw.Control(func(fd uintptr) { info, got = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) }); err != nil || got != nil {
+	if err := raw.Control(func(fd uintptr) {
+		info,
+			got = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+	}); err != nil || got != nil {
 		t.Fatal(err, got)
 	}
 	return info.Total_retrans
@@ -294,13 +297,17 @@ func TestNSKilledHalfWay(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		peer := gateway(t)
 		peer.NIC(t, "eth1", mac1)
-		before := nets{"a": withRoutes(static("10.0.0.5")), "b": extra("10.0.0.6"), "six": {IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff::", Gateway: "fd00::1", MAC: mac0, Default: []string{"gateway"}}}
+		before := nets{"a": withRoutes(static("10.0.0.5")), "b": extra("10.0.0.6"),
+			"six": {IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff::", Gateway: "fd00::1", MAC: mac0,
+				Default: []string{"gateway"}}}
 		second := static("10.0.0.8")
 		second.Netmask, second.Gateway = "255.255.0.0", "10.0.0.3"
-		after := nets{"a": second, "b": extra("10.0.0.6"), "d": {Type: "dynamic", MAC: mac1}, "six": {IP: "fd00::5", Netmask: "ffff:ffff:ffff::", Gateway: "fd00::2", MAC: mac0, Default: []string{"gateway"}}}
+		after := nets{"a": second, "b": extra("10.0.0.6"), "d": {Type: "dynamic", MAC: mac1},
+			"six": {IP: "fd00::5", Netmask: "ffff:ffff:ffff::", Gateway: "fd00::2", MAC: mac0, Default: []string{"gateway"}}}
 
 		picture := func(k *network.Kernel) string {
-			return fmt.Sprint(addressSet(t, "eth0"), addressSet(t, "eth1"), routes(t), file(t, k, "etc/systemd/network/10_eth0.network"), file(t, k, "etc/systemd/network/10_eth1.network"))
+			return fmt.Sprint(addressSet(t, "eth0"), addressSet(t, "eth1"), routes(t),
+				file(t, k, "etc/systemd/network/10_eth0.network"), file(t, k, "etc/systemd/network/10_eth1.network"))
 		}
 		want := ""
 		var known map[string]string // what networkd has read
@@ -382,7 +389,8 @@ func TestNSAnyConfigurationFromAnyOther(t *testing.T) {
 			var wanted []string
 			for _, l := range want.Links {
 				for _, r := range l.Routes {
-					if !l.DHCP || r.OnLink || slices.ContainsFunc(l.Addresses, func(a network.WantAddress) bool { return a.Prefix.Contains(r.Gateway) }) {
+					if !l.DHCP || r.OnLink || slices.ContainsFunc(l.Addresses,
+						func(a network.WantAddress) bool { return a.Prefix.Contains(r.Gateway) }) {
 						wanted = append(wanted, fmt.Sprintf("%s via %s dev %s", r.To, r.Gateway, l.Name))
 					}
 				}
@@ -414,17 +422,21 @@ func randomNets(random *rand.Rand) nets {
 	pick := func(of ...string) string { return of[random.IntN(len(of))] }
 	all := nets{}
 	for i := range 1 + random.IntN(5) {
-		n := settings.Network{Type: pick("manual", "manual", "manual", "dynamic", "vip"), MAC: "52:54:00:00:00:0" + pick("1", "2", "3")}
+		n := settings.Network{Type: pick("manual", "manual", "manual", "dynamic", "vip"),
+			MAC: "52:54:00:00:00:0" + pick("1", "2", "3")}
 		subnet := random.IntN(3)
-		n.IP, n.Netmask, n.Gateway = fmt.Sprintf("10.0.%d.%d", subnet, 2+random.IntN(5)), pick("255.255.255.0", "255.255.0.0"), fmt.Sprintf("10.0.%d.1", subnet)
+		n.IP, n.Netmask, n.Gateway = fmt.Sprintf("10.0.%d.%d", subnet, 2+random.IntN(5)),
+			pick("255.255.255.0", "255.255.0.0"), fmt.Sprintf("10.0.%d.1", subnet)
 		if random.IntN(4) == 0 {
-			n.IP, n.Netmask, n.Gateway = fmt.Sprintf("fd00::%x", 2+random.IntN(5)), pick("ffff:ffff:ffff:ffff::", "ffff:ffff:ffff::"), "fd00::1"
+			n.IP, n.Netmask, n.Gateway = fmt.Sprintf("fd00::%x", 2+random.IntN(5)),
+				pick("ffff:ffff:ffff:ffff::", "ffff:ffff:ffff::"), "fd00::1"
 		}
 		if random.IntN(3) == 0 {
 			n.Default = []string{"gateway"}
 		}
 		if random.IntN(3) == 0 {
-			n.Routes = []settings.Route{{Destination: "198.51.100.0", Netmask: "255.255.255.0", Gateway: fmt.Sprintf("10.0.%d.9", subnet)}}
+			n.Routes = []settings.Route{{Destination: "198.51.100.0", Netmask: "255.255.255.0",
+				Gateway: fmt.Sprintf("10.0.%d.9", subnet)}}
 		}
 		if random.IntN(6) == 0 {
 			n.MAC, n.Alias = "", "eth"+pick("0:1", "1", "2:7")
@@ -453,7 +465,8 @@ func TestNSNeighborsAreForgotten(t *testing.T) {
 			return all
 		}
 		expect(t, "before", known(), "10.0.0.1")
-		if err := neighbor.Flush(t.Context(), []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("fd00::1")}); err != nil {
+		if err := neighbor.Flush(t.Context(), []netip.Addr{netip.MustParseAddr("10.0.0.9"),
+			netip.MustParseAddr("fd00::1")}); err != nil {
 			t.Fatal(err)
 		}
 		expect(t, "others forgotten", known(), "10.0.0.1")
@@ -482,7 +495,10 @@ func TestNSAnotherPrefixLengthOfIPv6(t *testing.T) {
 			t.Fatal(err)
 		}
 		link, _ := have.Link("eth0")
-		if !slices.ContainsFunc(link.Addresses, func(a network.Address) bool { return a.Prefix.String() == "fd00::5/48" && a.Usable() }) {
+		if !slices.ContainsFunc(link.Addresses, func(a network.Address) bool {
+			return a.Prefix.String() == "fd00::5/48" &&
+				a.Usable()
+		}) {
 			t.Errorf("got %+v, want fd00::5/48 usable", link.Addresses)
 		}
 	})
@@ -502,10 +518,12 @@ func TestNSFailureOfOneNetwork(t *testing.T) {
 		n["a"], n["b"] = static("10.0.0.6"), other
 		changes := changesFor(t, k, n)
 		// A route that the kernel refuses: its gateway is in no subnet.
-		bad := network.Route{Link: "eth0", To: netip.MustParsePrefix("198.51.100.0/24"), Gateway: netip.MustParseAddr("172.16.0.1"), Origin: network.OriginStatic}
+		bad := network.Route{Link: "eth0", To: netip.MustParsePrefix("198.51.100.0/24"),
+			Gateway: netip.MustParseAddr("172.16.0.1"), Origin: network.OriginStatic}
 		changes = slices.Insert(changes, 0, network.Change{Op: network.OpAddRoute, Link: "eth0", Network: "a", Route: &bad})
 		_, err := k.Apply(t.Context(), changes)
-		if err == nil || !strings.Contains(err.Error(), `eth0: add route 198.51.100.0/24 via 172.16.0.1 dev eth0 (network "a")`) {
+		if err == nil || !strings.Contains(err.Error(),
+			`eth0: add route 198.51.100.0/24 via 172.16.0.1 dev eth0 (network "a")`) {
 			t.Errorf("got %v, want the route and its network named", err)
 		}
 		expect(t, "eth0 has the new one and keeps the old", addressSet(t, "eth0"), "10.0.0.5/24", "10.0.0.6/24")
@@ -533,7 +551,8 @@ func TestNSFirstConfigurationIsKept(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o, err := confirm.Apply(t.Context(), k, have, want, changes, confirm.Options{SameAgent: true, Limit: 300 * time.Millisecond})
+		o, err := confirm.Apply(t.Context(), k, have, want, changes,
+			confirm.Options{SameAgent: true, Limit: 300 * time.Millisecond})
 		if err != nil || o.RolledBack {
 			t.Errorf("got %+v, %v; want the first configuration kept", o, err)
 		}

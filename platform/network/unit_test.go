@@ -179,7 +179,8 @@ func TestKernelWithoutIPv6(t *testing.T) {
 
 // TestNoReloadForAFileThatOnlyMoves: networkd is not reloaded if it already has the same content from /run.
 func TestNoReloadForAFileThatOnlyMoves(t *testing.T) {
-	have := State{Networkd: networkd.Status{Available: true, Version: 252}, Links: []Link{{Index: 2, Name: "eth0", NIC: true, Up: true}}}
+	have := State{Networkd: networkd.Status{Available: true, Version: 252},
+		Links: []Link{{Index: 2, Name: "eth0", NIC: true, Up: true}}}
 	l := WantLink{Name: "eth0", Networks: []string{"a"}, DHCP: true, Leases: []WantLease{{Network: "a"}}}
 	have.Files = []networkd.File{{Path: networkd.RunDir + "/10_eth0.network", Content: render(l, have.Networkd)}}
 	changes, err := Diff(have, Desired{Links: []WantLink{l}})
@@ -213,7 +214,8 @@ func TestChangesPrintAndEncode(t *testing.T) {
 	}
 	l := full()
 	l.DHCP, l.NoDHCPGateway = false, false
-	l.Addresses = append(l.Addresses, WantAddress{Prefix: prefix("10.7.0.5/24"), Network: "was a lease"}, WantAddress{Prefix: prefix("10.0.0.7/24"), Network: "a"})
+	l.Addresses = append(l.Addresses, WantAddress{Prefix: prefix("10.7.0.5/24"), Network: "was a lease"},
+		WantAddress{Prefix: prefix("10.0.0.7/24"), Network: "a"})
 	changes, err := Diff(have, Desired{Links: []WantLink{l}})
 	if err != nil {
 		t.Fatal(err)
@@ -252,8 +254,10 @@ func TestChangesPrintAndEncode(t *testing.T) {
 }
 
 func TestSplit(t *testing.T) {
-	have := State{Networkd: networkd.Status{Available: true, Version: 252}, Links: []Link{{Index: 2, Name: "eth0", NIC: true, Up: true}}}
-	static := WantLink{Name: "eth0", Networks: []string{"a"}, Addresses: []WantAddress{{Prefix: prefix("10.0.0.5/24"), Network: "a"}}}
+	have := State{Networkd: networkd.Status{Available: true, Version: 252},
+		Links: []Link{{Index: 2, Name: "eth0", NIC: true, Up: true}}}
+	static := WantLink{Name: "eth0", Networks: []string{"a"},
+		Addresses: []WantAddress{{Prefix: prefix("10.0.0.5/24"), Network: "a"}}}
 	leased := WantLink{Name: "eth0", Networks: []string{"a"}, DHCP: true, Leases: []WantLease{{Network: "a"}}}
 	for _, tt := range []struct {
 		name  string
@@ -274,7 +278,8 @@ func TestSplit(t *testing.T) {
 // TestInvert: undoing a change adds before it removes, and restores the content of files.
 func TestInvert(t *testing.T) {
 	have := State{Files: []networkd.File{{Path: "/etc/systemd/network/10_eth0.network", Content: "old"}}}
-	was, now := Route{Link: "eth0", To: prefix("0.0.0.0/0"), Gateway: addr("10.0.0.1")}, Route{Link: "eth0", To: prefix("0.0.0.0/0"), Gateway: addr("10.0.0.2")}
+	was, now := Route{Link: "eth0", To: prefix("0.0.0.0/0"), Gateway: addr("10.0.0.1")},
+		Route{Link: "eth0", To: prefix("0.0.0.0/0"), Gateway: addr("10.0.0.2")}
 	back := Invert([]Change{
 		{Op: OpLinkUp, Link: "eth0"},
 		{Op: OpAddAddress, Link: "eth0", Address: prefix("10.0.0.6/24")},

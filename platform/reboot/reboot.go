@@ -80,7 +80,8 @@ func Requested(journal string) string {
 		return ""
 	}
 	last := all[len(all)-1]
-	how := map[string]string{"r": "reboot", "p": "poweroff", "h": "halt"}[strings.ToLower((last[1] + last[2] + last[3])[:1])]
+	how := map[string]string{"r": "reboot", "p": "poweroff",
+		"h": "halt"}[strings.ToLower((last[1] + last[2] + last[3])[:1])]
 	if by := Requester(journal); by != "" {
 		return "requested (" + how + ") by " + by
 	}

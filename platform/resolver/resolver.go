@@ -143,7 +143,8 @@ func choose(preferResolved, hasResolved, hasResolvconf bool) Flavor {
 }
 
 func (k *Kernel) hasResolved() bool {
-	for _, dir := range []string{"etc/systemd/system", "run/systemd/system", "usr/lib/systemd/system", "lib/systemd/system"} {
+	for _, dir := range []string{"etc/systemd/system", "run/systemd/system", "usr/lib/systemd/system",
+		"lib/systemd/system"} {
 		target, err := os.Readlink(k.path(filepath.Join(dir, resolvedUnit)))
 		if err == nil && target == "/dev/null" {
 			return false // masked

@@ -144,7 +144,8 @@ func TestReloadIsRetried(t *testing.T) {
 	defer cancel()
 	want := resolver.Desired{Servers: []netip.Addr{netip.MustParseAddr("1.1.1.1")}}
 	made, err := platform.Converge(ctx, k, resolver.Diff, want)
-	if err == nil || !strings.Contains(err.Error(), "the unit is starting") || len(made) != 1 || made[0].Op != resolver.OpWrite {
+	if err == nil || !strings.Contains(err.Error(), "the unit is starting") || len(made) != 1 ||
+		made[0].Op != resolver.OpWrite {
 		t.Errorf("made %v, %v, want the file alone and why there is no more", made, err)
 	}
 }

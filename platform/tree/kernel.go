@@ -152,7 +152,8 @@ func empty(dir string) (bool, error) {
 
 func permissionsOf(mode uint16) fs.FileMode {
 	m := fs.FileMode(mode & 0o777)
-	for bit, flag := range map[uint16]fs.FileMode{unix.S_ISUID: fs.ModeSetuid, unix.S_ISGID: fs.ModeSetgid, unix.S_ISVTX: fs.ModeSticky} {
+	for bit, flag := range map[uint16]fs.FileMode{unix.S_ISUID: fs.ModeSetuid, unix.S_ISGID: fs.ModeSetgid,
+		unix.S_ISVTX: fs.ModeSticky} {
 		if mode&bit != 0 {
 			m |= flag
 		}

@@ -10,7 +10,8 @@ import (
 
 // attributes returns the flags for mount_setattr(2).
 func (f Flags) attributes() (attr uint64) {
-	for flag, a := range map[Flags]uint64{NoDev: unix.MOUNT_ATTR_NODEV, NoSuid: unix.MOUNT_ATTR_NOSUID, NoExec: unix.MOUNT_ATTR_NOEXEC} {
+	for flag, a := range map[Flags]uint64{NoDev: unix.MOUNT_ATTR_NODEV, NoSuid: unix.MOUNT_ATTR_NOSUID,
+		NoExec: unix.MOUNT_ATTR_NOEXEC} {
 		if f&flag != 0 {
 			attr |= a
 		}

@@ -126,7 +126,8 @@ func Table(d vcap.Dirs, o Options) Desired {
 func JobDirs(d vcap.Dirs, jobs []string) (entries Desired) {
 	for _, job := range jobs {
 		for _, parent := range []string{d.SysLog(), d.SysRun(), d.Data()} {
-			entries = append(entries, Entry{Group: Data, Path: parent + "/" + job, Mode: 0o770, Owner: rootVcap, CreateOnly: true, NoFollow: true, JobOwned: true})
+			entries = append(entries, Entry{Group: Data, Path: parent + "/" + job, Mode: 0o770, Owner: rootVcap,
+				CreateOnly: true, NoFollow: true, JobOwned: true})
 		}
 	}
 	return entries

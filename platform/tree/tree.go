@@ -342,7 +342,8 @@ func Warnings(have State, want Desired) (texts []string) {
 	for _, e := range want {
 		found := have.Paths[e.Path]
 		switch {
-		case e.Kind == Bind && found.MountRoot && !found.Tmpfs && e.Source != e.Path && !sameFile(found, have.Paths[e.Source]):
+		case e.Kind == Bind && found.MountRoot && !found.Tmpfs && e.Source != e.Path &&
+			!sameFile(found, have.Paths[e.Source]):
 			texts = append(texts, fmt.Sprintf("something other than %s is mounted at %s; it is left alone",
 				e.Source, e.Path))
 		case e.Kind == Tmpfs && found.MountRoot && !found.Tmpfs:

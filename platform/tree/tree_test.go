@@ -22,13 +22,15 @@ func machine() State {
 		Users:  map[string]int{"root": 0, "vcap": 1000, "_chrony": 110},
 		Groups: map[string]int{"root": 0, "vcap": 1000, "syslog": 105, "utmp": 43, "_chrony": 111},
 		Paths: map[string]Found{"/tmp": dir, "/var/tmp": dir, "/var/log": dir, "/opt": dir, "/var/opt": dir, "/home": dir,
-			"/dev/shm":       {Exists: true, Type: fs.ModeDir, Mode: 0o777 | fs.ModeSticky, MountRoot: true, Tmpfs: true, Flags: NoDev | NoSuid},
+			"/dev/shm": {Exists: true, Type: fs.ModeDir, Mode: 0o777 | fs.ModeSticky, MountRoot: true, Tmpfs: true,
+				Flags: NoDev | NoSuid},
 			"/var/vcap/data": {Exists: true, Type: fs.ModeDir, Mode: 0o755, MountRoot: true}},
 	}
 }
 
 func TestPlanOnAFreshMachine(t *testing.T) {
-	changes, err := Diff(machine(), Table(vcap.New(""), Options{JobDirTmpfs: true, SettingsTmpfs: true, RunDirSize: "32m"}))
+	changes, err := Diff(machine(), Table(vcap.New(""),
+		Options{JobDirTmpfs: true, SettingsTmpfs: true, RunDirSize: "32m"}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +47,8 @@ func TestPlanOnAFreshMachine(t *testing.T) {
 func TestPlanHasEveryRow(t *testing.T) {
 	d := vcap.New("")
 	row := func(e Entry) string {
-		return fmt.Sprintf("%d %s %s %s:%s %s %s %s", e.Kind, e.Path, octal(e.Mode), e.Owner.User, e.Owner.Group, e.Source, e.Size, e.Flags)
+		return fmt.Sprintf("%d %s %s %s:%s %s %s %s", e.Kind, e.Path, octal(e.Mode), e.Owner.User, e.Owner.Group, e.Source,
+			e.Size, e.Flags)
 	}
 	have := make(map[string]bool)
 	for _, e := range Table(d, Options{JobDirTmpfs: true, SettingsTmpfs: true}) {
@@ -133,7 +136,8 @@ func TestDiff(t *testing.T) {
 		{"bound from memory already", Found{Exists: true, Type: fs.ModeDir, MountRoot: true, Tmpfs: true, Dev: 3, Ino: 4}, Entry{Kind: Bind, Source: "/same"}, nil, ""},
 		{"not a mount, no flags", dir(0o755, 0, 0), Entry{Kind: Mounted, Flags: NoDev}, nil, ""},
 		{"memory, mode of an older agent", Found{Exists: true, Type: fs.ModeDir, MountRoot: true, Tmpfs: true, Mode: 0o777 | fs.ModeSticky, GID: 1000},
-			Entry{Kind: Tmpfs, Size: "16m", Mode: 0o770 | fs.ModeSticky, Owner: rootVcap}, []string{"set mode of /x to 1770"}, ""},
+			Entry{Kind: Tmpfs, Size: "16m", Mode: 0o770 | fs.ModeSticky, Owner: rootVcap}, []string{"set mode of /x to 1770"},
+			""},
 		{"memory, other mount there", Found{Exists: true, Type: fs.ModeDir, MountRoot: true}, Entry{Kind: Tmpfs, Size: "16m"}, nil, ""},
 		{"memory, smuggled option", Found{}, Entry{Kind: Tmpfs, Size: "16m,mode=0777"}, nil, `size "16m,mode=0777"`},
 		{"memory, no size", Found{}, Entry{Kind: Tmpfs}, nil, `size ""`},
@@ -221,7 +225,8 @@ func TestConvergeWithoutPrivileges(t *testing.T) {
 			t.Errorf("%s: got link to %q, %v, want %q", path, got, err, target)
 		}
 	}
-	for path, mode := range map[string]fs.FileMode{"base/data/sys": fs.ModeDir | 0o750, "base/data/wtmp": 0o664, "base/data/tmp": fs.ModeDir | fs.ModeSticky | 0o777} {
+	for path, mode := range map[string]fs.FileMode{"base/data/sys": fs.ModeDir | 0o750, "base/data/wtmp": 0o664,
+		"base/data/tmp": fs.ModeDir | fs.ModeSticky | 0o777} {
 		if info, err := os.Lstat(filepath.Join(root, path)); err != nil || info.Mode() != mode {
 			t.Errorf("%s: got %v, %v, want %v", path, info, err, mode)
 		}
@@ -242,14 +247,16 @@ func TestLinksOfOthersAreNotFollowed(t *testing.T) {
 		}
 	}
 	k := &Kernel{Root: root}
-	for _, e := range []Entry{{Path: "/file", Kind: File, Mode: 0o664, NoFollow: true}, {Path: "/dir", Mode: 0o755, NoFollow: true}} {
+	for _, e := range []Entry{{Path: "/file", Kind: File, Mode: 0o664, NoFollow: true},
+		{Path: "/dir", Mode: 0o755, NoFollow: true}} {
 		_, err := platform.Converge(t.Context(), k, Diff, []Entry{e})
 		if err == nil || !strings.Contains(err.Error(), "symbolic link") {
 			t.Errorf("%s: got %v, want the link refused", e.Path, err)
 		}
 	}
 	raced := Entry{Path: "/raced", Kind: File, Mode: 0o664}
-	for _, c := range []Change{{Op: OpMake, Entry: raced, UID: -1, GID: -1}, {Op: OpSetMode, Entry: Entry{Path: "/raced", Mode: 0o664, NoFollow: true}}} {
+	for _, c := range []Change{{Op: OpMake, Entry: raced, UID: -1, GID: -1},
+		{Op: OpSetMode, Entry: Entry{Path: "/raced", Mode: 0o664, NoFollow: true}}} {
 		if _, err := k.Apply(t.Context(), []Change{c}); err == nil || !strings.Contains(err.Error(), "symbolic link") {
 			t.Errorf("%s: got %v, want the link refused", c, err)
 		}
@@ -274,7 +281,8 @@ func TestReplacedJobDirs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(os.Symlink("/elsewhere", k.at(d.SysRun()+"/x")), os.WriteFile(k.at(d.SysLog()+"/x"), nil, 0o600)); err != nil {
+	if err := errors.Join(os.Symlink("/elsewhere", k.at(d.SysRun()+"/x")),
+		os.WriteFile(k.at(d.SysLog()+"/x"), nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	want := JobDirs(d, []string{"x"})
@@ -285,7 +293,8 @@ func TestReplacedJobDirs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if texts := strings.Join(Warnings(have, want), "\n"); !strings.Contains(texts, d.SysRun()+"/x is a symbolic link") || !strings.Contains(texts, d.SysLog()+"/x is a file") {
+	if texts := strings.Join(Warnings(have, want), "\n"); !strings.Contains(texts, d.SysRun()+"/x is a symbolic link") ||
+		!strings.Contains(texts, d.SysLog()+"/x is a file") {
 		t.Errorf("warned %q", texts)
 	}
 	for range 2 {
@@ -309,7 +318,8 @@ func TestReplacedJobDirs(t *testing.T) {
 func TestJobDirs(t *testing.T) {
 	d := vcap.New("")
 	changes, err := Diff(machine(), JobDirs(d, []string{"router"}))
-	want := []string{"make directory /var/vcap/data/sys/log/router, mode 0770", "make directory /var/vcap/data/sys/run/router, mode 0770", "make directory /var/vcap/data/router, mode 0770"}
+	want := []string{"make directory /var/vcap/data/sys/log/router, mode 0770",
+		"make directory /var/vcap/data/sys/run/router, mode 0770", "make directory /var/vcap/data/router, mode 0770"}
 	if err != nil || !reflect.DeepEqual(platformtest.Texts(changes), want) {
 		t.Errorf("got %q, %v, want %q", platformtest.Texts(changes), err, want)
 	}

@@ -29,7 +29,8 @@ func (a *Accounts) load() (*database, error) {
 		name   string
 		fields int
 		table  **table
-	}{{"passwd", 7, &db.passwd}, {"shadow", 9, &db.shadow}, {"group", 4, &db.group}, {"gshadow", 4, &db.gshadow}, {"subuid", 3, &db.subuid}, {"subgid", 3, &db.subgid}} {
+	}{{"passwd", 7, &db.passwd}, {"shadow", 9, &db.shadow}, {"group", 4, &db.group}, {"gshadow", 4, &db.gshadow},
+		{"subuid", 3, &db.subuid}, {"subgid", 3, &db.subgid}} {
 		if *f.table, err = readTable(a.at("etc/"+f.name), f.fields); err != nil {
 			return nil, err
 		}

@@ -86,7 +86,8 @@ func converge(t *testing.T, a *Accounts, want Desired) []string {
 	t.Helper()
 	changes := platformtest.Converge(t, a, Diff, want)
 	left, err := filepath.Glob(a.at("etc/*.*"))
-	if err != nil || !reflect.DeepEqual(left, []string{a.at("etc/.pwd.lock"), a.at("etc/login.defs")}) && len(changes) > 0 {
+	if err != nil || !reflect.DeepEqual(left, []string{a.at("etc/.pwd.lock"), a.at("etc/login.defs")}) &&
+		len(changes) > 0 {
 		t.Errorf("left behind: %q, %v", left, err)
 	}
 	return changes
@@ -95,7 +96,8 @@ func converge(t *testing.T, a *Accounts, want Desired) []string {
 func TestPasswords(t *testing.T) {
 	a := stemcell(t)
 	before := get(t, a, "etc/passwd")
-	got := converge(t, a, Desired{Passwords: map[string]secret.String{"root": secret.New("$6$new"), "vcap": secret.New("")}})
+	got := converge(t, a, Desired{Passwords: map[string]secret.String{"root": secret.New("$6$new"),
+		"vcap": secret.New("")}})
 	if want := []string{"set password of root"}; !reflect.DeepEqual(got, want) {
 		t.Errorf("got %q, want %q: vcap has none already", got, want)
 	}
@@ -126,12 +128,15 @@ func TestPasswords(t *testing.T) {
 func TestKeys(t *testing.T) {
 	a := stemcell(t)
 	uid, gid := os.Geteuid(), os.Getegid()
-	put(t, a, "etc/passwd", fmt.Sprintf("vcap:x:%d:%d::/home/vcap:/bin/bash\nnew:x:%d:%d::/home/new:/bin/sh\n", uid, gid, uid, gid))
-	converge(t, a, Desired{Keys: map[string][]string{"vcap": {"ssh-rsa A one", "ssh-rsa B two\n", ""}, "new": {"ssh-rsa C"}}})
+	put(t, a, "etc/passwd", fmt.Sprintf("vcap:x:%d:%d::/home/vcap:/bin/bash\nnew:x:%d:%d::/home/new:/bin/sh\n", uid, gid,
+		uid, gid))
+	converge(t, a, Desired{Keys: map[string][]string{"vcap": {"ssh-rsa A one", "ssh-rsa B two\n", ""},
+		"new": {"ssh-rsa C"}}})
 	if got := get(t, a, "home/vcap/.ssh/authorized_keys"); got != "ssh-rsa A one\nssh-rsa B two" {
 		t.Errorf("got %q", got)
 	}
-	for path, mode := range map[string]fs.FileMode{"home/vcap/.ssh": fs.ModeDir | 0o700, "home/vcap/.ssh/authorized_keys": 0o600, "home/new": fs.ModeDir | 0o700} {
+	for path, mode := range map[string]fs.FileMode{"home/vcap/.ssh": fs.ModeDir | 0o700,
+		"home/vcap/.ssh/authorized_keys": 0o600, "home/new": fs.ModeDir | 0o700} {
 		if info, err := os.Lstat(a.at(path)); err != nil || info.Mode() != mode {
 			t.Errorf("%s: got %v, %v, want %v", path, info, err, mode)
 		}
@@ -139,7 +144,8 @@ func TestKeys(t *testing.T) {
 	if err := os.Chmod(a.at("home/vcap/.ssh/authorized_keys"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if got := converge(t, a, Desired{Keys: map[string][]string{"vcap": {"ssh-rsa A one", "ssh-rsa B two"}}}); len(got) != 1 {
+	if got := converge(t, a, Desired{Keys: map[string][]string{"vcap": {"ssh-rsa A one",
+		"ssh-rsa B two"}}}); len(got) != 1 {
 		t.Errorf("got %q, want the mode set right", got)
 	}
 	// Existing ones can stay, after the others and once.
@@ -166,7 +172,8 @@ func TestKeysDoNotFollowLinksOutOfTheHome(t *testing.T) {
 	for name, prepare := range map[string]func(a *Accounts) error{
 		"directory": func(a *Accounts) error { return os.Symlink(a.at("etc"), a.at("home/vcap/.ssh")) },
 		"file": func(a *Accounts) error {
-			return errors.Join(os.Mkdir(a.at("home/vcap/.ssh"), 0o700), os.Symlink(a.at("etc/group"), a.at("home/vcap/.ssh/authorized_keys")))
+			return errors.Join(os.Mkdir(a.at("home/vcap/.ssh"), 0o700),
+				os.Symlink(a.at("etc/group"), a.at("home/vcap/.ssh/authorized_keys")))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -238,7 +245,8 @@ func TestKeysOverOddFiles(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a := stemcell(t)
 			put(t, a, "etc/passwd", fmt.Sprintf("vcap:x:%d:%d::/home/vcap:/bin/bash\n", os.Geteuid(), os.Getegid()))
-			if err := errors.Join(os.Mkdir(a.at("home/vcap/.ssh"), 0o700), prepare(a.at("home/vcap/.ssh/authorized_keys"))); err != nil {
+			if err := errors.Join(os.Mkdir(a.at("home/vcap/.ssh"), 0o700),
+				prepare(a.at("home/vcap/.ssh/authorized_keys"))); err != nil {
 				t.Fatal(err)
 			}
 			converge(t, a, Desired{Keys: map[string][]string{"vcap": {"ssh-rsa A"}}})
@@ -273,7 +281,8 @@ func TestSession(t *testing.T) {
 	if got, want := get(t, a, "etc/group"), "root:x:0:\nvcap:x:7:syslog,bosh_ab12\nadmin:x:8:vcap,bosh_ab12\nbosh_sudoers:x:9:bosh_ab12\nbosh_sshers:x:10:vcap,bosh_ab12\nother:x:11:\n"; !strings.HasPrefix(got, want) {
 		t.Errorf("got %q, want %q first", got, want)
 	}
-	for path, mode := range map[string]fs.FileMode{"": fs.ModeDir | 0o700, "/.ssh": fs.ModeDir | 0o700, "/.ssh/authorized_keys": 0o600, "/.rc": 0o644, "/..": fs.ModeDir | 0o755} {
+	for path, mode := range map[string]fs.FileMode{"": fs.ModeDir | 0o700, "/.ssh": fs.ModeDir | 0o700,
+		"/.ssh/authorized_keys": 0o600, "/.rc": 0o644, "/..": fs.ModeDir | 0o755} {
 		info, err := os.Lstat(a.at("var/vcap/bosh_ssh/bosh_ab12" + path))
 		if err != nil || info.Mode() != mode {
 			t.Errorf("home%s: got %v, %v, want %v", path, info, err, mode)
@@ -288,7 +297,8 @@ func TestSession(t *testing.T) {
 	changed := session
 	changed.Keys = []string{"ssh-rsa OTHER"}
 	changed.Groups = []string{"vcap", "other"}
-	if got := converge(t, a, Desired{Sessions: []Session{changed}}); !reflect.DeepEqual(got, []string{"set groups of bosh_ab12", "set authorized keys of bosh_ab12"}) {
+	if got := converge(t, a, Desired{Sessions: []Session{changed}}); !reflect.DeepEqual(got,
+		[]string{"set groups of bosh_ab12", "set authorized keys of bosh_ab12"}) {
 		t.Errorf("got %q", got)
 	}
 	if _, err := a.Lookup("bosh_ab12"); err != nil {
@@ -300,7 +310,8 @@ func TestSession(t *testing.T) {
 // check verifies the files with the shadow tools.
 func check(t *testing.T, a *Accounts) {
 	t.Helper()
-	for _, c := range [][]string{{"pwck", "-r", "-q", a.at("etc/passwd"), a.at("etc/shadow")}, {"grpck", "-r", a.at("etc/group"), a.at("etc/gshadow")}} {
+	for _, c := range [][]string{{"pwck", "-r", "-q", a.at("etc/passwd"), a.at("etc/shadow")},
+		{"grpck", "-r", a.at("etc/group"), a.at("etc/gshadow")}} {
 		if command.Find(c[0]) == "" {
 			t.Logf("no %s here to judge the files", c[0])
 			continue
@@ -308,7 +319,8 @@ func check(t *testing.T, a *Accounts) {
 		r, err := command.Run(t.Context(), command.Cmd{Name: c[0], Args: c[1:]})
 		for line := range strings.Lines(string(r.Stdout) + string(r.Stderr)) {
 			// Homes and members are looked up on the machine of the test, where they are not.
-			elsewhere := strings.Contains(line, "does not exist") || strings.Contains(line, "no user") || strings.Contains(line, "delete member")
+			elsewhere := strings.Contains(line, "does not exist") || strings.Contains(line, "no user") ||
+				strings.Contains(line, "delete member")
 			if strings.Contains(line, "bosh_") && !elsewhere {
 				t.Errorf("%s: %s (%v)", c[0], strings.TrimSpace(line), err)
 			}
@@ -367,7 +379,8 @@ func TestSessionsRemove(t *testing.T) {
 	if err := sessions.Remove(t.Context(), func(name string) bool { return name != "bosh_two" }); err != nil {
 		t.Fatal(err)
 	}
-	for path, want := range map[string]bool{"var/vcap/bosh_ssh/bosh_one": false, "var/mail/bosh_one": false, "var/vcap/bosh_ssh/bosh_two": true, "var/vcap/bosh_ssh/someone": true} {
+	for path, want := range map[string]bool{"var/vcap/bosh_ssh/bosh_one": false, "var/mail/bosh_one": false,
+		"var/vcap/bosh_ssh/bosh_two": true, "var/vcap/bosh_ssh/someone": true} {
 		if _, err := os.Lstat(a.at(path)); (err == nil) != want {
 			t.Errorf("%s: there %v, want %v", path, err == nil, want)
 		}
@@ -400,7 +413,8 @@ func TestSessionsRemove(t *testing.T) {
 }
 
 func TestNumbersOfRunningProcessesAreNotReused(t *testing.T) {
-	db := &database{passwd: &table{fields: 7}, loginDefs: map[string]string{"UID_MIN": "1000", "UID_MAX": "1002"}, runningUIDs: map[int]bool{1000: true}}
+	db := &database{passwd: &table{fields: 7}, loginDefs: map[string]string{"UID_MIN": "1000", "UID_MAX": "1002"},
+		runningUIDs: map[int]bool{1000: true}}
 	db.passwd.parse([]byte("vcap:x:1001:1001:::\n"))
 	if got, err := db.freeUID(); err != nil || got != 1002 {
 		t.Errorf("got %d, %v, want 1002", got, err)

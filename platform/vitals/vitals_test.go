@@ -149,7 +149,8 @@ func FuzzMeasure(f *testing.F) {
 		if err := os.Mkdir(filepath.Join(root, "proc"), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		for path, content := range map[string]string{"proc/stat": stat, "proc/meminfo": meminfo, "proc/loadavg": loadavg, "proc/uptime": uptime} {
+		for path, content := range map[string]string{"proc/stat": stat, "proc/meminfo": meminfo, "proc/loadavg": loadavg,
+			"proc/uptime": uptime} {
 			write(t, root, path, content)
 		}
 		// Only that it does not panic; the numbers are judged above.

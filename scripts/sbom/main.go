@@ -38,5 +38,6 @@ func run(args []string) error {
 		SHA256: fmt.Sprintf("%x", sha256.Sum256(program)), Made: time.Unix(seconds, 0), Parts: modules}
 	spdx, err1 := product.SPDX()
 	cdx, err2 := product.CycloneDX()
-	return errors.Join(err1, err2, os.WriteFile(args[2]+".spdx.json", spdx, 0o644), os.WriteFile(args[2]+".cdx.json", cdx, 0o644))
+	return errors.Join(err1, err2, os.WriteFile(args[2]+".spdx.json", spdx, 0o644),
+		os.WriteFile(args[2]+".cdx.json", cdx, 0o644))
 }

@@ -15,12 +15,14 @@ func TestTaskAnswerHold(t *testing.T) {
 		c, rep := Parse("agent.json", []byte(`{"Platform":{"Linux":{`+hold+`}},"Infrastructure":{"Settings":{"Sources":[{"Type":"CDROM","FileName":"env"}]}}}`))
 		return c.Platform.Linux.TaskAnswerHold, rep.Err()
 	}
-	for document, want := range map[string]time.Duration{``: 2 * time.Second, `"TaskAnswerHold":0`: 0, `"TaskAnswerHold":1`: time.Second, `"TaskAnswerHold":null`: 2 * time.Second} {
+	for document, want := range map[string]time.Duration{``: 2 * time.Second, `"TaskAnswerHold":0`: 0,
+		`"TaskAnswerHold":1`: time.Second, `"TaskAnswerHold":null`: 2 * time.Second} {
 		if got, err := parse(document); got != want || err != nil {
 			t.Errorf("%s: got %s, %v; want %s", document, got, err, want)
 		}
 	}
-	for _, document := range []string{`"TaskAnswerHold":3`, `"TaskAnswerHold":-1`, `"TaskAnswerHold":"1"`, `"TaskAnswerHold":0.5`, `"TaskAnswerHold":true`} {
+	for _, document := range []string{`"TaskAnswerHold":3`, `"TaskAnswerHold":-1`, `"TaskAnswerHold":"1"`,
+		`"TaskAnswerHold":0.5`, `"TaskAnswerHold":true`} {
 		if _, err := parse(document); err == nil {
 			t.Errorf("%s: accepted", document)
 		}
@@ -70,12 +72,14 @@ func TestOptionsAreRemembered(t *testing.T) {
 		t.Fatal(rep)
 	}
 	l, s := c.Platform.Linux, c.Infrastructure.Settings
-	if !l.UseDefaultTmpDir || l.DevicePathResolutionType != "scsi" || l.DiskIDTransformPattern != "^vol-(.+)$" || l.MissingEphemeralDisk != missingRoot || l.VerdictPort != "/dev/ttyS1" ||
+	if !l.UseDefaultTmpDir || l.DevicePathResolutionType != "scsi" || l.DiskIDTransformPattern != "^vol-(.+)$" ||
+		l.MissingEphemeralDisk != missingRoot || l.VerdictPort != "/dev/ttyS1" ||
 		l.ForeignPersistentDisk != foreignRefuse || l.ServiceManager != "systemd" || !s.UseRegistry || !s.UseServerName {
 		t.Errorf("got %+v %+v", l, s)
 	}
 	http, drive, guest := s.Sources[0], s.Sources[1], s.Sources[2]
-	if http.URI.Reveal() != "http://h:80" || http.Headers["X-A"].Reveal() != "1" || http.UserDataPath != "/u" || http.TokenPath != "/t" || http.InstanceIDPath != "/i" || http.SSHKeysPath != "/k" {
+	if http.URI.Reveal() != "http://h:80" || http.Headers["X-A"].Reveal() != "1" || http.UserDataPath != "/u" ||
+		http.TokenPath != "/t" || http.InstanceIDPath != "/i" || http.SSHKeysPath != "/k" {
 		t.Errorf("HTTP source is %+v", http)
 	}
 	if len(drive.DiskPaths) != 1 || drive.MetaDataPath != "m" || guest.RpcToolPath != "r" || guest.VmToolsdPath != "v" {

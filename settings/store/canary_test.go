@@ -61,7 +61,8 @@ func (o *output) mustBeClean(t *testing.T) {
 		t.Fatal("nothing was printed")
 	}
 	text := o.String()
-	for _, form := range []string{canary, hex.EncodeToString([]byte(canary)), base64.StdEncoding.EncodeToString([]byte(canary)),
+	for _, form := range []string{canary, hex.EncodeToString([]byte(canary)),
+		base64.StdEncoding.EncodeToString([]byte(canary)),
 		strings.Trim(fmt.Sprint([]byte(canary)), "[]"), strings.ToUpper(hex.EncodeToString([]byte(canary)))} {
 		if at := strings.Index(text, form); at >= 0 {
 			t.Fatalf("a secret was printed as %s:\n…%s…", form, text[max(0, at-200):min(len(text), at+100)])

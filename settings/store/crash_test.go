@@ -64,7 +64,8 @@ func TestACrashBetweenAnyTwoChangesConverges(t *testing.T) {
 			answer:  doc("a-1"),
 			work: func(t *testing.T, _ *machine, c *Current) {
 				_, err := c.Update(t.Context(), update(t, longer))
-				if err := errors.Join(err, c.PutHint("d-1", settings.DiskHint{Path: "/dev/x"}), c.SetManagedCID("d-1")); err != nil {
+				if err := errors.Join(err, c.PutHint("d-1", settings.DiskHint{Path: "/dev/x"}),
+					c.SetManagedCID("d-1")); err != nil {
 					t.Fatal(err)
 				}
 			},
@@ -193,7 +194,8 @@ func describe(c *Current) string {
 		return s
 	}
 	e := c.Effective()
-	return fmt.Sprintf("%s %v %s %d %s", e.Settings.AgentID, e.NTP, dash(e.TrustedCerts), len(c.Disks()), dash(mountedCID(c)))
+	return fmt.Sprintf("%s %v %s %d %s", e.Settings.AgentID, e.NTP, dash(e.TrustedCerts), len(c.Disks()),
+		dash(mountedCID(c)))
 }
 
 func contains(all []string, s string) bool {

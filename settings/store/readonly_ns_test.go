@@ -34,7 +34,8 @@ func TestNSAReadOnlyDiskDoesNotKeepTheAgentFromStarting(t *testing.T) {
 		c := m.open(t)
 		l := m.load(t, c)
 		if l.NotCached == nil || m.cleared != before || c.Effective().NTP[0] != "2" {
-			t.Errorf("got %+v with %v; want the new settings in force, not cached, and the source not cleared", l, c.Effective().NTP)
+			t.Errorf("got %+v with %v; want the new settings in force, not cached, and the source not cleared", l,
+				c.Effective().NTP)
 		}
 	})
 }

@@ -183,7 +183,8 @@ func TestSourceIsCachedAndCacheServesWhenItFails(t *testing.T) {
 	m.failure = MarkSpent(away)
 	before := len(m.warnings())
 	l = m.load(t, m.open(t))
-	if said := m.warnings()[before:]; !l.Cached || !l.Spent || !errors.Is(l.Why, away) || !slices.Equal(said, []string{"using the cached settings"}) {
+	if said := m.warnings()[before:]; !l.Cached || !l.Spent || !errors.Is(l.Why, away) ||
+		!slices.Equal(said, []string{"using the cached settings"}) {
 		t.Errorf("cleared source: got %+v and log %q, want the cache without a warning", l, said)
 	}
 }
@@ -336,7 +337,8 @@ func mountedCID(c *Current) string {
 // TestDamagedRecordOfTheStore: a damaged record of the store's disk counts neither as another disk nor as none, until a
 // new record is written.
 func TestDamagedRecordOfTheStore(t *testing.T) {
-	for name, content := range map[string]string{"empty": "", "zeros": "\x00\x00\x00", "blank": " \n", "not text": "\xff\xfe", "two lines": "vol-1\nvol-2"} {
+	for name, content := range map[string]string{"empty": "", "zeros": "\x00\x00\x00", "blank": " \n",
+		"not text": "\xff\xfe", "two lines": "vol-1\nvol-2"} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t)
 			c := m.open(t)
@@ -346,7 +348,8 @@ func TestDamagedRecordOfTheStore(t *testing.T) {
 			m.put(t, m.dirs.ManagedDiskSettings(), content)
 			for range 2 {
 				c = m.open(t)
-				if cid, err := c.ManagedCID(); err == nil || cid != "" || !strings.Contains(err.Error(), "managed_disk_settings.json is damaged") {
+				if cid, err := c.ManagedCID(); err == nil || cid != "" ||
+					!strings.Contains(err.Error(), "managed_disk_settings.json is damaged") {
 					t.Fatalf("ManagedCID = %q, %v; want an error", cid, err)
 				}
 			}

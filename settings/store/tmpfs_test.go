@@ -255,14 +255,16 @@ func TestAnotherAgentsStateIsSetAside(t *testing.T) {
 func TestFilesOfUpstreamAreTakenOverAndTightened(t *testing.T) {
 	m := newMachine(t)
 	m.put(t, m.settingsFile(), `{"agent_id":"a-1","vm":{"name":""},"disks":{"system":"","ephemeral":null,"persistent":{},"raw_ephemeral":null},"mbus":"","networks":null}`)
-	m.put(t, vcap.Place(m.dirs.Bosh()).UpdateSettings(), `{"blobstores":null,"disk_associations":[{"name":"n","cid":"vol-9"}],"mbus":{"cert":{"ca":"","certificate":"","private_key":""},"urls":null},"trusted_certs":"PEM"}`)
+	m.put(t, vcap.Place(m.dirs.Bosh()).UpdateSettings(),
+		`{"blobstores":null,"disk_associations":[{"name":"n","cid":"vol-9"}],"mbus":{"cert":{"ca":"","certificate":"","private_key":""},"urls":null},"trusted_certs":"PEM"}`)
 	m.put(t, vcap.Place(m.dirs.Bosh()).DiskHints(), `{"vol-9": {"ID": "vol-9", "DeviceID": "", "VolumeID": "/dev/sdc", "Lun": "", "HostDeviceID": "", "Path": "/dev/sdc",
  "ISCSISettings": {"InitiatorName": "", "Username": "", "Target": "", "Password": ""}, "FileSystemType": "xfs", "MountOptions": null, "Partitioner": ""}}`)
 	m.put(t, m.dirs.ManagedDiskSettings(), "vol-9")
 	m.put(t, m.dirs.AgentState(), `{"Linux":{"hosts_configured":true}}`)
 	c := m.open(t)
 	d := c.Disks()["vol-9"]
-	if d.Hint.Path != "/dev/sdc" || d.FileSystem != "xfs" || mountedCID(c) != "vol-9" || !c.HostsConfigured() || c.Effective().TrustedCerts != "PEM" {
+	if d.Hint.Path != "/dev/sdc" || d.FileSystem != "xfs" || mountedCID(c) != "vol-9" || !c.HostsConfigured() ||
+		c.Effective().TrustedCerts != "PEM" {
 		t.Errorf("got disk %+v, mounted %q, hosts %v", d, mountedCID(c), c.HostsConfigured())
 	}
 	if a := c.Effective().Associations; len(a) != 1 || a[0].CID != "vol-9" {
@@ -307,7 +309,8 @@ func TestUpdateInTwoPhases(t *testing.T) {
 	c := m.open(t)
 	m.load(t, c)
 	p := c.Preview(update(t, `{"mbus":{"urls":["nats://new:4222"],"cert":{"ca":"CA","certificate":"C","private_key":"K"}},"blobstores":[{"provider":"s3","options":{}}]}`))
-	if p.Changes != (settings.Changes{Mbus: true, Blobstores: true}) || p.Effective.Bus.URLs[0].Reveal() != "nats://new:4222" {
+	if p.Changes != (settings.Changes{Mbus: true, Blobstores: true}) ||
+		p.Effective.Bus.URLs[0].Reveal() != "nats://new:4222" {
 		t.Errorf("preview shows %+v", p.Changes)
 	}
 	if c.Effective().Bus.URLs[0].Reveal() == "nats://new:4222" ||
@@ -326,7 +329,8 @@ func TestUpdateInTwoPhases(t *testing.T) {
 	if e := m.open(t).Effective(); e.TrustedCerts != "x" || e.Bus.URLs[0].Reveal() != "nats://new:4222" {
 		t.Errorf("after a restart: %q %v", e.TrustedCerts, e.Bus.URLs)
 	}
-	if changed, err := c.Update(t.Context(), update(t, `{"mbus":{"urls":["nats://new:4222"]},"trusted_certs":"x"}`)); err != nil || changed.Any() {
+	if changed, err := c.Update(t.Context(), update(t,
+		`{"mbus":{"urls":["nats://new:4222"]},"trusted_certs":"x"}`)); err != nil || changed.Any() {
 		t.Errorf("the same update again changed %+v, %v", changed, err)
 	}
 }

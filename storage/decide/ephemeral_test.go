@@ -170,7 +170,8 @@ func TestEphemeralProof(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, want := range []string{"/dev/vdb1: holds blank: make swap", "/dev/vdb2: holds ext2: make ext4", "/dev/vdb1: swap: enable swap", "/dev/vdb2: ext4: mount on /data"} {
+	for i, want := range []string{"/dev/vdb1: holds blank: make swap", "/dev/vdb2: holds ext2: make ext4",
+		"/dev/vdb1: swap: enable swap", "/dev/vdb2: ext4: mount on /data"} {
 		if got := p.Changes[i]; got.String() != want || got.Destructive != (i == 1) {
 			t.Errorf("change %q, destructive %v; want %q", got, got.Destructive, want)
 		}
@@ -240,7 +241,8 @@ func TestAppendEphemeral(t *testing.T) {
 func TestPendingOnRoot(t *testing.T) {
 	parts := []layout.Partition{{Number: 1, Start: 1, Size: 2}, {Number: 2, Start: 3, Size: 4}, {Number: 3, Start: 7,
 		Size: 5}}
-	for recorded, want := range map[string]bool{"": false, "2:3+4 3:7+5": true, "3:7+5": true, "2:3+4": false, "2:3+4 3:7+6": false} {
+	for recorded, want := range map[string]bool{"": false, "2:3+4 3:7+5": true, "3:7+5": true, "2:3+4": false,
+		"2:3+4 3:7+6": false} {
 		if got := pendingOnRoot(layout.Table{Partitions: parts}, recorded); got != want {
 			t.Errorf("%q: pending %v, want %v", recorded, got, want)
 		}

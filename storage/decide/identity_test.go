@@ -83,7 +83,8 @@ func TestMountingChecksIdentity(t *testing.T) {
 			if _, refused := errors.AsType[*Refusal](err); !refused || len(p.Changes) > 0 {
 				t.Fatalf("plan %v, error %v; want it refused", p.Changes, err)
 			}
-			for _, text := range []string{c.wrong, "file system U", "file system " + c.o.Volume.Content.UUID, "agent disk accept vol-1"} {
+			for _, text := range []string{c.wrong, "file system U", "file system " + c.o.Volume.Content.UUID,
+				"agent disk accept vol-1"} {
 				if !strings.Contains(err.Error(), text) {
 					t.Errorf("error %q, want it to say %q", err, text)
 				}
@@ -99,13 +100,15 @@ func TestMountingChecksIdentity(t *testing.T) {
 // TestDuplicateUUID: XFS refuses to mount a UUID that is already mounted.
 func TestDuplicateUUID(t *testing.T) {
 	for kind, want := range map[probe.Kind]bool{probe.XFS: true, probe.Ext4: false} {
-		o := Persistent{CID: "vol-2", Disk: gptDisk("x"), Volume: volumeOf(kind), DuplicateUUID: true, MountOptions: []string{"noatime"}}
+		o := Persistent{CID: "vol-2", Disk: gptDisk("x"), Volume: volumeOf(kind), DuplicateUUID: true,
+			MountOptions: []string{"noatime"}}
 		p, err := MountPersistent(o, record.New(), "/store")
 		if err != nil {
 			t.Fatal(err)
 		}
 		i := slices.IndexFunc(p.Changes, func(c Change) bool { return c.Op == Mount })
-		if got := slices.Contains(p.Changes[i].MountOptions, "nouuid"); got != want || !slices.Contains(p.Changes[i].MountOptions, "noatime") {
+		if got := slices.Contains(p.Changes[i].MountOptions, "nouuid"); got != want ||
+			!slices.Contains(p.Changes[i].MountOptions, "noatime") {
 			t.Errorf("%s: options %v", kind, p.Changes[i].MountOptions)
 		}
 	}

@@ -202,7 +202,8 @@ func TestOnRoot(t *testing.T) {
 			Start: data.Start, Size: data.Size}), mib(0), map[int]Volume{3: volumeOf(probe.Ext4)}, nil, 0, 3, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			l, made, err := onRoot(Ephemeral{Disk: state(c.size, c.table), Root: 1, AgentID: "a", RAM: 100 * testMiB, SwapMiB: c.swap, Volumes: c.content})
+			l, made, err := onRoot(Ephemeral{Disk: state(c.size, c.table), Root: 1, AgentID: "a", RAM: 100 * testMiB,
+				SwapMiB: c.swap, Volumes: c.content})
 			if c.fails != "" {
 				if err == nil || !strings.Contains(err.Error(), c.fails) {
 					t.Errorf("OnRoot = %v, want %q", err, c.fails)

@@ -13,7 +13,8 @@ func TestPlace(t *testing.T) {
 	moved := store
 	moved.Leaves = "/target"
 	beside := Surroundings{OnStore: "old", StoreTaken: true}
-	taken, both, foreign, free := Surroundings{StoreTaken: true}, Surroundings{StoreTaken: true, TargetTaken: true}, Surroundings{StoreTaken: true, Foreign: "tmpfs"}, Surroundings{TargetTaken: true}
+	taken, both, foreign, free := Surroundings{StoreTaken: true}, Surroundings{StoreTaken: true, TargetTaken: true},
+		Surroundings{StoreTaken: true, Foreign: "tmpfs"}, Surroundings{TargetTaken: true}
 	for _, c := range []struct {
 		name      string
 		around    Surroundings
@@ -93,7 +94,8 @@ func TestMigrate(t *testing.T) {
 // TestBegin: the content of a disk is the beginning of a copy only if the disk's own statement says so.
 func TestBegin(t *testing.T) {
 	begun := Disk{CID: "new", FileSystem: "u-new", Statement: Statement{Store: identity.Store{Version: 1, CID: "new",
-		FileSystem: "u-new", Incomplete: true, Empty: true, Origin: identity.Origin{CID: "old", FileSystem: "u-old", Generation: 4}}}}
+		FileSystem: "u-new", Incomplete: true, Empty: true,
+		Origin: identity.Origin{CID: "old", FileSystem: "u-old", Generation: 4}}}}
 	with := func(change func(*Statement)) Disk { d := begun; change(&d.Statement); return d }
 	for _, c := range []struct {
 		name  string
@@ -124,8 +126,9 @@ func TestBegin(t *testing.T) {
 		}
 	}
 	wantError(t, CheckCopy("new", "/dev/vdb", Statement{}), "")
-	wantError(t, CheckCopy("new", "/dev/vdb", begun.Statement), "incomplete copy of old. Run mount_disk old, mount_disk new and "+
-		"migrate_disk, or, to use it as it is if that disk is gone, run 'agent disk accept new --yes'")
+	wantError(t, CheckCopy("new", "/dev/vdb", begun.Statement),
+		"incomplete copy of old. Run mount_disk old, mount_disk new and "+
+			"migrate_disk, or, to use it as it is if that disk is gone, run 'agent disk accept new --yes'")
 }
 
 func TestCheckRoom(t *testing.T) {

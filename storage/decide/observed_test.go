@@ -12,7 +12,8 @@ import (
 // observedDisk returns the facts about a disk on a machine without other mounts.
 func observedDisk(p Persistent, r record.Record, told string) Observed {
 	p.CID, p.FileSystem, p.Label = "vol-1", probe.Ext4, "gpt"
-	return Observed{Persistent: p, Surroundings: Surroundings{Record: r, ManagedCID: told, Known: []string{"vol-1"}, Store: "/store", MigrationTarget: "/target"}}
+	return Observed{Persistent: p, Surroundings: Surroundings{Record: r, ManagedCID: told, Known: []string{"vol-1"},
+		Store: "/store", MigrationTarget: "/target"}}
 }
 
 // TestMountDisk covers a disk from its observation to its record.
@@ -96,8 +97,9 @@ func TestMountDisk(t *testing.T) {
 func namesACommand(t *testing.T, err error) {
 	t.Helper()
 	r, refused := errors.AsType[*Refusal](err)
-	if refused && !strings.Contains(r.Remedy, "run unmount_disk") && strings.Count(r.Remedy, "'agent disk accept vol-1 --yes'")+
-		strings.Count(r.Remedy, "'agent disk format vol-1 --yes'") != 1 {
+	if refused && !strings.Contains(r.Remedy, "run unmount_disk") &&
+		strings.Count(r.Remedy, "'agent disk accept vol-1 --yes'")+
+			strings.Count(r.Remedy, "'agent disk format vol-1 --yes'") != 1 {
 		t.Errorf("%q names no command, or several", err)
 	}
 }

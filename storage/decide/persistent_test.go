@@ -253,7 +253,8 @@ func TestMountPersistent(t *testing.T) {
 		{name: "the file system lags behind (D.6)", o: Persistent{Disk: full, Volume: small},
 			want: "mount1 grow-file-system1"},
 		{name: "cannot be grown",
-			o: Persistent{Disk: func() layout.State { s := grown; s.Table.Fixed = "it has an extended partition"; return s }(), Volume: ext4}, want: "mount1", notGrown: "it has an extended partition"},
+			o: Persistent{Disk: func() layout.State { s := grown; s.Table.Fixed = "it has an extended partition"; return s }(),
+				Volume: ext4}, want: "mount1", notGrown: "it has an extended partition"},
 		{name: "preformatted", o: Persistent{Disk: state(100*testMiB, layout.Table{}), Volume: ext4,
 			Preformatted: true}, want: "mount"},
 		{name: "preformatted, grown", o: Persistent{Disk: state(100*testMiB, layout.Table{}), Volume: small,
@@ -280,7 +281,8 @@ func TestMountPersistent(t *testing.T) {
 					c.want, c.notGrown)
 			}
 			for _, change := range p.Changes {
-				if change.Op == CreateTable && (!change.Destructive || !strings.Contains(change.Proof, "persistent disk vol-1, ") || !strings.HasSuffix(change.Proof, ", serial s1")) {
+				if change.Op == CreateTable && (!change.Destructive ||
+					!strings.Contains(change.Proof, "persistent disk vol-1, ") || !strings.HasSuffix(change.Proof, ", serial s1")) {
 					t.Errorf("%+v, want it destructive, with a proof", change)
 				}
 			}

@@ -86,7 +86,8 @@ func partitionShortfall(o Sizes) string {
 		return o.Failed.Error()
 	case end-p.End() >= growSlack:
 		return "the agent does not grow this partition"
-	case last.Number != p.Number && layout.UsableEnd(o.Disk.Table.Label, o.Disk.Bytes, o.Disk.Sector)-last.End() >= growSlack:
+	case last.Number != p.Number && layout.UsableEnd(o.Disk.Table.Label, o.Disk.Bytes,
+		o.Disk.Sector)-last.End() >= growSlack:
 		return fmt.Sprintf("the partition cannot be grown: partition %d follows it", last.Number)
 	}
 	return ""

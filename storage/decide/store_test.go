@@ -10,8 +10,9 @@ import (
 
 // store returns a disk whose statement says that it has been the store.
 func store(cid string, generation uint64) Disk {
-	return Disk{CID: cid, Path: "/dev/" + cid, FileSystem: "u-" + cid, Statement: Statement{Store: identity.Store{Version: 1, CID: cid,
-		FileSystem: "u-" + cid, Generation: generation}}}
+	return Disk{CID: cid, Path: "/dev/" + cid, FileSystem: "u-" + cid,
+		Statement: Statement{Store: identity.Store{Version: 1, CID: cid,
+			FileSystem: "u-" + cid, Generation: generation}}}
 }
 
 // copied returns a copy of a disk when that had the given generation.
@@ -72,7 +73,8 @@ func TestChoose(t *testing.T) {
 			"never been the store", "b"},
 		{"6 the source is gone", Choice{Disk: copied("a", 0, "b", 5)}, "", ""},
 		{"6 the source is gone, and was the store after the copy", Choice{Disk: copied("b", 0, "a", 5),
-			Surroundings: Surroundings{Record: stale, ManagedCID: "a"}}, "it is a copy of a, which has been the store since", ""},
+			Surroundings: Surroundings{Record: stale, ManagedCID: "a"}}, "it is a copy of a, which has been the store since",
+			""},
 		{"6 blank beside a store", Choice{Disk: Disk{CID: "b"}, New: true, Others: others(store("a", 5))},
 			"it has never been the store, and a (/dev/a) may be the store", ""},
 		{"6 blank beside a disk that says nothing", Choice{Disk: Disk{CID: "b"}, New: true, Others: others(silent("a"))},
@@ -80,7 +82,8 @@ func TestChoose(t *testing.T) {
 		{"7 f: another agent recorded it", Choice{Disk: silent("b"), Surroundings: Surroundings{Record: recorded("a"), ManagedCID: "b",
 			Known: []string{"a", "b"}}, Others: others(store("a", 5))}, "may be an incomplete copy", ""},
 		{"7 f: both say nothing", Choice{Disk: silent("b"), Surroundings: Surroundings{Record: none, ManagedCID: "b",
-			Known: []string{"a", "b"}}, Others: others(silent("a"))}, "'agent disk accept a --yes' or 'agent disk accept b --yes'", ""},
+			Known: []string{"a", "b"}}, Others: others(silent("a"))},
+			"'agent disk accept a --yes' or 'agent disk accept b --yes'", ""},
 		{"7 f: mount_disk of the old one", Choice{Disk: silent("a"), Surroundings: Surroundings{Record: none, ManagedCID: "b",
 			Known: []string{"a", "b"}}, Others: others(silent("b"))}, "", ""},
 		{"7 f: the old one is detached", Choice{Disk: silent("b"), Surroundings: Surroundings{Record: recorded("a"), ManagedCID: "b",
@@ -124,8 +127,9 @@ func TestChooseIsExclusive(t *testing.T) {
 		return all
 	}
 	passes := func(d, o Disk) bool {
-		return CheckChoice(Choice{Disk: d, Surroundings: Surroundings{Record: record.New(), Known: []string{"a", "b"}}, Elsewhere: []string{o.CID},
-			Others: others(o)}) == nil
+		return CheckChoice(Choice{Disk: d, Surroundings: Surroundings{Record: record.New(), Known: []string{"a", "b"}},
+			Elsewhere: []string{o.CID},
+			Others:    others(o)}) == nil
 	}
 	for _, a := range sayings("a", "b") {
 		for _, b := range sayings("b", "a") {
@@ -186,7 +190,8 @@ func TestChosen(t *testing.T) {
 		{"another CID", saying(store("a", 5), "b"), 6, ""},
 	} {
 		got := NextStatement(c.d)
-		if got.CID != "a" || got.Generation != c.want || got.Origin.CID != c.from || got.Incomplete || got.FileSystem != "u-a" {
+		if got.CID != "a" || got.Generation != c.want || got.Origin.CID != c.from || got.Incomplete ||
+			got.FileSystem != "u-a" {
 			t.Errorf("%s: %+v", c.name, got)
 		}
 	}

@@ -62,7 +62,8 @@ func TestDiskChangeAsADirectorDoesIt(t *testing.T) {
 		t.Errorf("disk_migrations.json is %s", got)
 	}
 	message, err := d.Unmount(ctx, "new")
-	if repeated, _ := d.Unmount(ctx, "new"); err != nil || message != "Unmounted partition of new" || repeated != "Partition of new is not mounted" {
+	if repeated, _ := d.Unmount(ctx, "new"); err != nil || message != "Unmounted partition of new" ||
+		repeated != "Partition of new is not mounted" {
 		t.Errorf("unmount: %q then %q, %v", message, repeated, err)
 	}
 	must(d.Remove(ctx, "new"))

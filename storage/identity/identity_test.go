@@ -8,7 +8,8 @@ import (
 func FuzzDecode(f *testing.F) {
 	for _, seed := range []string{`{"version":1,"cid":"vol-1","generation":1}`,
 		`{"version":1,"cid":"vol-2","file_system":"U","generation":0,"origin":{"cid":"vol-1","file_system":"V","generation":7},` +
-			`"incomplete":true,"empty":true}`, `{"version":2,"cid":"vol-1"}`, `{"version":1}`, `{"version":1,"cid":"a","more":1}`,
+			`"incomplete":true,"empty":true}`, `{"version":2,"cid":"vol-1"}`, `{"version":1}`,
+		`{"version":1,"cid":"a","more":1}`,
 		`{"version":1,"cid":"a"}{}`, `{"version":1,"cid":"a","generation":-1}`, `null`, ``, "\x00"} {
 		f.Add([]byte(seed))
 	}

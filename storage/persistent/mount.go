@@ -145,7 +145,8 @@ func (d *Disks) mount(ctx context.Context, p settings.PersistentDisk, why Occasi
 		at.others = d.candidates(ctx, v, p.CID, true)
 	}
 	if plan.Placed.Store && (plan.Formats() || plan.Leave != "") { // check before the disk is formatted or unmounted
-		if err := at.checkChoice(decide.Disk{CID: p.CID, Path: dev.Path, FileSystem: o.Found.FileSystem, Statement: o.Statement}); err != nil {
+		if err := at.checkChoice(decide.Disk{CID: p.CID, Path: dev.Path, FileSystem: o.Found.FileSystem,
+			Statement: o.Statement}); err != nil {
 			return nil, err
 		}
 	}

@@ -3,7 +3,8 @@ package record
 import "testing"
 
 func TestKnown(t *testing.T) {
-	r := Record{Disks: map[string]Disk{"vol-1": one, "vol-2": two, "vol-3": {FileSystem: "33333333-cccc", Table: "00000000"}}}
+	r := Record{Disks: map[string]Disk{"vol-1": one, "vol-2": two,
+		"vol-3": {FileSystem: "33333333-cccc", Table: "00000000"}}}
 	for name, c := range map[string]struct{ cid, fileSystem, table, want string }{
 		"cid":                    {"vol-2", "", "", "vol-2"},
 		"file system":            {"vol-9", "11111111-AAAA", "", "vol-1"},
@@ -27,10 +28,11 @@ func TestConflict(t *testing.T) {
 		found Disk
 		want  string
 	}{
-		"same":                        {one, ""},
-		"grown":                       {Disk{FileSystem: one.FileSystem, Table: one.Table, Bytes: 300}, ""},
-		"shrunk":                      {Disk{FileSystem: one.FileSystem, Table: one.Table, Bytes: 99}, "is smaller"},
-		"other file system":           {Disk{FileSystem: two.FileSystem, Table: one.Table, Bytes: 100}, "has a different file system"},
+		"same":   {one, ""},
+		"grown":  {Disk{FileSystem: one.FileSystem, Table: one.Table, Bytes: 300}, ""},
+		"shrunk": {Disk{FileSystem: one.FileSystem, Table: one.Table, Bytes: 99}, "is smaller"},
+		"other file system": {Disk{FileSystem: two.FileSystem, Table: one.Table, Bytes: 100},
+			"has a different file system"},
 		"new table around it":         {Disk{FileSystem: one.FileSystem, Table: "FFFF", Bytes: 100}, ""},
 		"other table, nothing inside": {Disk{Table: "FFFF", Bytes: 100}, "has a different partition table"},
 		"no table, nothing readable":  {Disk{Bytes: 100}, ""},

@@ -82,9 +82,11 @@ func TestReleaseAndRemove(t *testing.T) {
 
 // FuzzDecode: a record is accepted completely or not at all, and encoding a decoded one preserves it.
 func FuzzDecode(f *testing.F) {
-	for _, seed := range []string{`{"version":1}`, `{"version":1,"store":"vol-1","published":true,"disks":{"vol-1":{"file_system":"11111111-aaaa","table":"AAAA","bytes":100,"generation":3}},` +
-		`"unfinished":"T","read_only":true,"asked":{"vol-1":"format"}}`,
-		`{"version":2}`, `{"version":1,"disks":null}`, `{"version":1,"asked":{"a":"destroy"}}`, `{"version":1}{}`, `{"version":1,"disks":{"a":{"bytes":1e3}}}`, ``, `null`, `[]`} {
+	for _, seed := range []string{`{"version":1}`,
+		`{"version":1,"store":"vol-1","published":true,"disks":{"vol-1":{"file_system":"11111111-aaaa","table":"AAAA","bytes":100,"generation":3}},` +
+			`"unfinished":"T","read_only":true,"asked":{"vol-1":"format"}}`,
+		`{"version":2}`, `{"version":1,"disks":null}`, `{"version":1,"asked":{"a":"destroy"}}`, `{"version":1}{}`,
+		`{"version":1,"disks":{"a":{"bytes":1e3}}}`, ``, `null`, `[]`} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -79,8 +79,10 @@ func TestChangesAreNotLost(t *testing.T) {
 // change starts a new record and keeps the damaged one.
 func TestDamageIsSetAside(t *testing.T) {
 	for name, content := range map[string]string{
-		"empty": "", "zeros": "\x00\x00", "half": `{"version":1,"disks":{"vol-1":`, "other type": `[]`, "null": "null", "without disks": `{"version":1,"disks":null}`,
-		"newer": `{"version":2,"disks":{}}`, "no version": `{"disks":{}}`, "wrong field": `{"version":1,"disks":{"vol-1":{"bytes":"100"}}}`,
+		"empty": "", "zeros": "\x00\x00", "half": `{"version":1,"disks":{"vol-1":`, "other type": `[]`, "null": "null",
+		"without disks": `{"version":1,"disks":null}`,
+		"newer":         `{"version":2,"disks":{}}`, "no version": `{"disks":{}}`,
+		"wrong field": `{"version":1,"disks":{"vol-1":{"bytes":"100"}}}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFile(t)

@@ -40,7 +40,9 @@ func TestParse(t *testing.T) {
 			if code != c.code || ok != c.ok {
 				t.Fatalf("exit code %d, ok %v; want %d, %v", code, ok, c.code, c.ok)
 			}
-			if help := !ok && code == ExitOK; help != (stdout.Len() > 0) || (code == ExitUsage) != strings.Contains(stderr.String(), "usage: agent try [FILE]\n'agent try --help' shows more\n") {
+			if help := !ok && code == ExitOK; help != (stdout.Len() > 0) ||
+				(code == ExitUsage) != strings.Contains(stderr.String(),
+					"usage: agent try [FILE]\n'agent try --help' shows more\n") {
 				t.Errorf("%q on the standard output, %q on the standard error", stdout.String(), stderr.String())
 			}
 			if !ok {

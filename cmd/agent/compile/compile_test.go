@@ -57,7 +57,8 @@ func untgz(t *testing.T, data []byte) (files map[string]string, order []string) 
 func TestCompileReleases(t *testing.T) {
 	base := t.TempDir()
 	osRelease := filepath.Join(base, "bosh/etc/os-release")
-	for name, content := range map[string]string{"operating_system": "ubuntu", "stemcell_version": "1.10", "os-release": "NAME=\"Ubuntu\"\nID=ubuntu\nVERSION_CODENAME=\"noble\"\n"} {
+	for name, content := range map[string]string{"operating_system": "ubuntu", "stemcell_version": "1.10",
+		"os-release": "NAME=\"Ubuntu\"\nID=ubuntu\nVERSION_CODENAME=\"noble\"\n"} {
 		if err := os.MkdirAll(filepath.Join(base, "bosh/etc"), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -102,11 +103,13 @@ packages:
 			t.Fatal(err)
 		}
 	}
-	good := map[string]string{"./release.MF": mf("lib"), "packages/app.tgz": app, "packages/lib.tgz": lib, "packages/base.tgz": word, "jobs/j.tgz": "a job"}
+	good := map[string]string{"./release.MF": mf("lib"), "packages/app.tgz": app, "packages/lib.tgz": lib,
+		"packages/base.tgz": word, "jobs/j.tgz": "a job"}
 	write(good)
 	out := t.TempDir()
 	var stdout, stderr bytes.Buffer
-	if code := run(t.Context(), osRelease, []string{"-b", base, "-output-directory", out, release}, &stdout, &stderr); code != 0 {
+	if code := run(t.Context(), osRelease, []string{"-b", base, "-output-directory", out, release}, &stdout,
+		&stderr); code != 0 {
 		t.Fatalf("got %d: %s", code, stderr.String())
 	}
 	path := filepath.Join(out, "rel-1.10-ubuntu-noble-1.10.tgz")
@@ -126,7 +129,8 @@ packages:
 		t.Errorf("got %v", compiled)
 	}
 	text := files["release.MF"]
-	for _, want := range []string{"version: 1.10\n", "commit_hash: 0012345\n", "compiled_packages:\n", `stemcell: "ubuntu-noble/1.10"`, fmt.Sprintf(`sha1: "%x"`, sha1.Sum([]byte(files["compiled_packages/app.tgz"])))} {
+	for _, want := range []string{"version: 1.10\n", "commit_hash: 0012345\n", "compiled_packages:\n",
+		`stemcell: "ubuntu-noble/1.10"`, fmt.Sprintf(`sha1: "%x"`, sha1.Sum([]byte(files["compiled_packages/app.tgz"])))} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the manifest lacks %q:\n%s", want, text)
 		}
@@ -152,12 +156,14 @@ packages:
 			files = map[string]string{"x": ""}
 		}
 		if name == "exit code 9" {
-			files["./release.MF"] = strings.Replace(files["./release.MF"], fmt.Sprintf("%x", sha1.Sum([]byte(word))), fmt.Sprintf("%x", sha1.Sum([]byte(files["packages/base.tgz"]))), 1)
+			files["./release.MF"] = strings.Replace(files["./release.MF"], fmt.Sprintf("%x", sha1.Sum([]byte(word))),
+				fmt.Sprintf("%x", sha1.Sum([]byte(files["packages/base.tgz"]))), 1)
 		}
 		write(files)
 		stderr.Reset()
 		empty := t.TempDir()
-		if code := run(t.Context(), osRelease, []string{"-b", base, "-output-directory", empty, release}, io.Discard, &stderr); code != 1 || !strings.Contains(stderr.String(), name) {
+		if code := run(t.Context(), osRelease, []string{"-b", base, "-output-directory", empty, release}, io.Discard,
+			&stderr); code != 1 || !strings.Contains(stderr.String(), name) {
 			t.Errorf("%s: got %d: %s", name, code, stderr.String())
 		}
 		if left, _ := os.ReadDir(empty); len(left) != 0 {
@@ -169,7 +175,8 @@ packages:
 	}
 	write(good)
 	stderr.Reset()
-	if code := run(t.Context(), osRelease, []string{"-b", base, "-output-directory", filepath.Join(out, "missing"), release}, io.Discard, &stderr); code != 1 ||
+	if code := run(t.Context(), osRelease, []string{"-b", base, "-output-directory", filepath.Join(out, "missing"),
+		release}, io.Discard, &stderr); code != 1 ||
 		!strings.Contains(stderr.String(), "is not a directory") || strings.Contains(stderr.String(), "compiling") {
 		t.Errorf("without the output directory: got %d: %s", code, stderr.String())
 	}

@@ -26,7 +26,8 @@ func sample() cli.Table {
 			return code
 		}},
 		{Name: "validate", Summary: "check", Run: func(_ context.Context, args []string, stdout, stderr io.Writer) int {
-			code, _ := cli.NewFlags("validate", cli.Help{Words: []string{"settings", "agent.json"}}, stdout, stderr).Parse(args, 0, 1)
+			code, _ := cli.NewFlags("validate", cli.Help{Words: []string{"settings", "agent.json"}}, stdout, stderr).Parse(args,
+				0, 1)
 			return code
 		}},
 	}
@@ -41,7 +42,8 @@ func shell(t *testing.T, name string) (program, script string) {
 		t.Fatal(err)
 	}
 	script = filepath.Join(t.TempDir(), "_cambium-agent")
-	if err := os.WriteFile(script, []byte(scripts[name]("cambium-agent", sample().Describe(t.Context()))), 0o600); err != nil {
+	if err := os.WriteFile(script, []byte(scripts[name]("cambium-agent", sample().Describe(t.Context()))),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	return program, script
@@ -52,7 +54,8 @@ func TestShellsReadTheirScripts(t *testing.T) {
 	for _, name := range Shells {
 		t.Run(name, func(t *testing.T) {
 			program, _ := shell(t, name)
-			if out, err := exec.CommandContext(t.Context(), program, "-n", "../../../stemcell-assets/share/agent."+name).CombinedOutput(); err != nil || len(out) > 0 {
+			if out, err := exec.CommandContext(t.Context(), program, "-n",
+				"../../../stemcell-assets/share/agent."+name).CombinedOutput(); err != nil || len(out) > 0 {
 				t.Errorf("%v: %s", err, out)
 			}
 		})
@@ -66,7 +69,9 @@ func TestBashCompletes(t *testing.T) {
 		"cambium-agent st": "status", "cambium-agent status -": "-C --json --help", "cambium-agent validate s": "settings",
 		"cambium-agent help v": "validate", "cambium-agent status x": "", "cambium-agent --v": "--version",
 	} {
-		out, err := exec.CommandContext(t.Context(), bash, "-euc", `source "$1"; COMP_WORDS=($2); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _cambium_agent; echo "${COMPREPLY[*]}"`, "bash", script, words).CombinedOutput()
+		out, err := exec.CommandContext(t.Context(), bash, "-euc",
+			`source "$1"; COMP_WORDS=($2); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _cambium_agent; echo "${COMPREPLY[*]}"`,
+			"bash", script, words).CombinedOutput()
 		if got := strings.TrimSpace(string(out)); err != nil || got != want {
 			t.Errorf("%q is completed to %q, %v; want %q", words, got, err, want)
 		}
@@ -77,10 +82,12 @@ func TestBashCompletes(t *testing.T) {
 func TestFishCompletes(t *testing.T) {
 	fish, script := shell(t, "fish")
 	for words, want := range map[string]string{
-		"cambium-agent st": "status\tshow [the] agent's: \"state\" for $5 `now`", "cambium-agent status --j": "--json\tprint it's JSON: [all] of $it",
+		"cambium-agent st":          "status\tshow [the] agent's: \"state\" for $5 `now`",
+		"cambium-agent status --j":  "--json\tprint it's JSON: [all] of $it",
 		"cambium-agent validate se": "settings", "cambium-agent help v": "validate",
 	} {
-		cmd := exec.CommandContext(t.Context(), fish, "--no-config", "-c", "source $argv[1]; complete -C $argv[2]", script, words)
+		cmd := exec.CommandContext(t.Context(), fish, "--no-config", "-c", "source $argv[1]; complete -C $argv[2]", script,
+			words)
 		cmd.Env = append(os.Environ(), "HOME="+t.TempDir())
 		out, err := cmd.CombinedOutput()
 		if got := strings.TrimSpace(string(out)); err != nil || got != want {
@@ -105,7 +112,8 @@ zpty -d z`
 func TestZshCompletes(t *testing.T) {
 	zsh, script := shell(t, "zsh")
 	typed := []string{"cambium-agent st", "cambium-agent status --j", "cambium-agent validate se", "cambium-agent help v"}
-	want := []string{"cambium-agent status", "cambium-agent status --json", "cambium-agent validate settings", "cambium-agent help validate"}
+	want := []string{"cambium-agent status", "cambium-agent status --json", "cambium-agent validate settings",
+		"cambium-agent help validate"}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, zsh, append([]string{"-f", "-c", completeInZsh, "zsh", script}, typed...)...)

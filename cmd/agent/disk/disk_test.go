@@ -63,7 +63,8 @@ func TestRequests(t *testing.T) {
 		t.Errorf("the agent reads %v", got)
 	}
 	var out bytes.Buffer
-	if code := run(t.Context(), describe, []string{"format", "--yes", "vol-4", "-b", dirs.Base()}, &out, &out); code != 0 || asked()["vol-4"] != record.Format {
+	if code := run(t.Context(), describe, []string{"format", "--yes", "vol-4", "-b", dirs.Base()}, &out,
+		&out); code != 0 || asked()["vol-4"] != record.Format {
 		t.Errorf("exit code %d, %q, asked %v", code, out.String(), asked())
 	}
 	if r, err := file.Read(); err != nil || !r.Lapsed("vol-4", "file system 5") || r.Lapsed("vol-4", "file system 4") {

@@ -22,22 +22,29 @@ func healthy() observe.Facts {
 	return observe.Facts{
 		Time: now, Superuser: true,
 		Config: observe.Config{Path: "/var/vcap/bosh/agent.json"},
-		Agent: observe.Agent{Running: true, Unit: "active (running)", Status: &status.Document{PID: 17, State: status.Ready, Started: now.Add(-time.Hour),
-			Steps: []status.Step{{Name: "settings", Outcome: status.Done}}}},
-		Settings: observe.Settings{AgentID: "a-1", From: "HTTP http://169.254.169.254", Addresses: []observe.OfNetwork{{Network: "default", IP: "10.0.0.7"}},
-			DNS:   []observe.OfNetwork{{Network: "default", IP: "10.0.0.2"}},
-			Files: []observe.SettingsFile{{Path: "/var/vcap/bosh/settings.json", Modified: now.Add(-time.Hour)}}},
+		Agent: observe.Agent{Running: true, Unit: "active (running)",
+			Status: &status.Document{PID: 17, State: status.Ready, Started: now.Add(-time.Hour),
+				Steps: []status.Step{{Name: "settings", Outcome: status.Done}}}},
+		Settings: observe.Settings{AgentID: "a-1", From: "HTTP http://169.254.169.254",
+			Addresses: []observe.OfNetwork{{Network: "default", IP: "10.0.0.7"}},
+			DNS:       []observe.OfNetwork{{Network: "default", IP: "10.0.0.2"}},
+			Files:     []observe.SettingsFile{{Path: "/var/vcap/bosh/settings.json", Modified: now.Add(-time.Hour)}}},
 		Identity: observe.Identity{Needed: true, Certificates: []observe.Certificate{
 			{Role: observe.RoleClient, Name: "a-1.agent.bosh-internal", NotBefore: year(-1), NotAfter: year(1)},
 			{Role: observe.RoleAuthority, Name: "default.nats-ca.bosh-internal", NotBefore: year(-1), NotAfter: year(5)}}},
-		Bus: observe.Bus{URLs: []string{"nats://10.0.0.6:4222"}, Servers: []observe.Server{{Address: "10.0.0.6:4222", Addresses: []string{"10.0.0.6"},
-			Name: "default.nats.bosh-internal", NotBefore: year(-1), NotAfter: year(1)}}},
-		Clock: observe.Clock{Synchronized: true, Samples: []observe.Sample{{From: "http://10.0.0.6:25250", Offset: time.Second}}},
+		Bus: observe.Bus{URLs: []string{"nats://10.0.0.6:4222"},
+			Servers: []observe.Server{{Address: "10.0.0.6:4222", Addresses: []string{"10.0.0.6"},
+				Name: "default.nats.bosh-internal", NotBefore: year(-1), NotAfter: year(1)}}},
+		Clock: observe.Clock{Synchronized: true,
+			Samples: []observe.Sample{{From: "http://10.0.0.6:25250", Offset: time.Second}}},
 		Network: observe.Network{State: network.State{Links: []network.Link{{Name: "eth0", NIC: true, Up: true, MTU: 1500,
-			Addresses: []network.Address{{Prefix: netip.MustParsePrefix("10.0.0.7/24")}}}}}, Gateways: []observe.Gateway{{Link: "eth0", IP: "10.0.0.1", Answers: true}}},
-		FileSystems: []observe.FileSystem{{Path: "/", Journal: true, Size: 3 << 30, Free: 1 << 30, Inodes: 1000, FreeInodes: 900}, {Path: "/run", Size: 100 << 20, Free: 99 << 20, Inodes: 1000, FreeInodes: 900}},
-		Disk:        observe.Disk{CID: "disk-1", Mounted: "/dev/sdc1"},
-		Supervisor:  observe.Supervisor{Expected: true, Services: []observe.Service{{Name: "web", State: "running", Monitored: true}, {Name: "old", State: "unknown"}}},
+			Addresses: []network.Address{{Prefix: netip.MustParsePrefix("10.0.0.7/24")}}}}},
+			Gateways: []observe.Gateway{{Link: "eth0", IP: "10.0.0.1", Answers: true}}},
+		FileSystems: []observe.FileSystem{{Path: "/", Journal: true, Size: 3 << 30, Free: 1 << 30, Inodes: 1000,
+			FreeInodes: 900}, {Path: "/run", Size: 100 << 20, Free: 99 << 20, Inodes: 1000, FreeInodes: 900}},
+		Disk: observe.Disk{CID: "disk-1", Mounted: "/dev/sdc1"},
+		Supervisor: observe.Supervisor{Expected: true,
+			Services: []observe.Service{{Name: "web", State: "running", Monitored: true}, {Name: "old", State: "unknown"}}},
 	}
 }
 
@@ -179,7 +186,8 @@ func TestFirstFinding(t *testing.T) {
 			m.Blobstore = observe.Blobstore{Provider: "dav", Asked: true, Err: "connection refused"}
 		}, "blobstore", "the blobstore (dav) cannot be used: connection refused", 1},
 		{"blobstore's password", func(m *observe.Facts) {
-			m.Blobstore = observe.Blobstore{Provider: "dav", Asked: true, Refused: true, Err: "the server answered 401 Unauthorized"}
+			m.Blobstore = observe.Blobstore{Provider: "dav", Asked: true, Refused: true,
+				Err: "the server answered 401 Unauthorized"}
 		}, "blobstore", "does not accept the user and password", 1},
 		{"no DNS server answers", func(m *observe.Facts) { m.NameServers = nameServersOf("10.0.0.2", "10.0.0.3") },
 			"DNS", "the DNS server 10.0.0.2 does not answer", 1},
@@ -206,7 +214,8 @@ func TestFirstFinding(t *testing.T) {
 			"inet filter output", 1},
 		{"server down", server(natsbus.ProbeTCP, "connection refused", false), "bus", "connection refused", 1},
 		{"one server of two down", func(m *observe.Facts) {
-			m.Bus.Servers = append(m.Bus.Servers, observe.Server{Address: "10.0.0.8:4222", Failed: natsbus.ProbeTCP, Err: "connection refused"})
+			m.Bus.Servers = append(m.Bus.Servers, observe.Server{Address: "10.0.0.8:4222", Failed: natsbus.ProbeTCP,
+				Err: "connection refused"})
 		}, "bus", "10.0.0.8", 3},
 		{"clock off by a day", func(m *observe.Facts) {
 			server(natsbus.ProbeTLS, "x509: certificate has expired or is not yet valid", false)(m)
@@ -226,7 +235,8 @@ func TestFirstFinding(t *testing.T) {
 			m.Clock = observe.Clock{}
 			m.Bus.Servers[0].NotAfter, m.Identity.Certificates[0].NotAfter =
 				now.AddDate(0, -1, 0), now.AddDate(0, -1, 0)
-		}, "clock", "the clock (not synchronized) shows 2026-11-16 12:00 UTC, but the certificate of 10.0.0.6:4222 expired", 1},
+		}, "clock", "the clock (not synchronized) shows 2026-11-16 12:00 UTC, but the certificate of 10.0.0.6:4222 expired",
+			1},
 		{"expired server, clock kept", func(m *observe.Facts) {
 			server(natsbus.ProbeTLS,
 				"the agent does not trust the server's certificate: x509: certificate has expired", false)(m)
@@ -258,7 +268,8 @@ func TestFirstFinding(t *testing.T) {
 		{"agent that never ran", func(m *observe.Facts) { m.Agent = observe.Agent{StatusErr: "no status"} }, "agent",
 			"is not running", 1},
 		{"settings corrupt", func(m *observe.Facts) {
-			m.Settings = observe.Settings{Err: "no source has settings", Files: []observe.SettingsFile{{Path: "/var/vcap/bosh/settings.json", Damage: "not valid JSON"}}}
+			m.Settings = observe.Settings{Err: "no source has settings",
+				Files: []observe.SettingsFile{{Path: "/var/vcap/bosh/settings.json", Damage: "not valid JSON"}}}
 			m.Bus, m.Identity = observe.Bus{}, observe.Identity{}
 		}, "settings files", "settings.json is damaged", 1},
 		{"cached copy corrupt", func(m *observe.Facts) { m.Settings.Files[0].Damage = "not valid JSON" },
@@ -298,7 +309,8 @@ func TestFirstFinding(t *testing.T) {
 				Waiting: "http://169.254.169.254"}
 		}, "boot", "is waiting for http", 3},
 		{"jobs withheld", func(m *observe.Facts) {
-			m.Agent.Status.State, m.Agent.Status.Warnings = status.Degraded, []string{status.JobsWithheld + ": persistent disk disk-1 is being checked"}
+			m.Agent.Status.State, m.Agent.Status.Warnings = status.Degraded,
+				[]string{status.JobsWithheld + ": persistent disk disk-1 is being checked"}
 			m.Disk.Mounted, m.Supervisor.Err = "", "connection refused"
 		}, "persistent disk", "no job is started: persistent disk disk-1 is being checked", 1},
 		{"jobs withheld, something else on the store", func(m *observe.Facts) {
@@ -331,7 +343,8 @@ func TestFirstFinding(t *testing.T) {
 			findings := Diagnose(m)
 			first := findings[0]
 			if first.Check != c.check || !strings.Contains(first.Found, c.want) || exitCode(findings) != c.code {
-				t.Errorf("first finding is %s: %s: %s, exit code %d; want %s with %q and %d", first.Severity, first.Check, first.Found, exitCode(findings), c.check, c.want, c.code)
+				t.Errorf("first finding is %s: %s: %s, exit code %d; want %s with %q and %d", first.Severity, first.Check,
+					first.Found, exitCode(findings), c.check, c.want, c.code)
 			}
 			if c.name == "job failing" && !strings.Contains(first.Do, "/var/vcap/sys/log/web/web.stderr.log") {
 				t.Errorf("the advice does not name the logs: %s", first.Do)
@@ -344,7 +357,8 @@ func TestFirstFinding(t *testing.T) {
 			}
 			m.Runit = true
 			for _, f := range Diagnose(m) {
-				if f.Check != "units" && (strings.Contains(f.Do, "systemctl") || strings.Contains(strings.ReplaceAll(f.Do, "journalctl --vacuum", ""), "journalctl")) {
+				if f.Check != "units" && (strings.Contains(f.Do, "systemctl") ||
+					strings.Contains(strings.ReplaceAll(f.Do, "journalctl --vacuum", ""), "journalctl")) {
 					t.Errorf("advice for systemd where runit runs: %s", f.Do)
 				}
 			}
@@ -489,11 +503,13 @@ func TestOtherUsersAreToldWhatTheStatusTellsEverybody(t *testing.T) {
 	}{
 		"refused": {status.Bus{State: status.BusRefused, Server: "10.0.0.6:4222", Reason: "expired"}, nil,
 			"problem: bus the agent's bus is not connected: refused, 10.0.0.6:4222", 1},
-		"lost for long": {status.Bus{State: status.BusLost, Server: "10.0.0.6:4222", Overdue: true, Reason: "i/o timeout"}, nil,
+		"lost for long": {status.Bus{State: status.BusLost, Server: "10.0.0.6:4222", Overdue: true, Reason: "i/o timeout"},
+			nil,
 			"problem: bus the agent's bus is not connected: lost, 10.0.0.6:4222", 1},
 		"lost just now": {status.Bus{State: status.BusLost, Server: "10.0.0.6:4222"}, nil,
 			"warning: bus the agent's bus is not connected: lost", 3},
-		"connected": {status.Bus{State: status.BusConnected}, nil, "unchecked: duplicate address not checked (run as root)", 3},
+		"connected": {status.Bus{State: status.BusConnected}, nil, "unchecked: duplicate address not checked (run as root)",
+			3},
 		"duplicate": {status.Bus{State: status.BusConnected}, []string{status.DuplicateAddress + ": address 10.0.0.7"},
 			"problem: duplicate address duplicate address: address 10.0.0.7", 1},
 		"no store": {status.Bus{State: status.BusConnected}, []string{status.JobsWithheld + ": disk-1 is missing"},
@@ -583,7 +599,8 @@ func TestScreens(t *testing.T) {
 	broken := healthy()
 	broken.FileSystems[0].Free = 0
 	broken.Network.State.Links[0].MTU = 576
-	broken.Bus.Servers[0].Failed, broken.Bus.Servers[0].Err, broken.Bus.Servers[0].Timeout = natsbus.ProbeTCP, "i/o timeout", true
+	broken.Bus.Servers[0].Failed, broken.Bus.Servers[0].Err, broken.Bus.Servers[0].Timeout = natsbus.ProbeTCP,
+		"i/o timeout", true
 	broken.Leftovers = []string{"/etc/netplan/50-cloud-init.yaml"}
 	for name, c := range map[string]struct {
 		machine observe.Facts

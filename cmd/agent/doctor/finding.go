@@ -106,9 +106,11 @@ var told = map[string]func(observe.Facts) []Finding{"bus": toldBus, "persistent 
 var runitCommands = strings.NewReplacer("systemctl restart --no-block bosh-agent", "sv restart agent",
 	"systemctl start --no-block bosh-agent", "sv start agent", "systemctl kill -s CONT bosh-agent", "sv cont agent",
 	"; systemd's watchdog kills and restarts an agent that stays stopped", "",
-	"journalctl -u bosh-agent -n 50", "tail -n 50 /var/vcap/bosh/log/current", "journalctl -u bosh-agent", "less /var/vcap/bosh/log/current",
-	"systemctl status bosh-agent", "sv status agent", "systemctl start monit", "sv start monit", "systemctl restart monit", "sv restart monit", "journalctl -u monit", "tail /var/vcap/monit/monit.log",
-	"journalctl -k", "dmesg", "systemctl start chrony", "sv start chrony", "timedatectl", "date", "networkctl status", "ip address")
+	"journalctl -u bosh-agent -n 50", "tail -n 50 /var/vcap/bosh/log/current",
+	"journalctl -u bosh-agent", "less /var/vcap/bosh/log/current", "systemctl status bosh-agent", "sv status agent",
+	"systemctl start monit", "sv start monit", "systemctl restart monit", "sv restart monit",
+	"journalctl -u monit", "tail /var/vcap/monit/monit.log", "journalctl -k", "dmesg",
+	"systemctl start chrony", "sv start chrony", "timedatectl", "date", "networkctl status", "ip address")
 
 // ForThisMachine rewrites the commands in an advice for the machine's service manager.
 func ForThisMachine(advice string) string {

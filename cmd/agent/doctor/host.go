@@ -51,7 +51,8 @@ func space(m observe.Facts) (found []Finding) {
 		case f.ReadOnly && f.Path == store && migrating(m):
 			// migrate_disk copies a store that does not change.
 		case f.ReadOnly && f.Path != "/run":
-			found = append(found, problem("look for I/O errors in the kernel log ('journalctl -k'); repair the disk and reboot", "the file system of %s is read-only", f.Path))
+			found = append(found, problem("look for I/O errors in the kernel log ('journalctl -k'); repair the disk and reboot",
+				"the file system of %s is read-only", f.Path))
 		case f.Size == 0:
 		case f.Free < fullBytes:
 			found = append(found, problem(how, "no space left on %s: %d of %d MiB are free", f.Path, f.Free>>20, f.Size>>20))
@@ -96,7 +97,8 @@ func clock(m observe.Facts) (found []Finding) {
 	// A server's certificate is made before it is used: one from the future indicates a clock that is behind.
 	for _, s := range m.Bus.Servers {
 		if !s.NotBefore.IsZero() && m.Time.Before(s.NotBefore) {
-			return []Finding{problem(do, "the clock is behind: it shows %s, but the certificate of %s is valid only from %s", day(m.Time), s.Address, day(s.NotBefore))}
+			return []Finding{problem(do, "the clock is behind: it shows %s, but the certificate of %s is valid only from %s",
+				day(m.Time), s.Address, day(s.NotBefore))}
 		}
 		if !s.NotAfter.IsZero() && m.Time.After(s.NotAfter) && samples == 0 {
 			severity, how := warning, "synchronized"
@@ -123,7 +125,8 @@ func clock(m observe.Facts) (found []Finding) {
 	case m.Clock.Synchronized:
 		return []Finding{good("synchronized by a time daemon")}
 	}
-	return []Finding{note("see 'timedatectl' and the settings' ntp servers", "no time daemon synchronizes the clock, and there is no other host to compare it with; it shows %s", day(m.Time))}
+	return []Finding{note("see 'timedatectl' and the settings' ntp servers",
+		"no time daemon synchronizes the clock, and there is no other host to compare it with; it shows %s", day(m.Time))}
 }
 
 // firstPolls is the time after the agent's start during which a time daemon may have no answers yet.
@@ -208,9 +211,11 @@ func settingsFound(m observe.Facts) (found []Finding) {
 	s := m.Settings
 	switch {
 	case s.Err != "":
-		found = append(found, problem("'agent settings --explain' shows what each source answered", "there are no settings: %s", s.Err))
+		found = append(found, problem("'agent settings --explain' shows what each source answered",
+			"there are no settings: %s", s.Err))
 	case s.SourcesErr != "" && !cleared(m):
-		found = append(found, warning("check that the source can be reached: 'agent settings --explain'", "the settings sources failed; using %s%s: %s", s.From, age(m), s.SourcesErr))
+		found = append(found, warning("check that the source can be reached: 'agent settings --explain'",
+			"the settings sources failed; using %s%s: %s", s.From, age(m), s.SourcesErr))
 	default:
 		found = append(found, good("from %s%s, agent id %s", s.From, age(m), s.AgentID))
 	}
@@ -226,7 +231,8 @@ func settingsFound(m observe.Facts) (found []Finding) {
 func cleared(m observe.Facts) bool {
 	d := m.Agent.Status
 	return d != nil && slices.ContainsFunc(d.Steps, func(s status.Step) bool {
-		return s.Name == "settings" && slices.ContainsFunc(s.Evidence, func(e string) bool { return strings.Contains(e, "were cleared") })
+		return s.Name == "settings" && slices.ContainsFunc(s.Evidence,
+			func(e string) bool { return strings.Contains(e, "were cleared") })
 	})
 }
 
@@ -273,9 +279,11 @@ func persistentDisk(m observe.Facts) []Finding {
 	case m.Agent.Status.JobsWithheld() != "": // something else may be mounted there
 		return toldStore(m)
 	case d.Mounted == "" && m.Agent.Running && m.Agent.Status != nil && m.Agent.Status.Unmounted == d.CID:
-		return []Finding{note("run mount_disk to use it again", "the persistent disk %s was unmounted by unmount_disk", d.CID)}
+		return []Finding{note("run mount_disk to use it again", "the persistent disk %s was unmounted by unmount_disk",
+			d.CID)}
 	case d.Mounted == "":
-		return []Finding{problem("attach it again ('bosh cck'), or have the Director detach it", "the persistent disk %s is recorded as mounted, but is not mounted", d.CID)}
+		return []Finding{problem("attach it again ('bosh cck'), or have the Director detach it",
+			"the persistent disk %s is recorded as mounted, but is not mounted", d.CID)}
 	}
 	return []Finding{good("%s is mounted from %s", d.CID, d.Mounted)}
 }
@@ -296,9 +304,12 @@ func process(m observe.Facts) []Finding {
 	case !m.Agent.Running:
 		return []Finding{problem(start, "the agent is not running: its process %d is gone%s", d.PID, unit)}
 	}
-	if others := slices.DeleteFunc(slices.Clone(m.Agent.PIDs), func(pid int) bool { return pid == cmp.Or(m.Agent.MainPID, d.PID) }); len(others) > 0 {
-		return []Finding{problem(fmt.Sprintf("end the one that systemd did not start: 'kill %d'; then %s", others[0], restartAgent),
-			"%d agents are running: process %d is the unit's, and %s is not", len(others)+1, cmp.Or(m.Agent.MainPID, d.PID), joinPIDs(others))}
+	if others := slices.DeleteFunc(slices.Clone(m.Agent.PIDs),
+		func(pid int) bool { return pid == cmp.Or(m.Agent.MainPID, d.PID) }); len(others) > 0 {
+		return []Finding{problem(fmt.Sprintf("end the one that systemd did not start: 'kill %d'; then %s", others[0],
+			restartAgent),
+			"%d agents are running: process %d is the unit's, and %s is not", len(others)+1, cmp.Or(m.Agent.MainPID, d.PID),
+			joinPIDs(others))}
 	}
 	if d.Ended != nil {
 		return []Finding{note("'journalctl -u bosh-agent' shows more",
@@ -383,11 +394,13 @@ func supervisor(m observe.Facts) (found []Finding) {
 		return []Finding{problem("end that process, unless it belongs to the stemcell; then 'systemctl restart monit'",
 			"the supervisor monit does not answer: %s", s.Err)}
 	case s.Err != "" && s.Unit != "inactive" && s.Unit != "failed" && justReady(m):
-		return []Finding{note("wait a few seconds", "the supervisor monit does not answer yet: the agent has just started it")}
+		return []Finding{note("wait a few seconds",
+			"the supervisor monit does not answer yet: the agent has just started it")}
 	case s.Err != "" && s.Unit != "failed" && m.Agent.Running && m.Tasks.Running > 0: // apply and start have monit read its files again
 		return []Finding{note("wait for the task", "the supervisor monit does not answer while a Director's task is running")}
 	case s.Err != "":
-		return []Finding{problem("start it: 'systemctl start monit'; 'journalctl -u monit' shows why it ended", "the supervisor monit does not answer: %s", s.Err)}
+		return []Finding{problem("start it: 'systemctl start monit'; 'journalctl -u monit' shows why it ended",
+			"the supervisor monit does not answer: %s", s.Err)}
 	}
 	var failing, logs []string
 	for _, p := range s.Services {
@@ -479,7 +492,8 @@ func leftovers(m observe.Facts) (found []Finding) {
 		case strings.HasSuffix(text, networkd.AsideSuffix):
 			found = append(found, note("", "the agent has set %s aside", text))
 		case strings.Contains(text, "/foreign/"):
-			found = append(found, note("remove it when its disks are no longer needed", "%s is the state of another agent, which was set aside", text))
+			found = append(found, note("remove it when its disks are no longer needed",
+				"%s is the state of another agent, which was set aside", text))
 		default:
 			found = append(found, note("remove it if this agent replaces that tool",
 				"%s belongs to another tool", text))

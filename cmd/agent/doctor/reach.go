@@ -47,7 +47,8 @@ func addresses(m observe.Facts) (found []Finding) {
 	case up == 0:
 		return []Finding{problem("bring a link up, or wait for the agent to boot", "no network card is up")}
 	case len(have) == 0:
-		return []Finding{problem("check the DHCP lease with 'networkctl status', and the step network with 'agent status'", "no link has a global address")}
+		return []Finding{problem("check the DHCP lease with 'networkctl status', and the step network with 'agent status'",
+			"no link has a global address")}
 	}
 	return []Finding{good("%s", strings.Join(have, ", "))}
 }
@@ -106,7 +107,8 @@ func gateway(m observe.Facts) (found []Finding) {
 			"there is no default route, although the settings name the gateway %s",
 			join(m.Settings.Gateways))}
 	case len(m.Network.Gateways) == 0 && !reachable(m):
-		return []Finding{problem("give one network the default gateway: correct "+settings.DescribeKey("networks.*.default", "NAME"), "there is no default route")}
+		return []Finding{problem("give one network the default gateway: correct "+settings.DescribeKey("networks.*.default",
+			"NAME"), "there is no default route")}
 	case len(m.Network.Gateways) == 0:
 		return []Finding{note("", "there is no default route; the bus can be reached without one")}
 	}
@@ -129,7 +131,8 @@ func mtu(m observe.Facts) (found []Finding) {
 			continue
 		}
 		if l.MTU < minMTU {
-			found = append(found, warning(fmt.Sprintf("set it to the MTU of the IaaS, usually 1500: 'ip link set %s mtu 1500'", l.Name),
+			found = append(found, warning(fmt.Sprintf("set it to the MTU of the IaaS, usually 1500: 'ip link set %s mtu 1500'",
+				l.Name),
 				"%s has an MTU of %d bytes, less than the %d that every IaaS supports", l.Name, l.MTU, minMTU))
 		}
 		sizes = append(sizes, fmt.Sprintf("%s %d", l.Name, l.MTU))
@@ -138,7 +141,8 @@ func mtu(m observe.Facts) (found []Finding) {
 		// A NATS server speaks first, in one small packet; the handshake's are as large as the MTU allows.
 		if silentAfterGreeting(s) {
 			found = append(found, problem("lower the MTU of the link to that of the network, for example 'ip link set eth0 mtu 1400', or correct the MTU of the network",
-				"small packets reach %s, but the TLS handshake gets no answer: large packets are lost on the way (MTU: %s)", s.Address, strings.Join(sizes, ", ")))
+				"small packets reach %s, but the TLS handshake gets no answer: large packets are lost on the way (MTU: %s)",
+				s.Address, strings.Join(sizes, ", ")))
 		}
 	}
 	if len(found) > 0 {
@@ -166,14 +170,17 @@ func certificate(m observe.Facts) (found []Finding) {
 		what := fmt.Sprintf("the %s certificate %q", c.Role, c.Name)
 		switch left := c.NotAfter.Sub(m.Time); {
 		case m.Time.Before(c.NotBefore):
-			found = append(found, problem("correct the clock of this machine, or of the machine that signed the certificate", "%s is not valid before %s", what, day(c.NotBefore)))
+			found = append(found, problem("correct the clock of this machine, or of the machine that signed the certificate",
+				"%s is not valid before %s", what, day(c.NotBefore)))
 		case left <= 0:
 			found = append(found, problem(renew, "%s expired on %s", what, day(c.NotAfter)))
 		case left < soon:
 			found = append(found, warning(renew, "%s expires on %s, in %d days", what, day(c.NotAfter), int(left.Hours()/24)))
 		}
-		if owner, of := agentOf(c.Name); c.Role == observe.RoleClient && of && m.Settings.AgentID != "" && owner != m.Settings.AgentID {
-			found = append(found, problem("recreate the VM: its settings contain another agent's certificate", "%s belongs to agent %s, but this is agent %s", what, owner, m.Settings.AgentID))
+		if owner, of := agentOf(c.Name); c.Role == observe.RoleClient && of && m.Settings.AgentID != "" &&
+			owner != m.Settings.AgentID {
+			found = append(found, problem("recreate the VM: its settings contain another agent's certificate",
+				"%s belongs to agent %s, but this is agent %s", what, owner, m.Settings.AgentID))
 		}
 		names++
 	}
@@ -219,7 +226,8 @@ func bus(m observe.Facts) (found []Finding) {
 	case b.IdentityErr != "":
 		return []Finding{problem("correct "+busURLs+", and "+settings.DescribeKey("env.bosh.mbus.cert"), "%s", b.IdentityErr)}
 	case b.ListenErr != "":
-		return []Finding{problem("check 'agent status': the agent listens once it is ready", "the bus does not listen at %s: %s", b.Listens, b.ListenErr)}
+		return []Finding{problem("check 'agent status': the agent listens once it is ready",
+			"the bus does not listen at %s: %s", b.Listens, b.ListenErr)}
 	case b.Listens != "":
 		return []Finding{good("listens at %s", b.Listens)}
 	}
@@ -234,7 +242,8 @@ func bus(m observe.Facts) (found []Finding) {
 		severity = warning // the agent uses any of them
 	}
 	if d := m.Agent.Status; connected == len(b.Servers) && d != nil && m.Agent.Running && d.Bus != nil && d.Bus.Overdue {
-		found = append(found, problem(restartAgent, "the agent's bus is not connected, although a new connection passes all steps: %s",
+		found = append(found, problem(restartAgent,
+			"the agent's bus is not connected, although a new connection passes all steps: %s",
 			d.Bus.Summary(d.BusAge(m.Time))))
 	}
 	for _, s := range b.Servers {
@@ -258,21 +267,25 @@ func explain(m observe.Facts, s observe.Server) (what, do string) {
 	switch s.Failed {
 	case natsbus.ProbeDNS:
 		return fmt.Sprintf("the name %s cannot be resolved by DNS: %s", host, s.Err),
-			fmt.Sprintf("check that the DNS servers (%s) know the name: 'resolvectl query %s'; else correct %s", orNone(texts(m.Settings.DNS)), host, busURLs)
+			fmt.Sprintf("check that the DNS servers (%s) know the name: 'resolvectl query %s'; else correct %s",
+				orNone(texts(m.Settings.DNS)), host, busURLs)
 	case natsbus.ProbeTCP:
 		if what, do = sameSubnet(m, s); what != "" {
 			return what, do
 		}
 		if s.Timeout {
-			what = fmt.Sprintf("no answer to TCP on %s (%s): the port is filtered, or the host is down", s.Address, strings.Join(s.Addresses, ", "))
+			what = fmt.Sprintf("no answer to TCP on %s (%s): the port is filtered, or the host is down", s.Address,
+				strings.Join(s.Addresses, ", "))
 			if len(m.Drops) > 0 {
 				what += "; local chains that drop packets: " + strings.Join(m.Drops, ", ")
 			}
 			return what, "allow connections from this machine to that port: check security groups and firewalls of the IaaS, and 'nft list ruleset' here"
 		}
-		return fmt.Sprintf("cannot connect to %s: %s", s.Address, s.Err), "check that the Director's NATS server is running and listens there"
+		return fmt.Sprintf("cannot connect to %s: %s", s.Address, s.Err),
+			"check that the Director's NATS server is running and listens there"
 	case natsbus.ProbeGreeting:
-		return fmt.Sprintf("%s accepts connections but does not speak NATS: %s", s.Address, s.Err), "check that it is the port of NATS, and that there is no proxy in between"
+		return fmt.Sprintf("%s accepts connections but does not speak NATS: %s", s.Address, s.Err),
+			"check that it is the port of NATS, and that there is no proxy in between"
 	case natsbus.ProbeTLS:
 		return explainTLS(s)
 	case natsbus.ProbeAuthorization:
@@ -284,7 +297,8 @@ func explain(m observe.Facts, s observe.Server) (what, do string) {
 		return fmt.Sprintf("%s does not authorize the agent's certificate: %s", s.Address, s.Err),
 			"a new VM is refused for about a minute, until nats-sync has added it; if it stays refused, the Director does not have this VM: check 'bosh vms', then recreate it"
 	}
-	return fmt.Sprintf("%s lets the agent log in, but not subscribe to agent.%s: %s", s.Address, m.Settings.AgentID, s.Err),
+	return fmt.Sprintf("%s lets the agent log in, but not subscribe to agent.%s: %s", s.Address, m.Settings.AgentID,
+			s.Err),
 		"the certificate belongs to another agent, or the VM was deleted in the Director: recreate it"
 }
 
@@ -294,9 +308,11 @@ func explainTLS(s observe.Server) (what, do string) {
 		return fmt.Sprintf("the certificate %q of %s is not signed by the CA in the settings: %s", s.Name, s.Address, s.Err),
 			"the Director's CA was changed, or the settings are for another Director: recreate the VM, so that it gets the current CA"
 	case strings.Contains(s.Err, "does not accept the agent's certificate"):
-		return fmt.Sprintf("%s: %s", s.Address, s.Err), "see the check 'certificate' for its validity and name; if it passed, the server trusts another CA: recreate the VM"
+		return fmt.Sprintf("%s: %s", s.Address, s.Err),
+			"see the check 'certificate' for its validity and name; if it passed, the server trusts another CA: recreate the VM"
 	}
-	return fmt.Sprintf("TLS with %s failed: %s", s.Address, s.Err), "check that URL, CA and the server's certificate belong to the same Director"
+	return fmt.Sprintf("TLS with %s failed: %s", s.Address, s.Err),
+		"check that URL, CA and the server's certificate belong to the same Director"
 }
 
 // nameServers reports DNS servers that do not answer the machine's jobs. If the bus cannot be resolved, the check of
@@ -346,7 +362,8 @@ func firewallRules(m observe.Facts) []Finding {
 	if !reachable(m) {
 		severity = warning
 	}
-	return []Finding{severity("'nft list ruleset' shows them; allow root to reach the bus", "%s", strings.Join(m.Drops, ", "))}
+	return []Finding{severity("'nft list ruleset' shows them; allow root to reach the bus", "%s",
+		strings.Join(m.Drops, ", "))}
 }
 
 // busURLs names the keys that have the URLs of the bus.
@@ -373,7 +390,8 @@ func silentGateway(m observe.Facts, g observe.Gateway) (what, do string) {
 	if l, known := m.Network.State.Link(g.Link); known {
 		ip, err := netip.ParseAddr(g.IP)
 		if _, inside := l.Subnet(ip); err == nil && !inside && len(l.Addresses) > 0 {
-			return what + "; it is outside the subnets of that link", correct + ", and " + settings.DescribeKey("networks.*.netmask", name)
+			return what + "; it is outside the subnets of that link",
+				correct + ", and " + settings.DescribeKey("networks.*.netmask", name)
 		}
 	}
 	return what, "check that the router is up, and that the link is in the right VLAN or port group; if the gateway has another address, " + correct

@@ -33,7 +33,8 @@ func TestLogLevel(t *testing.T) {
 		args  string
 		want  string
 		level logrus.Level
-	}{{"debug", "debug", logrus.DebugLevel}, {"debug", "debug", logrus.DebugLevel}, {"", "debug", logrus.DebugLevel}, {"info", "info", logrus.InfoLevel}} {
+	}{{"debug", "debug", logrus.DebugLevel}, {"debug", "debug", logrus.DebugLevel}, {"", "debug", logrus.DebugLevel},
+		{"info", "info", logrus.InfoLevel}} {
 		var out bytes.Buffer
 		code := Run(t.Context(), append([]string{"--file", path}, strings.Fields(c.args)...), &out, &out)
 		if code != cli.ExitOK || out.String() != c.want+"\n" || logger.GetLevel() != c.level {
@@ -44,7 +45,8 @@ func TestLogLevel(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	if code := Run(t.Context(), []string{"--file", path, "debug"}, &out, &out); code != cli.ExitFailed || !strings.Contains(out.String(), "the agent is not running") {
+	if code := Run(t.Context(), []string{"--file", path, "debug"}, &out, &out); code != cli.ExitFailed ||
+		!strings.Contains(out.String(), "the agent is not running") {
 		t.Errorf("without an agent: code %d, %q", code, out.String())
 	}
 }

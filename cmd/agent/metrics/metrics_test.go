@@ -70,18 +70,23 @@ func TestTheParserThatDropsFiles(t *testing.T) {
 func TestWrite(t *testing.T) {
 	m := observe.Facts{Superuser: true, Agent: observe.Agent{Running: true, Status: &status.Document{Agent: `1.2 "x"`,
 		State: status.Ready, ReadyNS: int64(1500 * time.Millisecond),
-		Steps: []status.Step{{Name: "network", Outcome: status.Done, Start: 1, End: 1 + int64(time.Second)}, {Name: "dns", Outcome: status.Running, Start: 1}},
+		Steps: []status.Step{{Name: "network", Outcome: status.Done, Start: 1, End: 1 + int64(time.Second)},
+			{Name: "dns", Outcome: status.Running, Start: 1}},
 		Marks: []status.Mark{{Name: status.MarkBus, At: int64(time.Second)}}}},
 		FileSystems: []observe.FileSystem{{Path: "/", Size: 3 << 30, Free: 1 << 30}},
 		Disk:        observe.Disk{CID: "disk-1"},
-		Supervisor:  observe.Supervisor{Expected: true, Services: []observe.Service{{Name: "web", State: "running", Monitored: true}}},
-		Identity:    observe.Identity{Certificates: []observe.Certificate{{Role: observe.RoleClient, Name: "a", NotAfter: time.Unix(2e9, 0)}}}}
+		Supervisor: observe.Supervisor{Expected: true,
+			Services: []observe.Service{{Name: "web", State: "running", Monitored: true}}},
+		Identity: observe.Identity{Certificates: []observe.Certificate{{Role: observe.RoleClient, Name: "a",
+			NotAfter: time.Unix(2e9, 0)}}}}
 	var out bytes.Buffer
 	write(&out, m)
 	for _, want := range []string{`cambium_agent_state{state="ready"} 1`, `cambium_boot_ready_seconds 1.5`,
 		`cambium_boot_step_seconds{step="network",outcome="done"} 1`,
-		`cambium_agent_info{version="1.2 \"x\"",agent_id=""} 1`, `cambium_persistent_disk_mounted{cid="disk-1"} 0`, `cambium_job_process_running{name="web",monitored="true"} 1`,
-		`cambium_certificate_expiry_timestamp_seconds{role="bus client",name="a"} 2e+09`, `cambium_filesystem_free_bytes{path="/"} 1.073741824e+09`} {
+		`cambium_agent_info{version="1.2 \"x\"",agent_id=""} 1`, `cambium_persistent_disk_mounted{cid="disk-1"} 0`,
+		`cambium_job_process_running{name="web",monitored="true"} 1`,
+		`cambium_certificate_expiry_timestamp_seconds{role="bus client",name="a"} 2e+09`,
+		`cambium_filesystem_free_bytes{path="/"} 1.073741824e+09`} {
 		if !strings.Contains(out.String(), want+"\n") {
 			t.Errorf("%s is not in\n%s", want, out.String())
 		}
@@ -94,7 +99,8 @@ func TestTextfile(t *testing.T) {
 	target := filepath.Join(dir, "cambium.prom")
 	var out bytes.Buffer
 	for range 2 {
-		if code := Run(t.Context(), []string{"-b", dir, "--file", filepath.Join(dir, "none"), "--textfile", target}, &out, &out); code != 0 || out.Len() > 0 {
+		if code := Run(t.Context(), []string{"-b", dir, "--file", filepath.Join(dir, "none"), "--textfile", target}, &out,
+			&out); code != 0 || out.Len() > 0 {
 			t.Fatalf("exit code %d: %s", code, out.String())
 		}
 	}

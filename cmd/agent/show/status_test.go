@@ -36,8 +36,12 @@ func account(t *testing.T, d status.Document) string {
 // booted is a boot in which everything happened that can.
 func booted() status.Document {
 	ms := int64(time.Millisecond)
-	return status.Document{Version: 1, Agent: "1.2", Supervisor: "monit", AgentID: "a-1", PID: 42, Started: time.Date(2026, 1, 2, 3, 4, 30, 0, time.UTC), State: status.Failed, Verdict: "disk: refused: look at it", Bus: &status.Bus{State: status.BusConnected, Server: "10.88.0.1:4222", Since: time.Date(2026, 1, 2, 3, 4, 0, 0, time.UTC)},
-		Settings: &status.Settings{From: "/settings.json", Cached: true, Why: "no CDROM"}, Warnings: []string{"time: no server"},
+	return status.Document{Version: 1, Agent: "1.2", Supervisor: "monit", AgentID: "a-1", PID: 42,
+		Started: time.Date(2026, 1, 2, 3, 4, 30, 0, time.UTC), State: status.Failed, Verdict: "disk: refused: look at it",
+		Bus: &status.Bus{State: status.BusConnected, Server: "10.88.0.1:4222",
+			Since: time.Date(2026, 1, 2, 3, 4, 0, 0, time.UTC)},
+		Settings: &status.Settings{From: "/settings.json", Cached: true, Why: "no CDROM"},
+		Warnings: []string{"time: no server"},
 		Steps: []status.Step{
 			{Name: "settings", Outcome: status.Done, Start: 10 * ms, End: 510 * ms, Evidence: []string{"from /settings.json"},
 				Waits: []status.Wait{{For: "CDROM", Start: 110 * ms, End: 410 * ms}}},
@@ -45,7 +49,8 @@ func booted() status.Document {
 			{Name: "network", Outcome: status.Running, Start: 510 * ms, Waiting: "a lease", Waits: []status.Wait{{For: "a lease", Start: 600 * ms}}},
 			{Name: "monit", Outcome: status.Pending},
 		},
-		Earlier: []status.Run{{PID: 41, State: status.Starting, Steps: []status.Step{{Name: "settings", Outcome: status.Running}}}}}
+		Earlier: []status.Run{{PID: 41, State: status.Starting,
+			Steps: []status.Step{{Name: "settings", Outcome: status.Running}}}}}
 }
 
 // dead leaves the file of an agent that was ready and does not run any more.
@@ -157,7 +162,10 @@ func TestStatusWaitsForTheVerdict(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Update(func(d *status.Document) { d.State, d.Warnings = status.Ready, []string{"time: no server"} }); err != nil {
+	if err := r.Update(func(d *status.Document) {
+		d.State, d.Warnings = status.Ready,
+			[]string{"time: no server"}
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if got := <-code; got != exitDegraded {
@@ -172,11 +180,14 @@ func TestStatusText(t *testing.T) {
 	pointer := func(t time.Time) *time.Time { return &t }
 	const longest = "the agent does not trust the server's certificate: x509: certificate signed by unknown authority"
 	ready := booted()
-	ready.State, ready.Verdict, ready.Steps, ready.ReadyNS, ready.Settings, ready.Warnings, ready.Earlier = status.Ready, "", ready.Steps[:1], 1234e6, &status.Settings{From: "CDROM"}, nil, nil
+	ready.State, ready.Verdict, ready.Steps, ready.ReadyNS, ready.Settings, ready.Warnings, ready.Earlier = status.Ready,
+		"", ready.Steps[:1], 1234e6, &status.Settings{From: "CDROM"}, nil, nil
 	refused := ready
-	refused.State, refused.Bus = status.Degraded, &status.Bus{State: status.BusRefused, Server: "10.88.0.1:4222", Since: ago(42 * time.Second), Tries: 17, Overdue: true, Reason: longest}
+	refused.State, refused.Bus = status.Degraded, &status.Bus{State: status.BusRefused, Server: "10.88.0.1:4222",
+		Since: ago(42 * time.Second), Tries: 17, Overdue: true, Reason: longest}
 	lost := ready
-	lost.Bus = &status.Bus{State: status.BusLost, Server: "10.88.0.1:4222", Since: ago(2 * time.Second), Tries: 1, Reason: "EOF"}
+	lost.Bus = &status.Bus{State: status.BusLost, Server: "10.88.0.1:4222", Since: ago(2 * time.Second), Tries: 1,
+		Reason: "EOF"}
 	listening := ready
 	listening.Bus = &status.Bus{State: status.BusListening, Server: "0.0.0.0:6868", Since: ago(time.Hour)}
 	dead := ready
@@ -188,7 +199,8 @@ func TestStatusText(t *testing.T) {
 	withProblem := ready
 	const withheld = status.JobsWithheld + ": persistent disk vol-1 is blank"
 	withProblem.Warnings = []string{withheld} // which is printed once
-	withProblem.AddFindings([]string{withheld, "no space left on /var/vcap/data: 0 of 976 MiB are free"}, []string{"eth0 has an MTU of 576 bytes, less than the 1280 that every IaaS supports"})
+	withProblem.AddFindings([]string{withheld, "no space left on /var/vcap/data: 0 of 976 MiB are free"},
+		[]string{"eth0 has an MTU of 576 bytes, less than the 1280 that every IaaS supports"})
 	retried := booted()
 	retried.State, retried.Try, retried.Started = status.Starting, 3, ago(time.Minute)
 	pausing := booted()
@@ -197,8 +209,10 @@ func TestStatusText(t *testing.T) {
 		document status.Document
 		verbose  bool
 	}{
-		"failed": {document: booted()}, "failed-verbose": {document: booted(), verbose: true}, "ready": {document: ready}, "refused": {document: refused}, "lost": {document: lost},
-		"listening": {document: listening}, "not-running": {document: dead}, "retried": {document: retried}, "pausing": {document: pausing}, "problem": {document: withProblem},
+		"failed": {document: booted()}, "failed-verbose": {document: booted(), verbose: true}, "ready": {document: ready},
+		"refused": {document: refused}, "lost": {document: lost},
+		"listening": {document: listening}, "not-running": {document: dead}, "retried": {document: retried},
+		"pausing": {document: pausing}, "problem": {document: withProblem},
 		"halted": {document: halted}, "restarted": {document: restarted},
 	} {
 		for _, width := range []int{80, 120, 200} {
@@ -226,7 +240,8 @@ func TestColorsAreForTerminals(t *testing.T) {
 	}
 	defer file.Close()
 	Status(t.Context(), []string{"--file", path}, file, io.Discard)
-	if text, err := os.ReadFile(file.Name()); err != nil || strings.Contains(string(text), "\x1b") || !strings.Contains(string(text), "failed") {
+	if text, err := os.ReadFile(file.Name()); err != nil || strings.Contains(string(text), "\x1b") ||
+		!strings.Contains(string(text), "failed") {
 		t.Errorf("a file has %q, %v; want no colors", text, err)
 	}
 	t.Setenv("TERM", "xterm")

@@ -130,7 +130,8 @@ func pack(files []file, now time.Time) ([]byte, error) {
 	total := 0
 	var left bytes.Buffer
 	write := func(f file) error {
-		if err := w.WriteHeader(&tar.Header{Name: "support/" + f.name, Mode: 0o600, Size: int64(len(f.data)), ModTime: now}); err != nil {
+		if err := w.WriteHeader(&tar.Header{Name: "support/" + f.name, Mode: 0o600, Size: int64(len(f.data)),
+			ModTime: now}); err != nil {
 			return err
 		}
 		_, err := w.Write(f.data)

@@ -88,11 +88,14 @@ func From(d status.Document, now int64) Chart {
 		if o.Unit < 0 {
 			unit = o.Unit
 		}
-		c.Rows = append(c.Rows, Row{Kind: KindMachine, Label: "init until the unit's start", Outcome: status.Done, Start: o.Init, End: unit})
+		c.Rows = append(c.Rows, Row{Kind: KindMachine, Label: "init until the unit's start",
+			Outcome: status.Done, Start: o.Init, End: unit})
 		if unit < o.Process {
-			c.Rows = append(c.Rows, Row{Kind: KindMachine, Label: "unit until the program's start", Outcome: status.Done, Start: unit, End: o.Process})
+			c.Rows = append(c.Rows, Row{Kind: KindMachine, Label: "unit until the program's start",
+				Outcome: status.Done, Start: unit, End: o.Process})
 		}
-		c.Rows = append(c.Rows, Row{Kind: KindMachine, Label: "program start", Outcome: status.Done, Start: o.Process, End: 0})
+		c.Rows = append(c.Rows, Row{Kind: KindMachine, Label: "program start",
+			Outcome: status.Done, Start: o.Process, End: 0})
 		c.Begin = min(o.Init, o.Kernel)
 		c.Agent = o.Process
 	}

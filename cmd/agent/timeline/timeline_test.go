@@ -24,7 +24,8 @@ func booted() status.Document {
 		Marks:  []status.Mark{{Name: status.MarkBus, At: 90 * ms}, {Name: status.MarkHeartbeat, At: 140 * ms}},
 		Steps: []status.Step{
 			{Name: "settings", Outcome: status.Done, Start: 2 * ms, End: 40 * ms, Waits: []status.Wait{{For: "the metadata service", Start: 5 * ms, End: 35 * ms}},
-				Parts: []status.Part{{Name: "HTTP http://169.254.169.254/latest/user-data", Outcome: "used", Start: 3 * ms, End: 39 * ms}, {Name: "CDROM", Outcome: "failed", Why: "no medium", Start: 3 * ms, End: 4 * ms}}},
+				Parts: []status.Part{{Name: "HTTP http://169.254.169.254/latest/user-data", Outcome: "used", Start: 3 * ms,
+					End: 39 * ms}, {Name: "CDROM", Outcome: "failed", Why: "no medium", Start: 3 * ms, End: 4 * ms}}},
 			{Name: "network", Outcome: status.Done, Start: 41 * ms, End: 80 * ms},
 			{Name: "ephemeral-disk", Outcome: status.Done, Start: 41 * ms, End: 110 * ms},
 			{Name: "dns", Outcome: status.Warned, Start: 111 * ms, End: 150 * ms, Background: true, Error: "resolver is slow"},
@@ -35,11 +36,15 @@ func booted() status.Document {
 // stuck is a boot whose first two tries failed, and whose third waits.
 func stuck() status.Document {
 	d := booted()
-	failed := []status.Step{{Name: "settings", Outcome: status.Done, Start: 1 * ms, End: 9 * ms}, {Name: "ephemeral-disk", Outcome: status.Broken, Start: 9 * ms, End: 30_000 * ms, Error: "no disk"}}
-	retried := []status.Step{{Name: "settings", Outcome: status.Done, Start: 45_000 * ms, End: 45_010 * ms}, {Name: "ephemeral-disk", Outcome: status.Broken, Start: 45_010 * ms, End: 75_000 * ms, Error: "no disk"}}
+	failed := []status.Step{{Name: "settings", Outcome: status.Done, Start: 1 * ms, End: 9 * ms},
+		{Name: "ephemeral-disk", Outcome: status.Broken, Start: 9 * ms, End: 30_000 * ms, Error: "no disk"}}
+	retried := []status.Step{{Name: "settings", Outcome: status.Done, Start: 45_000 * ms, End: 45_010 * ms},
+		{Name: "ephemeral-disk", Outcome: status.Broken, Start: 45_010 * ms, End: 75_000 * ms, Error: "no disk"}}
 	d.State, d.ReadyNS, d.Marks, d.Verdict = status.Starting, 0, nil, "ephemeral-disk: no disk"
-	d.Tries = []status.Try{{Verdict: "ephemeral-disk: no disk", Steps: failed}, {Verdict: "ephemeral-disk: no disk", Steps: retried}}
-	d.Steps = []status.Step{{Name: "settings", Outcome: status.Running, Start: 95_000 * ms, Waiting: "http://169.254.169.254", Waits: []status.Wait{{For: "http://169.254.169.254", Start: 95_001 * ms}}}}
+	d.Tries = []status.Try{{Verdict: "ephemeral-disk: no disk", Steps: failed},
+		{Verdict: "ephemeral-disk: no disk", Steps: retried}}
+	d.Steps = []status.Step{{Name: "settings", Outcome: status.Running, Start: 95_000 * ms,
+		Waiting: "http://169.254.169.254", Waits: []status.Wait{{For: "http://169.254.169.254", Start: 95_001 * ms}}}}
 	return d
 }
 
@@ -47,7 +52,8 @@ func stuck() status.Document {
 func longDocument() status.Document {
 	d := booted()
 	for i := range int64(55) {
-		d.Steps = append(d.Steps, status.Step{Name: fmt.Sprintf("a step with quite a long name, number %d", i), Outcome: status.Done, Start: (150 + 20*i) * ms, End: (160 + 21*i) * ms})
+		d.Steps = append(d.Steps, status.Step{Name: fmt.Sprintf("a step with quite a long name, number %d", i),
+			Outcome: status.Done, Start: (150 + 20*i) * ms, End: (160 + 21*i) * ms})
 	}
 	return d
 }
@@ -95,7 +101,8 @@ func TestChartOfTheUnit(t *testing.T) {
 	d := booted()
 	d.Origin.Unit = -1015 * ms
 	c := From(d, 500*ms)
-	if init, unit := row(t, c, "init until the unit's start"), row(t, c, "unit until the program's start"); init.Took() != 2085*time.Millisecond || unit.Took() != time.Second {
+	if init, unit := row(t, c, "init until the unit's start"),
+		row(t, c, "unit until the program's start"); init.Took() != 2085*time.Millisecond || unit.Took() != time.Second {
 		t.Errorf("init took %s, the unit %s", init.Took(), unit.Took())
 	}
 }
@@ -104,13 +111,15 @@ func TestChartOfTheUnit(t *testing.T) {
 // TestChartOfARestart: hours since the boot of the machine are not a part of the agent's restart.
 func TestChartOfARestart(t *testing.T) {
 	d := status.Document{AgentID: "a", State: status.Ready, ReadyNS: int64(time.Second), Earlier: []status.Run{{PID: 7}},
-		Origin: &status.Origin{Kernel: -int64(6 * time.Hour), Init: -int64(5 * time.Hour), Unit: -int64(2 * time.Millisecond), Process: -int64(time.Millisecond)},
-		Steps:  []status.Step{{Name: "network", Outcome: status.Done, Start: 1, End: int64(time.Second / 2)}}}
+		Origin: &status.Origin{Kernel: -int64(6 * time.Hour), Init: -int64(5 * time.Hour),
+			Unit: -int64(2 * time.Millisecond), Process: -int64(time.Millisecond)},
+		Steps: []status.Step{{Name: "network", Outcome: status.Done, Start: 1, End: int64(time.Second / 2)}}}
 	c := From(d, int64(time.Minute))
 	var out strings.Builder
 	Blame(&out, c, 80)
 	if text := out.String(); !strings.HasPrefix(text, "agent a, restarted (once in this boot)\n") ||
-		!strings.Contains(text, "restart: program start") || strings.Contains(text, "init until") || strings.Contains(text, "h0m") {
+		!strings.Contains(text, "restart: program start") || strings.Contains(text, "init until") ||
+		strings.Contains(text, "h0m") {
 		t.Errorf("the restart does not show:\n%s", text)
 	}
 	if c.Begin != d.Origin.Unit {
@@ -120,9 +129,11 @@ func TestChartOfARestart(t *testing.T) {
 
 func TestChartOfSourcesThatAreAsked(t *testing.T) {
 	d := stuck()
-	d.Steps[0].Parts = []status.Part{{Name: "HTTP", Outcome: "no answer", Why: "404", Start: 95_000 * ms}, {Name: "CDROM", Outcome: "failed", Start: 95_000 * ms, End: 95_001 * ms}}
+	d.Steps[0].Parts = []status.Part{{Name: "HTTP", Outcome: "no answer", Why: "404", Start: 95_000 * ms},
+		{Name: "CDROM", Outcome: "failed", Start: 95_000 * ms, End: 95_001 * ms}}
 	c := From(d, 100_000*ms)
-	if r := row(t, c, "HTTP"); !r.Running || r.Outcome != status.Running || r.End != 100_000*ms || r.Note != "no answer: 404" {
+	if r := row(t, c, "HTTP"); !r.Running || r.Outcome != status.Running || r.End != 100_000*ms ||
+		r.Note != "no answer: 404" {
 		t.Errorf("a source that is asked: %+v", r)
 	}
 	if r := row(t, c, "CDROM"); r.Running || r.End != 95_001*ms {
@@ -149,13 +160,15 @@ func TestChartOfAStuckBoot(t *testing.T) {
 		t.Errorf("%d tries with %d failures, want 3 and 2", tries, broken)
 	}
 	last := c.Rows[len(c.Rows)-1]
-	if !last.Running || last.End != 100_000*ms || c.End != last.End || last.Waits[0].End != last.End || !strings.Contains(last.Note, "169.254") {
+	if !last.Running || last.End != 100_000*ms || c.End != last.End || last.Waits[0].End != last.End ||
+		!strings.Contains(last.Note, "169.254") {
 		t.Errorf("what runs does not reach to now: %+v", last)
 	}
 }
 
 func TestTextFitsTheTerminal(t *testing.T) {
-	for name, d := range map[string]status.Document{"booted": booted(), "stuck": stuck(), "many": longDocument(), "empty": {}} {
+	for name, d := range map[string]status.Document{"booted": booted(), "stuck": stuck(), "many": longDocument(),
+		"empty": {}} {
 		for _, width := range []int{60, 80, 120, 200} {
 			var out bytes.Buffer
 			Text(&out, From(d, 100_000*ms), width)
@@ -184,7 +197,10 @@ func TestRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := rec.Update(func(d *status.Document) { d.AgentID, d.State, d.Steps = "a-1", status.Ready, booted().Steps }); err != nil {
+	if err := rec.Update(func(d *status.Document) {
+		d.AgentID, d.State, d.Steps = "a-1", status.Ready,
+			booted().Steps
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if err := rec.Flush(); err != nil {
@@ -227,7 +243,8 @@ func TestScreens(t *testing.T) {
 	asked := stuck()
 	slower := booted()
 	slower.Steps[1].End += 20 * ms
-	asked.Steps[0].Parts = []status.Part{{Name: "HTTP http://169.254.169.254", Outcome: "no answer", Why: "404", Start: 95_000 * ms}, {Name: "CDROM", Outcome: "failed", Start: 95_000 * ms, End: 95_001 * ms}}
+	asked.Steps[0].Parts = []status.Part{{Name: "HTTP http://169.254.169.254", Outcome: "no answer", Why: "404",
+		Start: 95_000 * ms}, {Name: "CDROM", Outcome: "failed", Start: 95_000 * ms, End: 95_001 * ms}}
 	for name, draw := range map[string]func(*bytes.Buffer){
 		"ready":   func(b *bytes.Buffer) { Text(b, From(booted(), 500*ms), 80) },
 		"stuck":   func(b *bytes.Buffer) { Text(b, From(asked, 100_000*ms), 80) },

@@ -144,7 +144,8 @@ func (p *picture) legend(y float64) {
 
 // headline returns the text of a try.
 func headline(r timeline.Row) string {
-	return strings.TrimSuffix(fmt.Sprintf("%s after %s: %s", r.Label, timeline.Rounded(time.Duration(r.Start)), r.Note), ": ")
+	return strings.TrimSuffix(fmt.Sprintf("%s after %s: %s", r.Label, timeline.Rounded(time.Duration(r.Start)), r.Note),
+		": ")
 }
 
 // lengthOf returns the length of a row or, for a moment, its time.

@@ -149,7 +149,8 @@ func TestPictureIsSelfContainedAndEscaped(t *testing.T) {
 	if err := Draw(&out, c); err != nil {
 		t.Fatal(err)
 	}
-	for _, forbidden := range []string{"<script", "src=", "href=", "@import", "url(", "var(", "@media", "<style", "class="} {
+	for _, forbidden := range []string{"<script", "src=", "href=", "@import", "url(", "var(", "@media", "<style",
+		"class="} {
 		if strings.Contains(out.String(), forbidden) {
 			t.Errorf("the picture contains %s", forbidden)
 		}

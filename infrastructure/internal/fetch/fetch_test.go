@@ -144,10 +144,12 @@ func TestRefusedAndUnusable(t *testing.T) {
 	}
 	closed := l.Addr().String()
 	l.Close()
-	if _, err := (Client{}).Do(t.Context(), Request{URL: "http://user:canary@" + closed + "/x", Limit: 10}); err == nil || strings.Contains(err.Error(), "canary") || !strings.Contains(err.Error(), "refused") {
+	if _, err := (Client{}).Do(t.Context(), Request{URL: "http://user:canary@" + closed + "/x", Limit: 10}); err == nil ||
+		strings.Contains(err.Error(), "canary") || !strings.Contains(err.Error(), "refused") {
 		t.Errorf("error %v, want connection refused without the password", err)
 	}
-	for _, bad := range []string{"", "ftp://127.0.0.1/x", "/etc/passwd", "http://", "http://a b/", "http://[::1", "file:///etc/passwd"} {
+	for _, bad := range []string{"", "ftp://127.0.0.1/x", "/etc/passwd", "http://", "http://a b/", "http://[::1",
+		"file:///etc/passwd"} {
 		_, err := Client{}.Do(t.Context(), Request{URL: bad, Limit: 10})
 		if source.KindOf(err) != source.Definite {
 			t.Errorf("%q: error %v, want a final one", bad, err)
@@ -178,7 +180,8 @@ func TestRedirects(t *testing.T) {
 	}))
 	defer origin.Close()
 	do := func(path string) (Response, error) {
-		return Client{}.Do(t.Context(), Request{URL: origin.URL + path, Limit: 100, Header: map[string]secret.String{"X-Token": secret.New("t")}})
+		return Client{}.Do(t.Context(), Request{URL: origin.URL + path, Limit: 100,
+			Header: map[string]secret.String{"X-Token": secret.New("t")}})
 	}
 	for _, path := range []string{"/away", "/name", "/loop", "/file"} {
 		if _, err := do(path); err == nil {
@@ -219,7 +222,10 @@ func TestCredentialsAndHeaders(t *testing.T) {
 
 func TestProxyIsForFarAwayOnly(t *testing.T) {
 	var seen atomic.Value
-	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { seen.Store(r.URL.String()) }))
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter,
+		r *http.Request) {
+		seen.Store(r.URL.String())
+	}))
 	defer proxy.Close()
 	proxyURL, err := url.Parse(proxy.URL)
 	if err != nil {
@@ -231,7 +237,10 @@ func TestProxyIsForFarAwayOnly(t *testing.T) {
 	if _, err := (Client{}).Do(t.Context(), Request{URL: "http://registry.example.test/x", Limit: 10}); err != nil {
 		t.Fatal(err)
 	}
-	client := Client{Connecting: func(_ context.Context, server netip.AddrPort) { t.Errorf("the proxy %s was announced", server) }}
+	client := Client{Connecting: func(_ context.Context,
+		server netip.AddrPort) {
+		t.Errorf("the proxy %s was announced", server)
+	}}
 	if _, err := client.Do(t.Context(), Request{URL: "http://registry.example.test/x", Limit: 10}); err != nil {
 		t.Fatal(err)
 	}
@@ -239,9 +248,11 @@ func TestProxyIsForFarAwayOnly(t *testing.T) {
 		t.Errorf("proxy saw %v, want the request", seen.Load())
 	}
 	for host, direct := range map[string]bool{
-		"169.254.169.254": true, "169.254.170.2": true, "fe80::1": true, "fe80::a9fe:a9fe%25eth0": true, "100.100.100.200": true, "168.63.129.16": true, "fd00:ec2::254": true,
-		"::ffff:169.254.169.254": true, "127.0.0.1": true, "::1": true, "localhost": true, "metadata.google.internal": true, "metadata.google.internal.": true,
-		"10.0.0.6": false, "registry": false, "fd00::1": false, "100.100.100.201": false,
+		"169.254.169.254": true, "169.254.170.2": true, "fe80::1": true, "fe80::a9fe:a9fe%25eth0": true,
+		"100.100.100.200": true, "168.63.129.16": true, "fd00:ec2::254": true,
+		"::ffff:169.254.169.254": true, "127.0.0.1": true, "::1": true, "localhost": true, "metadata.google.internal": true,
+		"metadata.google.internal.": true,
+		"10.0.0.6":                  false, "registry": false, "fd00::1": false, "100.100.100.201": false,
 	} {
 		u := &url.URL{Scheme: "http", Host: host}
 		if strings.Contains(host, ":") {
@@ -284,10 +295,16 @@ func TestLookupReplacesTheResolver(t *testing.T) {
 // follow.
 func TestConnectionsAreAnnounced(t *testing.T) {
 	var events []string
-	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { events = append(events, "request") }))
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter,
+		*http.Request) {
+		events = append(events, "request")
+	}))
 	defer server.Close()
 	_, port, _ := net.SplitHostPort(strings.TrimPrefix(server.URL, "http://"))
-	client := Client{Connecting: func(_ context.Context, server netip.AddrPort) { events = append(events, server.String()) },
+	client := Client{Connecting: func(_ context.Context,
+		server netip.AddrPort) {
+		events = append(events, server.String())
+	},
 		Lookup: func(context.Context, string) ([]netip.Addr, error) {
 			return []netip.Addr{netip.MustParseAddr("127.0.0.2"), netip.MustParseAddr("127.0.0.1")}, nil
 		}}
@@ -314,7 +331,8 @@ func TestEndOfContext(t *testing.T) {
 
 func TestNeedsNetwork(t *testing.T) {
 	for raw, want := range map[string]bool{
-		"http://169.254.169.254/x": true, "http://registry:25777": true, "http://127.0.0.1:8080/x": false, "http://[::1]:80": false, "http://localhost": false, "/a/file": false,
+		"http://169.254.169.254/x": true, "http://registry:25777": true, "http://127.0.0.1:8080/x": false,
+		"http://[::1]:80": false, "http://localhost": false, "/a/file": false,
 	} {
 		if got := NeedsNetwork(raw); got != want {
 			t.Errorf("%s: %v, want %v", raw, got, want)

@@ -61,7 +61,8 @@ func TestDecode(t *testing.T) {
 }
 
 func FuzzDecode(f *testing.F) {
-	for _, seed := range []string{`{"agent_id":"a"}`, `"eyJhIjoxfQ"`, "eyJhIjoxfQ==", `"{\"a\":1}"`, "\xef\xbb\xbf{}", "", `"`, `{"a":`} {
+	for _, seed := range []string{`{"agent_id":"a"}`, `"eyJhIjoxfQ"`, "eyJhIjoxfQ==", `"{\"a\":1}"`, "\xef\xbb\xbf{}", "",
+		`"`, `{"a":`} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
@@ -78,7 +79,8 @@ func TestDecodeMetadata(t *testing.T) {
 	if err != nil || got != (Metadata{InstanceID: "i-1", PublicKey: "ssh-rsa A"}) {
 		t.Errorf("%+v, %v", got, err)
 	}
-	for _, body := range []string{`{}`, `{"instance-id":null,"public-keys":null}`, `{"public-keys":{"1":{"openssh-key":"x"}}}`} {
+	for _, body := range []string{`{}`, `{"instance-id":null,"public-keys":null}`,
+		`{"public-keys":{"1":{"openssh-key":"x"}}}`} {
 		if got, err := DecodeMetadata([]byte(body)); err != nil || got != (Metadata{}) {
 			t.Errorf("%s: %+v, %v; want nothing", body, got, err)
 		}

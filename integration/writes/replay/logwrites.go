@@ -48,7 +48,8 @@ func readLog(log io.ReaderAt, disk byte, length int64) (all []logged, err error)
 		return nil, fmt.Errorf("superblock: %w", err)
 	}
 	if super.Magic != logMagic || super.Version != logVersion || super.SectorSize < 512 {
-		return nil, fmt.Errorf("superblock: magic %#x, version %d, sectors of %d bytes", super.Magic, super.Version, super.SectorSize)
+		return nil, fmt.Errorf("superblock: magic %#x, version %d, sectors of %d bytes", super.Magic, super.Version,
+			super.SectorSize)
 	}
 	sector := int64(super.SectorSize)
 	for next := sector; next+sector <= length; {
@@ -56,7 +57,8 @@ func readLog(log io.ReaderAt, disk byte, length int64) (all []logged, err error)
 		if err := at(next, &l); err != nil {
 			return nil, fmt.Errorf("entry at %d: %w", next, err)
 		}
-		e := Entry{Header: fusetest.Header{Kind: fusetest.Wrote, Disk: disk, Offset: int64(l.Sector) * sector, Length: int64(l.Sectors) * sector}}
+		e := Entry{Header: fusetest.Header{Kind: fusetest.Wrote, Disk: disk, Offset: int64(l.Sector) * sector,
+			Length: int64(l.Sectors) * sector}}
 		next += sector
 		switch {
 		case l.Flags == logFlush && l.Sectors == 0:

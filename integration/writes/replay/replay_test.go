@@ -69,8 +69,10 @@ func TestLogOfWrites(t *testing.T) {
 	if end := got[3].end; end != int64(complete) {
 		t.Errorf("the last entry ends at %d, want %d", end, complete)
 	}
-	for name, bad := range map[string]*logText{"magic": newLog(4711), "flags": newLog(logMagic).add(1, 1, 1<<1, "x"), "superblock": {}} {
-		if _, err := readLog(bytes.NewReader(bad.Bytes()), 0, int64(bad.Len())); err == nil || !strings.Contains(err.Error(), name) {
+	for name, bad := range map[string]*logText{"magic": newLog(4711), "flags": newLog(logMagic).add(1, 1, 1<<1, "x"),
+		"superblock": {}} {
+		if _, err := readLog(bytes.NewReader(bad.Bytes()), 0, int64(bad.Len())); err == nil ||
+			!strings.Contains(err.Error(), name) {
 			t.Errorf("a log with wrong %s is read with %v", name, err)
 		}
 	}

@@ -18,7 +18,10 @@ func SetRow(page string, cells ...any) error {
 		return err
 	}
 	lines := strings.Split(string(data), "\n")
-	n := slices.IndexFunc(lines, func(line string) bool { return strings.HasPrefix(line, fmt.Sprintf("| %v |", cells[0])) })
+	n := slices.IndexFunc(lines, func(line string) bool {
+		return strings.HasPrefix(line,
+			fmt.Sprintf("| %v |", cells[0]))
+	})
 	if n < 0 {
 		return fmt.Errorf("%s has no row for %v", page, cells[0])
 	}

@@ -148,7 +148,8 @@ func (l hostLink) make(space netns.Namespace, access Access) error {
 	defer func() { _ = far.Close() }()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = l.name
-	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: hostEnd, PeerNamespace: netlink.NsFd(int(far.Fd()))}); err != nil {
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: hostEnd,
+		PeerNamespace: netlink.NsFd(int(far.Fd()))}); err != nil {
 		return err
 	}
 	if err := addressUp(l.name, l.near, l.prefixBits); err != nil {

@@ -37,7 +37,8 @@ func (d Disk) config() []byte {
 }
 
 // loaderModules lists GRUB's modules for the BIOS boot loader. The signed one contains them all.
-var loaderModules = []string{"biosdisk", "part_msdos", "ext2", "linux", "configfile", "normal", "search_fs_uuid", "password_pbkdf2"}
+var loaderModules = []string{"biosdisk", "part_msdos", "ext2", "linux", "configfile", "normal", "search_fs_uuid",
+	"password_pbkdf2"}
 
 // Offsets in GRUB's first sector (nextSector, bootDrive, bootDriveCheck) and second sector (restSector).
 const (
@@ -105,7 +106,8 @@ func (d Disk) installBIOS(ctx context.Context, work string) error {
 	if err := os.WriteFile(config, d.config(), 0o600); err != nil {
 		return err
 	}
-	args := append([]string{"-O", "i386-pc", "-d", loaderDir, "-o", core, "-p", "/boot/grub", "-c", config}, loaderModules...)
+	args := append([]string{"-O", "i386-pc", "-d", loaderDir, "-o", core, "-p", "/boot/grub", "-c", config},
+		loaderModules...)
 	if err := run(ctx, "grub-mkimage", args...); err != nil {
 		return fmt.Errorf("boot loader: %w; install the packages grub-common and grub-pc-bin", err)
 	}

@@ -82,14 +82,16 @@ func (m *Machine) bake(ctx context.Context) error {
 			if err := os.WriteFile(agentJSON, m.Spec.AgentJSON, 0o600); err != nil {
 				return err
 			}
-			install := exec.CommandContext(ctx, m.Spec.Installer, "--agent", m.Spec.Agent, "--agent-json", agentJSON, "--log", "journal")
+			install := exec.CommandContext(ctx, m.Spec.Installer, "--agent", m.Spec.Agent, "--agent-json", agentJSON, "--log",
+				"journal")
 			install.Env = append(os.Environ(), "DESTDIR="+root)
 			if out, err := install.CombinedOutput(); err != nil {
 				return fmt.Errorf("install the agent: %w: %s", err, strings.TrimSpace(string(out)))
 			}
 		}
 		id := strings.ReplaceAll(machine.MAC(m.Spec.Name, -1).String(), ":", "")
-		files := append([]machine.File{{Path: "/etc/machine-id", Data: []byte(strings.Repeat("0", 20) + id + "\n"), Mode: 0o444}}, m.Spec.Files...)
+		files := append([]machine.File{{Path: "/etc/machine-id", Data: []byte(strings.Repeat("0", 20) + id + "\n"),
+			Mode: 0o444}}, m.Spec.Files...)
 		dir, err := os.OpenRoot(root)
 		if err != nil {
 			return err

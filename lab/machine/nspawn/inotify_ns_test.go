@@ -20,7 +20,8 @@ func TestNSInotifyLimit(t *testing.T) {
 		child := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestNSInotifyLimit$", "-test.v")
 		child.Env = append(os.Environ(), inside+"=1")
 		child.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER,
-			UidMappings: []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}, GidMappings: []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}}
+			UidMappings: []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}},
+			GidMappings: []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}}
 		if out, err := child.CombinedOutput(); err != nil {
 			t.Errorf("%v\n%s", err, out)
 		}
@@ -39,7 +40,8 @@ func TestNSInotifyLimit(t *testing.T) {
 	limit("12")
 	m := &Machine{}
 	m.Begin(machine.Spec{Name: "limited", Dir: t.TempDir()})
-	if err := m.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "run 'sysctl fs.inotify.max_user_instances=1024'") {
+	if err := m.Start(t.Context()); err == nil ||
+		!strings.Contains(err.Error(), "run 'sysctl fs.inotify.max_user_instances=1024'") {
 		t.Errorf("with 12 instances: got %v, want what to raise", err)
 	}
 }

@@ -310,7 +310,8 @@ func openIn(root, path string, flags uint64) (*os.File, error) {
 		return nil, err
 	}
 	defer func() { _ = dir.Close() }()
-	fd, err := unix.Openat2(int(dir.Fd()), path, &unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
+	fd, err := unix.Openat2(int(dir.Fd()), path,
+		&unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}

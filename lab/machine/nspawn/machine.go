@@ -161,10 +161,12 @@ func (m *Machine) argv() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	nspawn := []string{"systemd-nspawn", "--quiet", fmt.Sprintf("--rlimit=RLIMIT_NOFILE=1024:%d", min(limit.Max, openFiles)), "--register=no", "--keep-unit", "--machine=" + m.Spec.Name,
+	nspawn := []string{"systemd-nspawn", "--quiet", fmt.Sprintf("--rlimit=RLIMIT_NOFILE=1024:%d",
+		min(limit.Max, openFiles)), "--register=no", "--keep-unit", "--machine=" + m.Spec.Name,
 		"--directory=" + m.layer().Root(), "--boot", "--network-namespace-path=" + m.netns().Path(),
 		"--capability=all", "--drop-capability=" + dropped, "--system-call-filter=~@swap", "--console=read-only",
-		"--bind=" + strings.ReplaceAll(verdicts, ":", `\:`) + ":" + machine.VerdictPort, "--resolv-conf=off", "--timezone=off", "--link-journal=no"}
+		"--bind=" + strings.ReplaceAll(verdicts, ":", `\:`) + ":" + machine.VerdictPort, "--resolv-conf=off",
+		"--timezone=off", "--link-journal=no"}
 	if _, err := os.Stat("/run/systemd/system"); err == nil {
 		argv := []string{"systemd-run", "--quiet", "--scope", "--collect", "--unit=" + m.Spec.Name, "--property=Delegate=yes"}
 		return append(append(append(argv, m.engine.properties()...), "--"), nspawn...), nil

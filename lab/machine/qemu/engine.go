@@ -121,7 +121,8 @@ func (m *Machine) makeRoot(ctx context.Context) error {
 		return nil
 	}
 	temporary := m.rootDisk() + ".new"
-	create := exec.CommandContext(ctx, "qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", m.image.Disk, temporary, fmt.Sprint(m.engine.RootSize))
+	create := exec.CommandContext(ctx, "qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", m.image.Disk,
+		temporary, fmt.Sprint(m.engine.RootSize))
 	if out, err := create.CombinedOutput(); err != nil {
 		return fmt.Errorf("root disk of %s: %w: %s", m.Spec.Name, err, strings.TrimSpace(string(out)))
 	}

@@ -40,7 +40,8 @@ type guestCall struct {
 var errRewound = errors.New("the machine was rewound")
 
 func newGuestConn(conn net.Conn, greeted func()) *guestConn {
-	h := &guestConn{conn: conn, out: &guest.Writer{W: conn}, calls: map[uint32]*guestCall{}, connected: make(chan struct{}), gone: make(chan struct{}),
+	h := &guestConn{conn: conn, out: &guest.Writer{W: conn}, calls: map[uint32]*guestCall{},
+		connected: make(chan struct{}), gone: make(chan struct{}),
 		stopped: make(chan struct{}), greeted: greeted}
 	go h.read(h.stopped)
 	return h
@@ -139,7 +140,8 @@ func (h *guestConn) resume() {
 }
 
 // call sends a request and waits until it has ended.
-func (h *guestConn) call(ctx context.Context, r guest.Request, stdin io.Reader, stdout, stderr io.Writer) (guest.Result, error) {
+func (h *guestConn) call(ctx context.Context, r guest.Request, stdin io.Reader, stdout,
+	stderr io.Writer) (guest.Result, error) {
 	select {
 	case <-h.connected:
 	case <-h.gone:

@@ -49,10 +49,12 @@ func TestHandRunsPrograms(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			var out, words bytes.Buffer
-			r, err := h.call(t.Context(), guest.Request{Op: "run", Args: []string{"sh", "-c", c.script}, Env: []string{"COLOR=blue"}},
+			r, err := h.call(t.Context(), guest.Request{Op: "run", Args: []string{"sh", "-c", c.script},
+				Env: []string{"COLOR=blue"}},
 				strings.NewReader(c.stdin), &out, &words)
 			if err != nil || r.Error != "" || r.Status != c.status || out.String() != c.stdout || words.String() != c.stderr {
-				t.Errorf("status %d (%q, %v), %d bytes, %q; want status %d, %d bytes, %q", r.Status, r.Error, err, out.Len(), words.String(), c.status, len(c.stdout), c.stderr)
+				t.Errorf("status %d (%q, %v), %d bytes, %q; want status %d, %d bytes, %q", r.Status, r.Error, err, out.Len(),
+					words.String(), c.status, len(c.stdout), c.stderr)
 			}
 		})
 	}
@@ -60,7 +62,8 @@ func TestHandRunsPrograms(t *testing.T) {
 
 func TestHandTellsWhatFails(t *testing.T) {
 	h, cut := guestInProcess(t)
-	if r, err := h.call(t.Context(), guest.Request{Op: "run", Args: []string{"/nowhere"}}, nil, nil, nil); err != nil || r.Error == "" {
+	if r, err := h.call(t.Context(), guest.Request{Op: "run", Args: []string{"/nowhere"}}, nil, nil, nil); err != nil ||
+		r.Error == "" {
 		t.Errorf("a program that is not there: %+v, %v", r, err)
 	}
 	if r, err := h.call(t.Context(), guest.Request{Op: "dance"}, nil, nil, nil); err != nil || r.Error == "" {
@@ -69,12 +72,14 @@ func TestHandTellsWhatFails(t *testing.T) {
 	mark := filepath.Join(t.TempDir(), "mark")
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if _, err := h.call(ctx, guest.Request{Op: "run", Args: []string{"sh", "-c", "sleep 5; touch " + mark}}, nil, nil, nil); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := h.call(ctx, guest.Request{Op: "run", Args: []string{"sh", "-c", "sleep 5; touch " + mark}}, nil, nil,
+		nil); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a program that takes too long: %v", err)
 	}
 	begin := time.Now()
 	go func() { time.Sleep(50 * time.Millisecond); cut() }()
-	if _, err := h.call(t.Context(), guest.Request{Op: "run", Args: []string{"sleep", "10"}}, nil, nil, nil); !errors.Is(err, machine.ErrNotRunning) || time.Since(begin) > 9*time.Second {
+	if _, err := h.call(t.Context(), guest.Request{Op: "run", Args: []string{"sleep", "10"}}, nil, nil,
+		nil); !errors.Is(err, machine.ErrNotRunning) || time.Since(begin) > 9*time.Second {
 		t.Errorf("a machine that goes away: %v after %v", err, time.Since(begin))
 	}
 	time.Sleep(time.Until(begin.Add(5200 * time.Millisecond)))
@@ -108,7 +113,8 @@ func TestHandRewound(t *testing.T) {
 	lost := make(chan error, 1)
 	started := make(chan struct{})
 	go func() {
-		_, err := h.call(t.Context(), guest.Request{Op: "run", Args: []string{"sh", "-c", "echo; sleep 10"}}, nil, signalWriter{started}, nil)
+		_, err := h.call(t.Context(), guest.Request{Op: "run", Args: []string{"sh", "-c", "echo; sleep 10"}}, nil,
+			signalWriter{started}, nil)
 		lost <- err
 	}()
 	<-started
@@ -118,7 +124,8 @@ func TestHandRewound(t *testing.T) {
 	}
 	h.resume()
 	var out bytes.Buffer
-	if _, err := h.call(t.Context(), guest.Request{Op: "run", Args: []string{"echo", "hello"}}, nil, &out, nil); err != nil || out.String() != "hello\n" {
+	if _, err := h.call(t.Context(), guest.Request{Op: "run", Args: []string{"echo", "hello"}}, nil, &out,
+		nil); err != nil || out.String() != "hello\n" {
 		t.Errorf("after that: %q, %v", out.String(), err)
 	}
 }

@@ -26,8 +26,10 @@ func TestVMHungKernel(t *testing.T) {
 	t.Setenv(notes.NotesFile, told)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	engine := qemu.Engine{Images: image.Cache{Dir: tree.DefaultDir(), Progress: t.Logf}, HangTimeout: 100 * time.Millisecond}
-	made, err := engine.Create(ctx, machine.Spec{Name: "hung", Dir: filepath.Join(t.TempDir(), "hung"), Agent: labtest.Agent(t)})
+	engine := qemu.Engine{Images: image.Cache{Dir: tree.DefaultDir(), Progress: t.Logf},
+		HangTimeout: 100 * time.Millisecond}
+	made, err := engine.Create(ctx, machine.Spec{Name: "hung", Dir: filepath.Join(t.TempDir(), "hung"),
+		Agent: labtest.Agent(t)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -92,7 +92,8 @@ func (m *Machine) start(ctx context.Context, paused bool) error {
 		return err
 	}
 	b := &boot{qemu: exec.Command(argv[0], argv[1:]...), ended: make(chan struct{})}
-	if b.output, err = os.OpenFile(filepath.Join(m.Spec.Dir, "qemu.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600); err != nil {
+	if b.output, err = os.OpenFile(filepath.Join(m.Spec.Dir, "qemu.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY,
+		0o600); err != nil {
 		return err
 	}
 	b.qemu.Stdout, b.qemu.Stderr, b.qemu.ExtraFiles = b.output, b.output, inherited
@@ -295,11 +296,16 @@ var kernelArguments = "console=ttyS0 net.ifnames=0 biosdevname=0 panic=5 quiet s
 	" modprobe.blacklist=kvm_amd,kvm_intel,kvm,ata_piix,ata_generic,evdev,serio_raw,efi_pstore,qemu_fw_cfg,button,psmouse,i2c_piix4,floppy" +
 	" systemd.mask=" + strings.Join(masked, " systemd.mask=")
 
-var masked = []string{"modprobe@configfs.service", "modprobe@dm_mod.service", "modprobe@drm.service", "modprobe@efi_pstore.service", "modprobe@fuse.service",
-	"modprobe@loop.service", "sys-kernel-debug.mount", "sys-kernel-tracing.mount", "dev-hugepages.mount", "dev-mqueue.mount", "proc-sys-fs-binfmt_misc.automount",
-	"sys-fs-fuse-connections.mount", "sys-kernel-config.mount", "getty.target", "getty@tty1.service", "systemd-update-utmp.service", "systemd-update-utmp-runlevel.service",
-	"systemd-logind.service", "systemd-user-sessions.service", "systemd-random-seed.service", "systemd-ask-password-wall.path", "systemd-ask-password-console.path",
-	"apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "logrotate.timer", "man-db.timer", "systemd-pstore.service",
+var masked = []string{"modprobe@configfs.service", "modprobe@dm_mod.service", "modprobe@drm.service",
+	"modprobe@efi_pstore.service", "modprobe@fuse.service",
+	"modprobe@loop.service", "sys-kernel-debug.mount", "sys-kernel-tracing.mount", "dev-hugepages.mount",
+	"dev-mqueue.mount", "proc-sys-fs-binfmt_misc.automount",
+	"sys-fs-fuse-connections.mount", "sys-kernel-config.mount", "getty.target", "getty@tty1.service",
+	"systemd-update-utmp.service", "systemd-update-utmp-runlevel.service",
+	"systemd-logind.service", "systemd-user-sessions.service", "systemd-random-seed.service",
+	"systemd-ask-password-wall.path", "systemd-ask-password-console.path",
+	"apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "logrotate.timer", "man-db.timer",
+	"systemd-pstore.service",
 	"systemd-journal-catalog-update.service", "ldconfig.service", "systemd-update-done.service"}
 
 // pend schedules a file to be written at the next start.
@@ -409,7 +415,8 @@ func (m *Machine) end(ctx context.Context, off bool, ask func(b *boot) error) er
 
 // ask makes systemd stop the machine.
 func ask(ctx context.Context, b *boot, verb string) error {
-	r, err := b.guestConn.call(ctx, guest.Request{Op: "run", Args: []string{"systemctl", "--no-block", verb}}, nil, nil, nil)
+	r, err := b.guestConn.call(ctx, guest.Request{Op: "run", Args: []string{"systemctl", "--no-block", verb}}, nil, nil,
+		nil)
 	if errors.Is(err, machine.ErrNotRunning) {
 		return nil // it was down before the answer
 	}

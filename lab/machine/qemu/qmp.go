@@ -41,7 +41,8 @@ var errMonitor = errors.New("qemu has ended")
 
 // newMonitor takes over a connection to QEMU. event is called for each event, in order.
 func newMonitor(ctx context.Context, conn *net.UnixConn, event func(message)) (*monitor, error) {
-	m := &monitor{conn: conn, waiting: map[int]chan message{}, watchers: map[int]func(message){0: event}, closed: make(chan struct{})}
+	m := &monitor{conn: conn, waiting: map[int]chan message{}, watchers: map[int]func(message){0: event},
+		closed: make(chan struct{})}
 	go m.read()
 	return m, m.do(ctx, "qmp_capabilities", nil, nil)
 }
@@ -168,7 +169,8 @@ func (m *monitor) job(ctx context.Context, command string, arguments map[string]
 	arguments["job-id"] = id
 	concluded, stop := m.watch(func(msg message) bool {
 		var d struct{ ID, Status string }
-		return msg.Event == "JOB_STATUS_CHANGE" && json.Unmarshal(msg.Data, &d) == nil && d.ID == id && d.Status == "concluded"
+		return msg.Event == "JOB_STATUS_CHANGE" && json.Unmarshal(msg.Data, &d) == nil && d.ID == id &&
+			d.Status == "concluded"
 	})
 	defer stop()
 	if err := m.do(ctx, command, arguments, nil); err != nil {

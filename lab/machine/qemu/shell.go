@@ -91,7 +91,8 @@ func (m *Machine) serveShell(conn net.Conn) {
 			}
 		}
 	}()
-	result, err := h.call(ctx, r, input, guest.Stream{To: out, Kind: guest.Stdout}, guest.Stream{To: out, Kind: guest.Stderr})
+	result, err := h.call(ctx, r, input, guest.Stream{To: out, Kind: guest.Stdout},
+		guest.Stream{To: out, Kind: guest.Stderr})
 	_ = input.Close()
 	if err != nil {
 		result = guest.Result{Error: err.Error()}

@@ -91,7 +91,8 @@ func (m *Machine) Rewind(ctx context.Context, tag string) error {
 			}
 		}
 	}
-	if err := b.qmp.job(ctx, "snapshot-load", map[string]any{"tag": tag, "vmstate": rootNode, "devices": []string{rootNode}}); err != nil {
+	if err := b.qmp.job(ctx, "snapshot-load",
+		map[string]any{"tag": tag, "vmstate": rootNode, "devices": []string{rootNode}}); err != nil {
 		return err
 	}
 	b.guestConn.resume()

@@ -20,7 +20,8 @@ func (m *Machine) LogWrites(dir string) {
 
 // logged adds QEMU's driver that logs writes to a disk, if LogWrites was called, and returns the set of the log as
 // well.
-func (m *Machine) logged(d *descriptors, id string, block map[string]any) (above map[string]any, sets []int, err error) {
+func (m *Machine) logged(d *descriptors, id string, block map[string]any) (above map[string]any, sets []int,
+	err error) {
 	if m.writes == "" || block["read-only"] == true {
 		return block, nil, nil
 	}

@@ -12,7 +12,8 @@ import (
 
 func TestSystemdVersion(t *testing.T) {
 	for name, want := range map[string]int{
-		"libsystemd-shared-249.so": 249, "libsystemd-shared-252.39-1~deb12u2.so": 252, "libsystemd-shared-255.4-1ubuntu8.so": 255, "libsystemd-shared-x.so": 0, "other": 0,
+		"libsystemd-shared-249.so": 249, "libsystemd-shared-252.39-1~deb12u2.so": 252,
+		"libsystemd-shared-255.4-1ubuntu8.so": 255, "libsystemd-shared-x.so": 0, "other": 0,
 	} {
 		if got := systemdVersion(name); got != want {
 			t.Errorf("%s: got %d, want %d", name, got, want)
@@ -31,8 +32,9 @@ func TestSettleIgnoresTheOldFilesState(t *testing.T) {
 		states []string
 		want   time.Duration // of a signal every 10 ms
 	}{
-		"lease released":            {states: []string{"configured", "initialized"}, want: 20 * time.Millisecond},
-		"address set again":         {same: true, states: []string{"configured", "configuring", "configured"}, want: 30 * time.Millisecond},
+		"lease released": {states: []string{"configured", "initialized"}, want: 20 * time.Millisecond},
+		"address set again": {same: true, states: []string{"configured", "configuring", "configured"},
+			want: 30 * time.Millisecond},
 		"networkd does nothing":     {states: []string{"configured"}, want: releaseLimit},
 		"never configured again":    {same: true, states: []string{"initialized"}, want: 10*time.Millisecond + readdLimit},
 		"a state of no consequence": {states: []string{"", "initialized"}, want: 20 * time.Millisecond},

@@ -121,7 +121,8 @@ func defaultRoute(have network.State, n network.Dynamic) (best network.Route, fo
 func primary(l network.Link, ipv6 bool) (netip.Prefix, bool) {
 	family := slices.DeleteFunc(slices.Clone(l.Addresses),
 		func(a network.Address) bool { return a.Prefix.Addr().Is6() != ipv6 })
-	for _, fits := range []func(network.Address) bool{func(a network.Address) bool { return a.Global() && a.Dynamic }, network.Address.Global} {
+	for _, fits := range []func(network.Address) bool{func(a network.Address) bool { return a.Global() && a.Dynamic },
+		network.Address.Global} {
 		if i := slices.IndexFunc(family, fits); i >= 0 {
 			return family[i].Prefix, true
 		}

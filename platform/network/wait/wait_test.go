@@ -14,7 +14,8 @@ func prefix(text string) netip.Prefix { return netip.MustParsePrefix(text) }
 func addr(text string) netip.Addr     { return netip.MustParseAddr(text) }
 
 func TestMissingAddresses(t *testing.T) {
-	static := network.WantLink{Name: "eth0", Addresses: []network.WantAddress{{Prefix: prefix("fd00::5/64"), Network: "a"}}}
+	static := network.WantLink{Name: "eth0", Addresses: []network.WantAddress{{Prefix: prefix("fd00::5/64"),
+		Network: "a"}}}
 	for _, tt := range []struct {
 		name  string
 		have  []network.Address
@@ -52,7 +53,8 @@ func TestMissingLeases(t *testing.T) {
 		{"another one", []network.Address{dynamic}, network.WantLink{Leases: []network.WantLease{{Network: "a", IP: addr("10.0.0.8")}}}, "", "not 10.0.0.8"},
 		{"link-local only", []network.Address{{Prefix: prefix("169.254.0.1/16")}}, network.WantLink{Leases: []network.WantLease{{Network: "a"}}}, "no DHCP lease on eth0", ""},
 		{"a static address is not a lease", []network.Address{dynamic},
-			network.WantLink{Addresses: []network.WantAddress{{Prefix: dynamic.Prefix}}, Leases: []network.WantLease{{Network: "a"}}}, "no DHCP lease on eth0", ""},
+			network.WantLink{Addresses: []network.WantAddress{{Prefix: dynamic.Prefix}},
+				Leases: []network.WantLease{{Network: "a"}}}, "no DHCP lease on eth0", ""},
 	} {
 		missing, warnings := missingLeases(network.Link{Name: "eth0", Addresses: tt.have}, tt.want, false)
 		err, warned := errors.Join(missing...), strings.Join(warnings, "\n")

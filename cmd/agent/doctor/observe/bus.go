@@ -149,7 +149,8 @@ func askBlobstore(ctx context.Context, e settings.Effective, timeout time.Durati
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	var err error
-	found.Asked, err = blobstore.Probe(ctx, blobstore.Options{Provider: e.Blobstore.Provider, Options: e.Blobstore.Options, Log: quiet()})
+	found.Asked, err = blobstore.Probe(ctx, blobstore.Options{Provider: e.Blobstore.Provider,
+		Options: e.Blobstore.Options, Log: quiet()})
 	if err != nil {
 		found.Err, found.Refused = err.Error(), errors.Is(err, blobstore.ErrCredentials)
 	}
@@ -220,7 +221,8 @@ type TimeDaemon struct {
 }
 
 // timeUnits lists the units of time daemons.
-var timeUnits = []string{"chrony.service", "chronyd.service", "systemd-timesyncd.service", "ntpsec.service", "ntp.service", "ntpd.service"}
+var timeUnits = []string{"chrony.service", "chronyd.service", "systemd-timesyncd.service", "ntpsec.service",
+	"ntp.service", "ntpd.service"}
 
 // timeDaemon finds the daemon. A container uses its host's clock and needs none.
 func timeDaemon(ctx context.Context, servers []string) *TimeDaemon {

@@ -155,7 +155,8 @@ func fileSystems(dirs vcap.Dirs) (found []FileSystem) {
 	failed := failedFileSystems(table)
 	var journal unix.Stat_t
 	_ = unix.Stat("/var/log/journal", &journal) // there may be none
-	for _, path := range []string{"/", dirs.Bosh(), dirs.SettingsTmpfs(), dirs.Data(), dirs.SysRun(), dirs.Store(), "/var/log", "/tmp", "/run"} {
+	for _, path := range []string{"/", dirs.Bosh(), dirs.SettingsTmpfs(), dirs.Data(), dirs.SysRun(), dirs.Store(),
+		"/var/log", "/tmp", "/run"} {
 		info, err := os.Stat(path)
 		if err != nil {
 			continue
@@ -167,8 +168,9 @@ func fileSystems(dirs vcap.Dirs) (found []FileSystem) {
 		}
 		seen[st.Dev] = true
 		block := uint64(of.Frsize)
-		found = append(found, FileSystem{Path: path, Size: of.Blocks * block, Free: of.Bavail * block, Inodes: of.Files, FreeInodes: of.Ffree,
-			Journal: journal.Ino != 0 && journal.Dev == st.Dev, ReadOnly: of.Flags&unix.ST_RDONLY != 0 || failed[st.Dev]})
+		found = append(found, FileSystem{Path: path, Size: of.Blocks * block, Free: of.Bavail * block, Inodes: of.Files,
+			FreeInodes: of.Ffree,
+			Journal:    journal.Ino != 0 && journal.Dev == st.Dev, ReadOnly: of.Flags&unix.ST_RDONLY != 0 || failed[st.Dev]})
 	}
 	return found
 }

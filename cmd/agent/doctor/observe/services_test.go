@@ -33,10 +33,12 @@ func TestBlobstoreIsAsked(t *testing.T) {
 	if got := ask(`{"endpoint":"` + server.URL + `","user":"agent","password":"right"}`); !got.Asked || got.Err != "" {
 		t.Errorf("right password: %+v", got)
 	}
-	if got := ask(`{"endpoint":"` + server.URL + `","user":"agent","password":"wrong"}`); !got.Refused || strings.Contains(got.Err, "wrong") {
+	if got := ask(`{"endpoint":"` + server.URL + `","user":"agent","password":"wrong"}`); !got.Refused ||
+		strings.Contains(got.Err, "wrong") {
 		t.Errorf("wrong password: %+v", got)
 	}
-	if got := ask(`{"endpoint":"http://127.0.0.1:1","user":"agent","password":"right"}`); got.Refused || !strings.Contains(got.Err, "connection refused") {
+	if got := ask(`{"endpoint":"http://127.0.0.1:1","user":"agent","password":"right"}`); got.Refused ||
+		!strings.Contains(got.Err, "connection refused") {
 		t.Errorf("server down: %+v", got)
 	}
 	before := requests
@@ -70,7 +72,8 @@ func TestNameServers(t *testing.T) {
 			_, _ = conn.WriteTo(buffer[:n], from)
 		}
 	}()
-	got := askNameServers(t.Context(), []OfNetwork{{"a", "127.88.0.53"}, {"a", "127.88.0.54"}, {"b", "not an address"}}, 3*time.Second)
+	got := askNameServers(t.Context(), []OfNetwork{{"a", "127.88.0.53"}, {"a", "127.88.0.54"}, {"b", "not an address"}},
+		3*time.Second)
 	if !got[0].Answers || got[1].Answers || got[2].Answers {
 		t.Errorf("got %+v", got)
 	}

@@ -73,7 +73,8 @@ func agentConfig(path string) (agentjson.Config, Config) {
 
 // loadSettings loads the settings as a boot would, without side effects. If agent.json cannot be used, it reads only
 // the cached copy.
-func loadSettings(ctx context.Context, o Options, config agentjson.Config, configured bool, found *Settings) settings.Effective {
+func loadSettings(ctx context.Context, o Options, config agentjson.Config, configured bool,
+	found *Settings) settings.Effective {
 	found.Files = settingsFiles(o.Dirs)
 	cache, err := store.Open(o.Dirs, store.Options{ReadOnly: true})
 	if err != nil {
@@ -205,7 +206,8 @@ func identity(e settings.Effective) (found Identity) {
 	client, authority := certificates(cert.Certificate), certificates(cert.CA)
 	for role, list := range map[string][]*x509.Certificate{RoleClient: client, RoleAuthority: authority} {
 		for _, c := range list {
-			found.Certificates = append(found.Certificates, Certificate{Role: role, Name: c.Subject.CommonName, NotBefore: c.NotBefore, NotAfter: c.NotAfter})
+			found.Certificates = append(found.Certificates, Certificate{Role: role, Name: c.Subject.CommonName,
+				NotBefore: c.NotBefore, NotAfter: c.NotAfter})
 		}
 	}
 	if _, err := tls.X509KeyPair([]byte(cert.Certificate), []byte(cert.PrivateKey.Reveal())); err != nil {
@@ -220,8 +222,8 @@ func identity(e settings.Effective) (found Identity) {
 		between.AddCert(c)
 	}
 	// Validity is another question: the chain is looked at as of the certificate's own time.
-	_, err := client[0].Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, CurrentTime: client[0].NotBefore.Add(time.Second),
-		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+	_, err := client[0].Verify(x509.VerifyOptions{Roots: roots, Intermediates: between,
+		CurrentTime: client[0].NotBefore.Add(time.Second), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
 	if err != nil && len(authority) > 0 {
 		found.ChainErr = err.Error()
 	}
