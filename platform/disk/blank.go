@@ -18,18 +18,35 @@ import (
 // Survey reads the whole disk, inside and outside of its partitions, for remaining content. The partition table itself
 // does not count. unfinished is a partition name whose entry, left by a table that was never completed, is ignored.
 func Survey(ctx context.Context, s layout.State, unfinished string) (r probe.Residue, err error) {
+	err = withoutTable(s, unfinished, func(content io.ReaderAt, starts []int64) (err error) {
+		r, err = probe.Survey(ctx, content, s.Bytes, starts)
+		return err
+	})
+	return r, err
+}
+
+// SearchSuperblocks searches the whole disk, inside and outside of its partitions, for superblocks of ext and xfs.
+func SearchSuperblocks(ctx context.Context, s layout.State) (found []probe.Superblock, err error) {
+	err = withoutTable(s, "", func(content io.ReaderAt, starts []int64) (err error) {
+		found, err = probe.SearchSuperblocks(ctx, content, s.Bytes, starts)
+		return err
+	})
+	return found, err
+}
+
+// withoutTable calls look with the disk, in which the partition table reads as zeros, and the starts of its partitions.
+func withoutTable(s layout.State, unfinished string, look func(io.ReaderAt, []int64) error) error {
 	var starts []int64
 	for _, p := range s.Table.Partitions {
 		starts = append(starts, p.Start)
 	}
-	err = opened(s, func(f *os.File) error {
+	return opened(s, func(f *os.File) error {
 		own, err := ownTable(s, f, unfinished)
 		if err == nil {
-			r, err = probe.Survey(ctx, masked{f, own}, s.Bytes, starts)
+			err = look(masked{f, own}, starts)
 		}
 		return err
 	})
-	return r, err
 }
 
 // SurveyPartition reads a partition for remaining content.

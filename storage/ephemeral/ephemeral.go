@@ -273,11 +273,9 @@ func (d *Disks) replaced(ctx context.Context, s layout.State, damaged error, dat
 	// A disk whose partition names show that it is ephemeral need not be searched, unless there are records that may
 	// match it.
 	if !decide.NamesEphemeral(s.Table) || len(r.Disks) > 0 {
-		found, err := disk.Survey(ctx, s, "")
-		if err != nil {
+		if o.Superblocks, err = disk.SearchSuperblocks(ctx, s); err != nil {
 			return o, err
 		}
-		o.Superblocks = found.Superblocks()
 		o.Recorded = onRecord(r, s, o.Superblocks)
 	}
 	return o, d.replacedVolume(ctx, s, data, announce, &o)

@@ -225,9 +225,7 @@ func (d *Disks) observeDisk(ctx context.Context, o *decide.Observed, s layout.St
 		}
 	}
 	if err == nil && decide.NeedsSuperblocks(*o) {
-		var found probe.Residue
-		found, err = disk.Survey(ctx, o.Disk, decide.PreparingName)
-		o.Superblocks = found.Superblocks()
+		o.Superblocks, err = disk.SearchSuperblocks(ctx, o.Disk)
 	}
 	return err
 }

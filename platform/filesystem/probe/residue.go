@@ -66,33 +66,27 @@ const (
 	depth = 16
 )
 
-// Survey searches a device for remaining content. It reads the head and tail, which may contain signatures and the
-// second superblock of an xfs, every MiB of the first GiB and, as long as it finds only zeros or noise, samples all
-// over the device. In all of that it looks for superblocks of ext and xfs. starts are the offsets of the partitions:
-// there, and at every MiB, even a damaged superblock counts. The number of reads is bounded, and a survey that cannot
-// finish them is an error.
+// Survey searches a device for remaining content: where superblocks are and, as long as it finds only zeros or noise,
+// at samples all over the device. The number of reads is bounded, and a survey that cannot finish them is an error.
 func Survey(ctx context.Context, r io.ReaderAt, size int64, starts []int64) (Residue, error) {
-	s := survey{r: r, size: size, starts: starts, residue: Residue{NonZero: -1, Noise: true}}
-	first := slices.Concat(s.fixed(), s.grid(), s.backups())
+	s := newSurvey(r, size, starts)
 	spread := s.samples()
-	s.total = len(first) + len(spread)
-	if err := s.read(ctx, first); err != nil {
-		return Residue{}, err
+	s.total += len(spread)
+	err := s.search(ctx)
+	if err == nil && (s.residue.NonZero < 0 || s.residue.Noise) {
+		err = s.read(ctx, spread)
 	}
-	if err := s.signatures(); err != nil { // from the page cache
-		return Residue{}, err
-	}
-	if s.residue.NonZero < 0 || s.residue.Noise {
-		if err := s.read(ctx, spread); err != nil {
-			return Residue{}, err
-		}
-	}
-	s.residue.Found = firstCopies(s.residue.Found)
-	s.residue.Noise = s.residue.Noise && s.residue.NonZero >= 0 && !s.strong
-	if s.residue.Noise {
-		s.residue.Found = nil // two matching bytes are accidental in random data
-	}
-	return s.residue, nil
+	return s.result(err)
+}
+
+// SearchSuperblocks searches a device for superblocks of ext and xfs. It reads the head and tail, which may contain
+// signatures and the second superblock of an xfs, and every MiB of the first GiB. starts are the offsets of the
+// partitions: there, and at every MiB, even a damaged superblock counts. Samples of the rest would hardly ever contain
+// one.
+func SearchSuperblocks(ctx context.Context, r io.ReaderAt, size int64, starts []int64) ([]Superblock, error) {
+	s := newSurvey(r, size, starts)
+	found, err := s.result(s.search(ctx))
+	return found.Superblocks(), err
 }
 
 // FirstSuperblockLost reports whether the backups at the usual offsets are those of a managed file system that starts
@@ -114,6 +108,7 @@ type survey struct {
 	r      io.ReaderAt
 	size   int64
 	starts []int64
+	places []place // where superblocks may be
 	// total is the number of places to read, and done the number already read.
 	total, done int
 
@@ -121,6 +116,34 @@ type survey struct {
 	residue Residue
 	// strong is set if a signature was found that is too long to be accidental.
 	strong bool
+}
+
+func newSurvey(r io.ReaderAt, size int64, starts []int64) *survey {
+	s := &survey{r: r, size: size, starts: starts, residue: Residue{NonZero: -1, Noise: true}}
+	s.places = slices.Concat(s.fixed(), s.grid(), s.backups())
+	s.total = len(s.places)
+	return s
+}
+
+// search reads the places where superblocks may be, and looks for signatures.
+func (s *survey) search(ctx context.Context) error {
+	if err := s.read(ctx, s.places); err != nil {
+		return err
+	}
+	return s.signatures() // from the page cache
+}
+
+// result returns what was found, unless err is set.
+func (s *survey) result(err error) (Residue, error) {
+	if err != nil {
+		return Residue{}, err
+	}
+	s.residue.Found = firstCopies(s.residue.Found)
+	s.residue.Noise = s.residue.Noise && s.residue.NonZero >= 0 && !s.strong
+	if s.residue.Noise {
+		s.residue.Found = nil // two matching bytes are accidental in random data
+	}
+	return s.residue, nil
 }
 
 // place is a range of bytes.

@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -72,6 +73,14 @@ func TestSurveyFindsBackups(t *testing.T) {
 			r := surveyed(t, path)
 			if len(r.Found) != 1 || r.Found[0] != c.want || r.Noise || r.IsEmpty() {
 				t.Fatalf("%+v, want %+v", r, c.want)
+			}
+			device, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found, err := SearchSuperblocks(t.Context(), bytes.NewReader(device), c.size, nil)
+			if err != nil || len(found) != 1 || found[0] != c.want {
+				t.Errorf("superblocks %+v, %v; want %+v", found, err, c.want)
 			}
 			if got := r.Found[0].RepairCommand("DEV", false); got != c.repair {
 				t.Errorf("repair %q, want %q", got, c.repair)
@@ -165,6 +174,11 @@ func TestSurveyIsBounded(t *testing.T) {
 		got, err := Survey(t.Context(), r, size, nil)
 		if n := r.reads.Load(); err != nil || !got.IsEmpty() || n > 2200 {
 			t.Errorf("%d bytes: %+v, %v after %d reads; want zeros after at most 2200", size, got, err, n)
+		}
+		r.reads.Store(0)
+		found, err := SearchSuperblocks(t.Context(), r, size, nil)
+		if n := r.reads.Load(); err != nil || len(found) > 0 || n > 1200 {
+			t.Errorf("%d bytes: superblocks %+v, %v after %d reads; want none after at most 1200", size, found, err, n)
 		}
 	}
 }
