@@ -19,6 +19,8 @@ export GOFLAGS ?= -trimpath
 # Programs with the race detector sleep for a second when they end, and the crash tests start many.
 export GORACE ?= atexit_sleep_ms=0
 export GO
+# Packages tested at the same time: tests wait more than they compute.
+PROCESSES := $(shell echo $$(($$(nproc) + 1)))
 # The tags of all test tiers, so that vet and lint see every file.
 TIERS := ns,root,machine,vm,bench,soak,nightly
 
@@ -85,7 +87,7 @@ test: setup test-host test-machine test-vm ## Set-up and the tests of all tiers
 
 .PHONY: test-host
 test-host: ## The tiers unit, ns and root in one run, which links each package once (needs root)
-	@scripts/test pkgname -race -tags ns,root -timeout 40m ./...
+	@scripts/test pkgname -race -tags ns,root -p $(PROCESSES) -timeout 40m ./...
 
 .PHONY: unit
 unit: ## Tests that need nothing but Go and a C compiler
@@ -101,7 +103,7 @@ test-root: ## Tests on loop devices (needs root)
 
 .PHONY: test-machine
 test-machine: build ## Tests of the real binary under a real systemd (needs root, nspawn)
-	@scripts/test testname -race -tags machine -run '^TestMachine' -count=1 -p 2 -parallel 4 -timeout 60m $$(scripts/tier machine)
+	@scripts/test testname -race -tags machine -run '^TestMachine' -count=1 -p 2 -parallel 6 -timeout 60m $$(scripts/tier machine)
 
 .PHONY: test-vm
 test-vm: build ## Tests in QEMU virtual machines
