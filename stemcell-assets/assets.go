@@ -14,7 +14,7 @@ import (
 	"path/filepath"
 )
 
-//go:embed install swap agent.json etc log all:rootfs hardened share systemd
+//go:embed install swap agent.json etc log all:rootfs hardened share systemd udev
 var files embed.FS
 
 // AgentJSON returns the agent.json of an IaaS.

@@ -34,8 +34,10 @@ func emptyRoot(t *testing.T) string {
 			t.Fatal(err)
 		}
 	}
-	if err := os.Mkdir(filepath.Join(root, "etc/sudoers.d"), 0o750); err != nil {
-		t.Fatal(err)
+	for _, dir := range []string{"etc/sudoers.d", "usr/lib/udev/rules.d"} {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o750); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return root
 }
@@ -90,6 +92,7 @@ func TestRootInstall(t *testing.T) {
 		"etc/systemd/system/bosh-agent.service":               0o644,
 		"etc/systemd/system/monit.service":                    0o644,
 		"etc/systemd/system/sysinit.target.d/bosh-agent.conf": 0o644,
+		"usr/lib/udev/rules.d/72-cambium-media.rules":         0o644,
 		"home/vcap":                                                     0o700 | fs.ModeDir,
 		"var/vcap/monit/events":                                         0o700 | fs.ModeDir,
 		"etc/systemd/system/agent.service":                              0o777 | fs.ModeSymlink,

@@ -17,10 +17,14 @@ import (
 
 // mediaRules makes udev restrict drives of removable media to root. By default they belong to the groups cdrom and
 // floppy, of which vcap is a member, or to the user at the console (73-seat-late.rules). Other disks belong to the
-// group disk.
+// group disk. A stemcell has the same rules from its first boot, as installedMediaRules, which udev reads unless
+// mediaRules exists.
 const (
-	mediaRules     = "/run/udev/rules.d/72-cambium-media.rules"
-	mediaRulesText = `# Written by the BOSH agent: the settings of this machine, with its secrets, may be on such media.
+	mediaRules          = "/run/udev/rules.d/" + mediaRulesName
+	installedMediaRules = "/usr/lib/udev/rules.d/" + mediaRulesName
+	mediaRulesName      = "72-cambium-media.rules"
+
+	mediaRulesText = `# Of the BOSH agent: the settings of this machine, with its secrets, may be on such media.
 SUBSYSTEM=="block", KERNEL=="sr[0-9]*|fd[0-9]*", OWNER:="root", GROUP:="root", MODE:="0600", TAG-="uaccess"
 SUBSYSTEM=="scsi_generic", ATTRS{type}=="5", OWNER:="root", GROUP:="root", MODE:="0600", TAG-="uaccess"
 `
@@ -28,8 +32,8 @@ SUBSYSTEM=="scsi_generic", ATTRS{type}=="5", OWNER:="root", GROUP:="root", MODE:
 
 // mediaState describes the drives of removable media and udev's rules for them, as observed.
 type mediaState struct {
-	udev   bool // udev is running
-	rules  []byte
+	udev   bool   // udev is running
+	rules  []byte // that udev reads
 	drives []drive
 }
 
@@ -46,7 +50,12 @@ func (h *Host) HasDrives() bool {
 }
 
 func (h *Host) observeMedia() (s mediaState, err error) {
-	if s.rules, err = h.read(mediaRules); err != nil {
+	for _, path := range []string{mediaRules, installedMediaRules} {
+		if s.rules, err = h.read(path); s.rules != nil || err != nil {
+			break
+		}
+	}
+	if err != nil {
 		return s, err
 	}
 	_, err = os.Stat(h.at("/run/udev/control"))

@@ -62,6 +62,33 @@ func TestMedia(t *testing.T) {
 	}
 }
 
+// TestInstalledMediaRules: a stemcell that has the rules leaves nothing to do. Other ones are replaced.
+func TestInstalledMediaRules(t *testing.T) {
+	asset, err := os.ReadFile("../../stemcell-assets/udev/" + mediaRulesName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ installed, running string }{{string(asset), ""}, {"", mediaRulesText},
+		{"# of an older version", ""}, {string(asset), "# of an older version"}} {
+		files := map[string]string{"/run/udev/control": "", "/dev/sda": ""}
+		if c.installed != "" {
+			files[installedMediaRules] = c.installed
+		}
+		if c.running != "" {
+			files[mediaRules] = c.running
+		}
+		h, _ := newHost(t, files)
+		have, err := h.observeMedia()
+		if err != nil {
+			t.Fatal(err)
+		}
+		current := c.running == mediaRulesText || c.running == "" && c.installed == mediaRulesText
+		if changes := diffMedia(have); current != (len(changes) == 0) {
+			t.Errorf("with %+v: changes %v", c, changes)
+		}
+	}
+}
+
 // TestMediaWithoutUdev: without udev there are no rules, and without drives nothing is done.
 func TestMediaWithoutUdev(t *testing.T) {
 	h, _ := newHost(t, map[string]string{"/dev/sda": "", "/dev/fd/0": ""})
