@@ -371,11 +371,12 @@ func (e *env) starts() int {
 // boshCLI returns the path of the released bosh CLI.
 func boshCLI(t *testing.T) string {
 	t.Helper()
+	var messages bytes.Buffer
 	build := exec.CommandContext(t.Context(), "../../scripts/bosh-cli")
-	build.Stderr = os.Stderr
+	build.Stderr = &messages
 	out, err := build.Output()
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("build of the bosh CLI: %v\n%s", err, &messages)
 	}
 	return strings.TrimSpace(string(out))
 }
