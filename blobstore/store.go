@@ -223,7 +223,7 @@ func (s *Store) PutSigned(ctx context.Context, url secret.URL, headers map[strin
 	if err := s.web.put(ctx, url, func(h http.Header) { setHeaders(h, headers) }, content); err != nil {
 		return "", fmt.Errorf("put %s: %w", url, err)
 	}
-	return content.sums.Multi(), nil
+	return content.sums.BothDigests(), nil
 }
 
 func setHeaders(h http.Header, headers map[string]secret.String) {

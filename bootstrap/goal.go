@@ -22,7 +22,7 @@ func goal[S, D any, C engine.DomainChange](k platform.Kernel[S, D, C], diff plat
 	return engine.Goal{
 		Plan: func(ctx context.Context, f *engine.Forecast) ([]engine.Change, error) {
 			changes, err := platform.Plan(ctx, foreseen[S, D, C]{k, f, expect}, diff, want)
-			return presuming(f, engine.Changes(changes)), err
+			return setAfter(f, engine.Changes(changes)), err
 		},
 		Converge: func(ctx context.Context) ([]engine.Change, error) {
 			made, err := platform.Converge(ctx, k, diff, want)
@@ -144,8 +144,8 @@ func hides(f *engine.Forecast, path string) (step string, empty, hidden bool) {
 	return step, empty, hidden
 }
 
-// presuming sets After of the changes that presume a planned mount.
-func presuming(f *engine.Forecast, changes []engine.Change) []engine.Change {
+// setAfter sets After of the changes that presume a planned mount.
+func setAfter(f *engine.Forecast, changes []engine.Change) []engine.Change {
 	for i := range changes {
 		var paths []string
 		switch d := changes[i].Detail.(type) {

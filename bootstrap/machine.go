@@ -46,12 +46,12 @@ type EphemeralDisks interface {
 
 // PersistentDisks mounts the disks that the Director has attached.
 type PersistentDisks interface {
-	PlanMountLast(ctx context.Context) (changes []storage.Change, warning string, err error)
-	MountLast(ctx context.Context) (changes []storage.Change, warning string, err error)
+	PlanMountStore(ctx context.Context) (changes []storage.Change, warning string, err error)
+	MountStore(ctx context.Context) (changes []storage.Change, warning string, err error)
 	// CurrentWork returns the disk whose file system is being checked or mounted, what is done in a sentence, and since
 	// when. cid is "" if there is none.
 	CurrentWork() (cid, what string, since time.Time)
-	// PlanMount returns what mount_disk would do with the disks that MountLast does not mount.
+	// PlanMount returns what mount_disk would do with the disks that MountStore does not mount.
 	PlanMount(ctx context.Context) ([]storage.Change, error)
 	// CheckKnown returns an error for associations of unknown disks, and for disks that nothing accounts for.
 	CheckKnown(associations []settings.DiskAssociation) error

@@ -93,11 +93,11 @@ func (d *drives) GrowRoot(context.Context, *settings.DiskHint) (changes []storag
 	return changes, nil
 }
 
-func (d *drives) PlanMountLast(ctx context.Context) ([]storage.Change, string, error) {
-	return d.MountLast(ctx)
+func (d *drives) PlanMountStore(ctx context.Context) ([]storage.Change, string, error) {
+	return d.MountStore(ctx)
 }
 
-func (d *drives) MountLast(context.Context) (changes []storage.Change, warning string, err error) {
+func (d *drives) MountStore(context.Context) (changes []storage.Change, warning string, err error) {
 	if d.mounts {
 		changes = []storage.Change{{Device: "/dev/sdc1"}}
 	}
@@ -280,7 +280,7 @@ type slowDrives struct {
 	end   chan error
 }
 
-func (d slowDrives) MountLast(ctx context.Context) ([]storage.Change, string, error) {
+func (d slowDrives) MountStore(ctx context.Context) ([]storage.Change, string, error) {
 	d.begun <- time.Now()
 	err := <-d.end
 	<-d.begun

@@ -31,7 +31,7 @@ func HoldBack(dirs vcap.Dirs) (removed []string, err error) {
 	if err != nil || !held {
 		return nil, err
 	}
-	if err := (StartRequest{Dirs: dirs}).pend(preStart, time.Now()); err != nil {
+	if err := (StartRequest{Dirs: dirs}).setPending(preStart, time.Now()); err != nil {
 		return nil, err
 	}
 	for _, path := range files {
@@ -179,7 +179,7 @@ func (b *BootScripts) once(ctx context.Context) error {
 	if err := b.scripts(ctx, spec, postStart); err != nil {
 		return err
 	}
-	return i.changeRequest(func(r StartRequest) error { return r.pend("", time.Now()) })
+	return i.changeRequest(func(r StartRequest) error { return r.setPending("", time.Now()) })
 }
 
 // scripts runs the scripts with that name. The error of failed scripts lists their logs.

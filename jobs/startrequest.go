@@ -33,8 +33,8 @@ func (r StartRequest) Record(now time.Time, pending string) error {
 	return r.write(startRecord{Requested: now, Pending: pending})
 }
 
-// pend records a stage; "" ends the wait. If there is no request, it records one at now.
-func (r StartRequest) pend(stage string, now time.Time) error {
+// setPending records a stage; "" ends the wait. If there is no request, it records one at now.
+func (r StartRequest) setPending(stage string, now time.Time) error {
 	record, err := r.read()
 	if err != nil || record.Requested.IsZero() {
 		record = startRecord{Requested: now}

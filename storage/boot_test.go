@@ -26,9 +26,9 @@ func (r *records) ManagedCID() (string, error)    { return r.mounted, nil }
 func (r *records) SetManagedCID(cid string) error { r.mounted = cid; return nil }
 func (r *records) ClearManagedCID() error         { r.mounted = ""; return nil }
 
-// boot calls MountLast and ignores the warning.
+// boot calls MountStore and ignores the warning.
 func boot(d Disks) error {
-	_, warning, err := d.Persistent.MountLast(context.Background())
+	_, warning, err := d.Persistent.MountStore(context.Background())
 	if warning != "" {
 		err = errors.Join(err, errors.New(warning))
 	}

@@ -47,9 +47,9 @@ func TestRootPowerCutAtTheEndOfAMigration(t *testing.T) {
 				}()
 				b.CrashPoint = func(string) {}
 				b.unmountAll()
-				planned, _, err := b.PlanMountLast(ctx)
+				planned, _, err := b.PlanMountStore(ctx)
 				b.ok(err)
-				done, _, err := b.MountLast(ctx)
+				done, _, err := b.MountStore(ctx)
 				b.ok(err)
 				if texts(planned) != texts(done) {
 					t.Errorf("planned\n%s\ndone\n%s", texts(planned), texts(done))

@@ -17,7 +17,7 @@ import (
 // hanging is a resolver that hangs for one disk.
 type hanging struct{ Resolver }
 
-func (hanging) Look(device.Hint) (device.Device, error) { select {} }
+func (hanging) ResolveOnce(device.Hint) (device.Device, error) { select {} }
 
 // TestRootListWaitsForNothing: list_disk answers while an attached, unmounted disk hangs and while mount_disk waits,
 // even after the agent was restarted.

@@ -436,9 +436,11 @@ func (m *matrix) know(b *bench, path string) {
 // atPath is a resolver that finds the disk at a path, which may be an image.
 type atPath string
 
-func (p atPath) Look(device.Hint) (device.Device, error) { return device.Device{Path: string(p)}, nil }
+func (p atPath) ResolveOnce(device.Hint) (device.Device, error) {
+	return device.Device{Path: string(p)}, nil
+}
 func (p atPath) Resolve(context.Context, device.Hint) (device.Device, error) {
-	return p.Look(device.Hint{})
+	return p.ResolveOnce(device.Hint{})
 }
 
 // decide lets the agent plan mount_disk for an image.

@@ -42,9 +42,9 @@ func TestRootPlannedIsDone(t *testing.T) {
 		return step{func(b *bench) ([]Change, error) { return b.PlanRaw(ctx, hints) },
 			func(b *bench) ([]Change, error) { return b.SetupRaw(ctx, hints) }}
 	}
-	last := step{func(b *bench) ([]Change, error) { changes, _, err := b.PlanMountLast(ctx); return changes, err },
+	last := step{func(b *bench) ([]Change, error) { changes, _, err := b.PlanMountStore(ctx); return changes, err },
 		func(b *bench) ([]Change, error) {
-			changes, warning, err := b.MountLast(ctx)
+			changes, warning, err := b.MountStore(ctx)
 			if warning != "" {
 				t.Errorf("warning %q", warning)
 			}

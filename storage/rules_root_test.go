@@ -124,7 +124,7 @@ type found struct {
 	excluded int
 }
 
-func (f *found) Look(device.Hint) (device.Device, error) { return f.Resolve(ctx, device.Hint{}) }
+func (f *found) ResolveOnce(device.Hint) (device.Device, error) { return f.Resolve(ctx, device.Hint{}) }
 func (f *found) Resolve(context.Context, device.Hint) (device.Device, error) {
 	if f.err != nil {
 		return device.Device{}, f.err
@@ -211,16 +211,16 @@ func TestRootCallersOfAMissingDisk(t *testing.T) {
 	}
 }
 
-// TestRootMountLastFormatsNothing: only mount_disk formats a disk, since after a boot jobs would start with an empty
+// TestRootMountStoreFormatsNothing: only mount_disk formats a disk, since after a boot jobs would start with an empty
 // store. cloudfoundry/bosh-agent leaves no identity on record that would prevent it.
-func TestRootMountLastFormatsNothing(t *testing.T) {
+func TestRootMountStoreFormatsNothing(t *testing.T) {
 	b := newBench(t, Options{})
 	b.Persistent.Foreign = func() string { return "format" }
 	dev := b.disk(64<<20, "vol-1")
 	tool(t, dev.Path, "mkfs.btrfs", "-qf", "--mixed", dev.Path)
 	before := checksum(t, dev)
 	b.records.mounted = "vol-1"
-	_, _, err := b.PlanMountLast(ctx)
+	_, _, err := b.PlanMountStore(ctx)
 	for _, err := range []error{err, boot(b.disks()), boot(b.disks())} {
 		b.fails(err, "mount disk vol-1: "+dev.Path, "it was mounted last and would have to be formatted",
 			"run 'agent disk format vol-1 --yes'")

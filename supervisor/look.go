@@ -115,9 +115,9 @@ func (c *chain) lookAtProcess(ctx context.Context, s *service, all processes) {
 		}
 		switch t.Subject {
 		case "mem":
-			value = amount(p.kilobytes, t.Percent)
+			value = memoryAmount(p.kilobytes, t.Percent)
 		case "totalmem":
-			value = amount(p.totalKB, t.Percent)
+			value = memoryAmount(p.totalKB, t.Percent)
 		case "cpu":
 			value = p.cpu
 		case "totalcpu":
@@ -136,8 +136,8 @@ func (c *chain) lookAtProcess(ctx context.Context, s *service, all processes) {
 	c.connect(ctx, s)
 }
 
-// amount converts memory to the unit of a test: bytes, or a percentage of the machine's memory.
-func amount(kilobytes uint64, percent bool) float64 {
+// memoryAmount converts memory to the unit of a test: bytes, or a percentage of the machine's memory.
+func memoryAmount(kilobytes uint64, percent bool) float64 {
 	bytes := float64(kilobytes) * 1024
 	if percent {
 		return bytes / machineMemory() * 100
@@ -277,7 +277,7 @@ func (c *chain) measureSystem(ctx context.Context, s *service, t *monitfile.Test
 			c.compare(ctx, s, t, eventResource, load)
 		}
 	case "mem":
-		c.compare(ctx, s, t, eventResource, amount(usedMemory(), t.Percent))
+		c.compare(ctx, s, t, eventResource, memoryAmount(usedMemory(), t.Percent))
 	}
 }
 

@@ -40,8 +40,8 @@ func NewNetwork(kernel *network.Kernel, readOnly bool, waiting func(ctx context.
 	return &Network{kernel: kernel, readOnly: readOnly, waiting: waiting, log: log, turn: make(chan struct{}, 1)}
 }
 
-// Up reports whether it makes sense to ask sources over the network.
-func (n *Network) Up(ctx context.Context) bool {
+// IsUp reports whether it makes sense to ask sources over the network.
+func (n *Network) IsUp(ctx context.Context) bool {
 	if n.kernel == nil || n.made.Load() {
 		return true
 	}

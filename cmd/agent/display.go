@@ -99,13 +99,13 @@ func (d *display) collection() func(logs.Progress) {
 	}
 }
 
-// mailsUnserved records why monit's alerts do not arrive: in the status, and once in the log.
-func (d *display) mailsUnserved(why error) {
+// warnAlertsUnreceived records why monit's alerts do not arrive: in the status, and once in the log.
+func (d *display) warnAlertsUnreceived(why error) {
 	d.warn("cannot receive monit's alerts", "cannot receive monit's alerts; retrying every second", why)
 }
 
-// portHeld records which process has monit's port: in the status, and once in the log.
-func (d *display) portHeld(by error) {
+// warnPortTaken records which process has monit's port: in the status, and once in the log.
+func (d *display) warnPortTaken(by error) {
 	d.warn(status.PortTaken, "monit's port is taken; monit is restarted when it is free", by)
 }
 

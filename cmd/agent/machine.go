@@ -166,7 +166,7 @@ func newMachine(o machineOptions) (*machine, error) {
 		}
 		held := holdBack{b, monitManager}
 		b.Supervisor = monit.Starter{Dirs: o.dirs, Client: client, Services: monitManager, Program: program,
-			FilesOfStopped: held.files, KeepStopped: held.keep, AfterStart: o.repeatStart(client, pendingStart)}
+			FilesOfStopped: held.files, KeepStopped: held.removeMonitFiles, AfterStart: o.repeatStart(client, pendingStart)}
 	}
 	return &machine{
 		Machine:       b,
@@ -355,7 +355,7 @@ func addSources(m *bootstrap.Machine, current *store.Current, o machineOptions) 
 	}
 	up := fetch.NewNetwork(m.Network, o.readOnly, waiting, log)
 	sources, err := infrastructure.New(o.config, infrastructure.Options{
-		NetworkUp: up.Up,
+		NetworkUp: up.IsUp,
 		Connecting: func(ctx context.Context, server netip.AddrPort) {
 			m.AsksMetadata(server)
 			if !o.readOnly {

@@ -530,10 +530,11 @@ func (s *serving) report(ctx context.Context) {
 	if !s.o.receivesAlerts() {
 		return
 	}
-	port := monit.Port{Client: s.machine.monitClient, Log: log, Held: s.display.portHeld,
+	port := monit.Port{Client: s.machine.monitClient, Log: log, Held: s.display.warnPortTaken,
 		Alert: func(by error) { s.alerts.Send(agent.PortAlert(by)) }}
 	run("monit's port", port.Run)
-	alerts := monit.Alerts{Log: log, Listener: s.alertPort, Keep: s.program.keepPort, Unserved: s.display.mailsUnserved}
+	alerts := monit.Alerts{Log: log, Listener: s.alertPort, Keep: s.program.keepPort,
+		Unserved: s.display.warnAlertsUnreceived}
 	run("monit alerts", func(ctx context.Context) error {
 		return alerts.Run(ctx, monit.AlertsAddress, func(m monit.Alert) {
 			if s.instance.Expected(m) {

@@ -40,9 +40,9 @@ func (h holdBack) files(ctx context.Context) ([]string, error) {
 	return append(files, held...), err
 }
 
-// keep removes the monit files of jobs that stay stopped or must wait for their scripts, before the supervisor reads
-// them.
-func (h holdBack) keep(ctx context.Context) ([]string, error) {
+// removeMonitFiles removes the monit files of jobs that stay stopped or must wait for their scripts, before the
+// supervisor reads them.
+func (h holdBack) removeMonitFiles(ctx context.Context) ([]string, error) {
 	removed, err := jobs.KeepStopped(h.machine.Dirs)
 	if err == nil && h.due(ctx) {
 		var held []string

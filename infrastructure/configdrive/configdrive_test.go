@@ -391,7 +391,7 @@ func TestDeviceThatHangsIsLeftBehindOnce(t *testing.T) {
 		}
 		for range 3 {
 			start := time.Now()
-			_, err := r.do(t.Context(), "key", "/dev/sr0", stuck)
+			_, err := r.runOrJoin(t.Context(), "key", "/dev/sr0", stuck)
 			if took := time.Since(start); took != deviceTimeout || err == nil ||
 				err.Error() != "/dev/sr0: no answer from the device in 10s" {
 				t.Errorf("error %v after %v, want one after %v that names the device", err, took, deviceTimeout)
@@ -400,19 +400,19 @@ func TestDeviceThatHangsIsLeftBehindOnce(t *testing.T) {
 		if n := started.Load(); n != 1 {
 			t.Errorf("%d reads hang, want one", n)
 		}
-		if _, err := r.do(t.Context(), "other", "/dev/sr1",
+		if _, err := r.runOrJoin(t.Context(), "other", "/dev/sr1",
 			func(context.Context) (found, error) { return found{}, nil }); err != nil {
 			t.Errorf("another device: %v", err)
 		}
 		ctx, cancel := context.WithCancelCause(t.Context())
 		why := errors.New("enough")
 		cancel(why)
-		if _, err := r.do(ctx, "key", "/dev/sr0", stuck); !errors.Is(err, why) {
+		if _, err := r.runOrJoin(ctx, "key", "/dev/sr0", stuck); !errors.Is(err, why) {
 			t.Errorf("error %v, want the cause", err)
 		}
 		close(hang)
 		synctest.Wait()
-		if got, err := r.do(t.Context(), "key", "/dev/sr0",
+		if got, err := r.runOrJoin(t.Context(), "key", "/dev/sr0",
 			func(context.Context) (found, error) { return found{from: "now"}, nil }); err != nil || got.from != "now" {
 			t.Errorf("when it is back: %v, %v; want a new read", got, err)
 		}

@@ -74,7 +74,7 @@ type found struct {
 // readFrom reads the first of the named files from the medium at path.
 func (f finder) readFrom(ctx context.Context, path string, names []string) (found, error) {
 	key := path + "\x00" + strings.Join(names, "\x00")
-	return f.reads.do(ctx, key, path, func(ctx context.Context) (found, error) {
+	return f.reads.runOrJoin(ctx, key, path, func(ctx context.Context) (found, error) {
 		body, from, err := f.readNow(ctx, path, names)
 		return found{body, from}, err
 	})
@@ -93,8 +93,9 @@ type read struct {
 	err   error
 }
 
-// do runs a read, or joins the one in progress, and waits for it for at most deviceTimeout.
-func (r *reads) do(ctx context.Context, key, path string, run func(context.Context) (found, error)) (found, error) {
+// runOrJoin runs a read, or joins the one in progress, and waits for it for at most deviceTimeout.
+func (r *reads) runOrJoin(ctx context.Context, key, path string,
+	run func(context.Context) (found, error)) (found, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, deviceTimeout,
 		fmt.Errorf("%s: no answer from the device in %v", path, deviceTimeout))
 	defer cancel()

@@ -7,8 +7,8 @@ const (
 	running = "cambium_agent_running 1"
 )
 
-// toldBus describes a bus that is not connected, as vcap sees it. The agent's status shows that to everybody.
-var toldBus = Other{Doctor: Screen{1, "problem: bus … the agent's bus is not connected: … 'sudo agent doctor'"}}
+// reportedBus describes a bus that is not connected, as vcap sees it. The agent's status shows that to everybody.
+var reportedBus = Other{Doctor: Screen{1, "problem: bus … the agent's bus is not connected: … 'sudo agent doctor'"}}
 
 // Table has the rows of docs/operating.md, in their order.
 var Table = []Fault{
@@ -16,32 +16,32 @@ var Table = []Fault{
 		Status: Screen{3, "bus: refused … the server does not admit this agent"}, Wait: 3,
 		Doctor:  Screen{1, "problem: bus … does not accept the user and password"},
 		Metrics: noBus,
-		Vcap:    toldBus},
+		Vcap:    reportedBus},
 	{Name: "wrong CA", CI: true,
 		Status: Screen{3, "bus: refused … the agent does not trust the server's certificate"}, Wait: 3,
 		Doctor:  Screen{1, "problem: bus … CA in the settings"},
 		Metrics: noBus,
-		Vcap:    toldBus},
+		Vcap:    reportedBus},
 	{Name: "expired certificate",
 		Status: Screen{3, "bus: refused … expired"}, Wait: 3,
 		Doctor:  Screen{1, "problem: certificate … expired"},
 		Metrics: noBus,
-		Vcap:    toldBus},
+		Vcap:    reportedBus},
 	{Name: "certificate of another agent",
 		Status: Screen{3, "bus: refused … the server does not admit this agent"}, Wait: 3,
 		Doctor:  Screen{1, "problem: certificate … belongs to agent another"},
 		Metrics: noBus,
-		Vcap:    toldBus},
+		Vcap:    reportedBus},
 	{Name: "DNS",
 		Status: Screen{3, "bus: connecting … lookup director.invalid"}, Wait: 3,
 		Doctor:  Screen{1, "problem: bus … director.invalid cannot be resolved by DNS"},
 		Metrics: noBus,
-		Vcap:    toldBus},
+		Vcap:    reportedBus},
 	{Name: "bus dropped",
 		Status: Screen{3, "bus: lost … i/o timeout"}, Wait: 3,
 		Doctor:  Screen{1, "problem: bus … the port is filtered"},
 		Metrics: noBus,
-		Vcap:    toldBus},
+		Vcap:    reportedBus},
 	{Name: "blobstore down", CI: true,
 		Status: Screen{0, "state: ready"}, Wait: 0,
 		Doctor:  Screen{1, "problem: blobstore … cannot be used"},
@@ -66,12 +66,12 @@ var Table = []Fault{
 		Status: Screen{3, "bus: connecting"}, Wait: 3,
 		Doctor:  Screen{1, "problem: MTU … small packets reach 10.88.0.1:4222 … large packets are lost"},
 		Metrics: noBus,
-		Vcap:    toldBus},
+		Vcap:    reportedBus},
 	{Name: "MTU black hole",
 		Status: Screen{3, "bus: connecting"}, Wait: 3,
 		Doctor:  Screen{1, "problem: MTU … small packets reach 10.77.0.1:4222 … large packets are lost"},
 		Metrics: noBus,
-		Vcap:    toldBus},
+		Vcap:    reportedBus},
 	{Name: "plain-text password",
 		Status: Screen{0, "state: ready"}, Wait: 0,
 		Doctor:  Screen{3, "warning: settings … env.bosh.password is not a hash"},

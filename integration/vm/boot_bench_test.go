@@ -279,7 +279,7 @@ func drawFirstBoots(path string, ours, theirs *booted) error {
 	if err := json.Unmarshal(ours.document, &d); err != nil {
 		return err
 	}
-	c := timeline.From(d, 0)
+	c := timeline.NewChart(d, 0)
 	c.Title = "first boot in an emulated VM, by both agents on one axis"
 	c.Text = fmt.Sprintf("from exec to the first pong: %.2f s, and %.1f s with cloudfoundry/bosh-agent, which reports no steps",
 		ours.observed.Seconds(), theirs.observed.Seconds())

@@ -187,5 +187,5 @@ func (s *Sums) SHA1() string { return hex.EncodeToString(s.sha1.Sum(nil)) }
 // SHA512 returns the digest for a log bundle.
 func (s *Sums) SHA512() string { return "sha512:" + hex.EncodeToString(s.sha512.Sum(nil)) }
 
-// Multi returns both digests, for an upload to a signed URL.
-func (s *Sums) Multi() string { return s.SHA1() + ";" + s.SHA512() }
+// BothDigests returns both digests, for an upload to a signed URL.
+func (s *Sums) BothDigests() string { return s.SHA1() + ";" + s.SHA512() }

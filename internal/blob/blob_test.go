@@ -78,8 +78,9 @@ func TestSums(t *testing.T) {
 	if _, err := io.Copy(s, strings.NewReader("hello")); err != nil {
 		t.Fatal(err)
 	}
-	if s.SHA1() != helloSHA1 || s.SHA512() != helloSHA512 || s.Multi() != helloSHA1+";"+helloSHA512 || s.Size() != 5 {
-		t.Errorf("got %s %s %s %d", s.SHA1(), s.SHA512(), s.Multi(), s.Size())
+	if s.SHA1() != helloSHA1 || s.SHA512() != helloSHA512 || s.BothDigests() != helloSHA1+";"+helloSHA512 ||
+		s.Size() != 5 {
+		t.Errorf("got %s %s %s %d", s.SHA1(), s.SHA512(), s.BothDigests(), s.Size())
 	}
 }
 

@@ -40,7 +40,7 @@ func running(proc, name string) bool {
 			continue
 		}
 		owner, known := info.Sys().(*syscall.Stat_t)
-		if known && int(owner.Uid) == os.Geteuid() && leads(string(data), name) {
+		if known && int(owner.Uid) == os.Geteuid() && isLeader(string(data), name) {
 			return true
 		}
 	}
@@ -50,9 +50,9 @@ func running(proc, name string) bool {
 // nameLength is the length to which the kernel cuts a program's name.
 const nameLength = 15
 
-// leads reports whether a line of /proc/PID/stat, "PID (NAME) STATE PARENT GROUP …", describes a living leader of a
+// isLeader reports whether a line of /proc/PID/stat, "PID (NAME) STATE PARENT GROUP …", describes a living leader of a
 // process group.
-func leads(stat, name string) bool {
+func isLeader(stat, name string) bool {
 	pid, rest, _ := strings.Cut(stat, " (")
 	end := strings.LastIndex(rest, ") ")
 	if end < 0 || rest[:end] != name[:min(len(name), nameLength)] {

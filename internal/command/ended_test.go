@@ -18,11 +18,11 @@ func TestLeads(t *testing.T) {
 		"7 (post-start) S 1 7 7": false, "7 (x) pre-start) S 1 7": false, "7 (pre-start": false, "": false,
 		"7 (pre-start) S": false,
 	} {
-		if got := leads(stat, "pre-start"); got != want {
+		if got := isLeader(stat, "pre-start"); got != want {
 			t.Errorf("%q: got %v, want %v", stat, got, want)
 		}
 	}
-	if !leads("7 (a-name-of-sixte) S 1 7", "a-name-of-sixteen") {
+	if !isLeader("7 (a-name-of-sixte) S 1 7", "a-name-of-sixteen") {
 		t.Error("the kernel cuts names")
 	}
 }

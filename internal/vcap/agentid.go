@@ -29,13 +29,13 @@ func (d Dirs) OfAgentID() []string {
 	return paths
 }
 
-// Aside returns the directory for a path of another agent id. It is beside the path, because files on a tmpfs must not
-// be moved to the disk.
-func Aside(path, agentID string) string {
+// ForeignPath returns the directory for a path of another agent id. It is beside the path, because files on a tmpfs
+// must not be moved to the disk.
+func ForeignPath(path, agentID string) string {
 	return filepath.Join(filepath.Dir(path), foreign, fileName(agentID))
 }
 
-// Foreign returns glob patterns for the directories that Aside returns.
+// Foreign returns glob patterns for the directories that ForeignPath returns.
 func (d Dirs) Foreign() (patterns []string) {
 	for _, path := range d.OfAgentID() {
 		patterns = append(patterns, filepath.Join(filepath.Dir(path), foreign, "*"))

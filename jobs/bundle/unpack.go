@@ -190,8 +190,8 @@ func (d *openDir) forget() {
 	*d = openDir{}
 }
 
-// in opens the directory of rel. The result is valid until the next call.
-func (d *openDir) in(root *os.Root, rel string) (dir *os.Root, base string, err error) {
+// openParent opens the directory of rel. The result is valid until the next call.
+func (d *openDir) openParent(root *os.Root, rel string) (dir *os.Root, base string, err error) {
 	parent := path.Dir(rel)
 	if parent == "." {
 		return root, rel, nil
@@ -363,7 +363,7 @@ func (u *unpacking) directory(root *os.Root, rel string) error {
 		return nil
 	}
 	if rel != "." {
-		dir, base, err := u.parent.in(root, rel)
+		dir, base, err := u.parent.openParent(root, rel)
 		if err != nil {
 			return err
 		}
@@ -466,7 +466,7 @@ func (u *unpacking) link(header *tar.Header, name string, root *os.Root, rel str
 func (u *unpacking) finish() error {
 	keys := slices.SortedFunc(maps.Keys(u.dirs), func(a, b dirKey) int { return strings.Compare(b.rel, a.rel) })
 	for _, d := range keys {
-		dir, base, err := u.parent.in(d.root, d.rel)
+		dir, base, err := u.parent.openParent(d.root, d.rel)
 		if err != nil {
 			continue // a later entry replaced it
 		}

@@ -172,8 +172,8 @@ func (w *writer) forget() {
 	}
 }
 
-// in opens the existing directory of a file. It is resolved by the root and so cannot be outside.
-func (w *writer) in(key dirKey) (int, error) {
+// openParent opens the existing directory of a file. It is resolved by the root and so cannot be outside.
+func (w *writer) openParent(key dirKey) (int, error) {
 	if w.dir == nil || w.near != key {
 		w.forget()
 		dir, err := key.root.OpenFile(key.rel, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
@@ -193,7 +193,7 @@ func (w *writer) make(p pending, fill func(descriptor) error) (err error) {
 			err = fmt.Errorf("unpack %s: %w", p.rel, err)
 		}
 	}()
-	dir, err := w.in(dirKey{p.root, path.Dir(p.rel)})
+	dir, err := w.openParent(dirKey{p.root, path.Dir(p.rel)})
 	if err != nil {
 		return err
 	}

@@ -112,9 +112,9 @@ func (c *Client) holder(address netip.AddrPort) error {
 // nobody is the uid of no socket.
 const nobody = ^uint32(0)
 
-// Stranger describes the process that has the port of a monit that does not answer, or "" if it is unknown, monit, or
-// the agent's own supervisor. It also finds a process of root, which a request cannot distinguish from monit.
-func (c *Client) Stranger() string {
+// DescribePortHolder describes the process that has the port of a monit that does not answer, or "" if it is unknown,
+// monit, or the agent's own supervisor. It also finds a process of root, which a request cannot distinguish from monit.
+func (c *Client) DescribePortHolder() string {
 	at, err := url.Parse(c.URL)
 	if err != nil {
 		return ""

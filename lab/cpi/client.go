@@ -191,7 +191,7 @@ func (c Client) List(ctx context.Context) (l iaas.Listing, ok bool, err error) {
 // network namespace.
 func (c Client) Enter(ctx context.Context) (namespace string, release func(), err error) {
 	for attempt := 0; attempt <= startAttempts; attempt++ {
-		namespace, release, err = c.stay(ctx)
+		namespace, release, err = c.keepHolder(ctx)
 		if !errors.Is(err, errNoHolder) || c.Start == nil {
 			return namespace, release, err
 		}
@@ -202,7 +202,7 @@ func (c Client) Enter(ctx context.Context) (namespace string, release func(), er
 	return "", nil, err
 }
 
-func (c Client) stay(ctx context.Context) (string, func(), error) {
+func (c Client) keepHolder(ctx context.Context) (string, func(), error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://holder/stay", nil)
 	if err != nil {
 		return "", nil, err

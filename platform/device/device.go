@@ -231,8 +231,8 @@ func (r *Resolver) search(h Hint) (s search, err error) {
 	return s, nil
 }
 
-// Look resolves a hint once, without waiting for the disk.
-func (r *Resolver) Look(h Hint) (Device, error) {
+// ResolveOnce resolves a hint once, without waiting for the disk.
+func (r *Resolver) ResolveOnce(h Hint) (Device, error) {
 	s, err := r.search(h)
 	if err != nil {
 		return Device{}, err
@@ -332,7 +332,7 @@ func (r *Resolver) once(s search, h Hint, waited time.Duration) (Device, []strin
 // pick returns the device to which the hint leads in a snapshot. waited is the time since the search began.
 func (r *Resolver) pick(now snapshot, s search, h Hint, waited time.Duration) (Device, []string, error) {
 	var trace []string
-	others := r.others(now, h)
+	others := r.otherDisks(now, h)
 	for _, st := range s.stages {
 		found, evidence := st.match(now)
 		trace = append(trace, evidence)
@@ -364,8 +364,8 @@ func (r *Resolver) pick(now snapshot, s search, h Hint, waited time.Duration) (D
 	return Device{}, trace, nil
 }
 
-// others maps the devices whose identifiers belong to other disks to the CIDs of those disks.
-func (r *Resolver) others(now snapshot, h Hint) map[blkdev.Number]string {
+// otherDisks maps the devices whose identifiers belong to other disks to the CIDs of those disks.
+func (r *Resolver) otherDisks(now snapshot, h Hint) map[blkdev.Number]string {
 	if r.options.Type != "virtio" {
 		return nil
 	}

@@ -179,7 +179,7 @@ func TestAnswers(t *testing.T) {
 			if !strings.Contains(err.Error(), c.text) {
 				t.Errorf("error %q, want %q", err, c.text)
 			}
-			if _, err := c.r.Look(c.hint); !errors.Is(err, ErrAbsent) {
+			if _, err := c.r.ResolveOnce(c.hint); !errors.Is(err, ErrAbsent) {
 				t.Errorf("Look = %v, want ErrAbsent", err)
 			}
 		})

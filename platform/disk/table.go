@@ -98,7 +98,7 @@ func inspectDisk(path string, wanted func(layout.Table) bool) (layout.State, err
 		}
 	}
 	if s.Table.Label == layout.MBR {
-		s.Beneath = beneath(f, s.Bytes, s.Trailer)
+		s.Beneath = olderSignatures(f, s.Bytes, s.Trailer)
 	}
 	if wanted(s.Table) {
 		if s.Content, err = probe.Identify(f, s.Bytes); err != nil {
@@ -111,9 +111,9 @@ func inspectDisk(path string, wanted func(layout.Table) bool) (layout.State, err
 	return s, nil
 }
 
-// beneath returns the signatures of a whole disk besides its table and trailer. They are only informative, so read
-// errors are ignored.
-func beneath(r io.ReaderAt, size int64, trailer probe.Kind) []probe.Kind {
+// olderSignatures returns the signatures of a whole disk besides its table and trailer. They are only informative, so
+// read errors are ignored.
+func olderSignatures(r io.ReaderAt, size int64, trailer probe.Kind) []probe.Kind {
 	content, err := probe.Identify(r, size)
 	if err != nil || content.Blank() {
 		return nil
@@ -155,7 +155,7 @@ func read(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
 	if err != nil || len(content.Also) > 0 {
 		return layout.Table{}, err
 	}
-	if begun, err := onlyBegun(r, size, sector); err != nil || !begun {
+	if begun, err := interrupted(r, size, sector); err != nil || !begun {
 		return layout.Table{}, err
 	}
 	for _, t := range formats {
@@ -166,9 +166,9 @@ func read(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
 	return layout.Table{}, nil
 }
 
-// onlyBegun reports whether the location of the first copy of a GPT contains only zeros and those sectors of the
+// interrupted reports whether the location of the first copy of a GPT contains only zeros and those sectors of the
 // entries that match the second copy, so that a write was interrupted.
-func onlyBegun(r io.ReaderAt, size int64, sector int) (bool, error) {
+func interrupted(r io.ReaderAt, size int64, sector int) (bool, error) {
 	const entries = 128 * 128
 	first, second := make([]byte, 2*sector+entries), make([]byte, entries)
 	err := probe.ReadFull(r, first, 0)
@@ -281,7 +281,7 @@ func readGPT(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
 		return layout.Table{}, fmt.Errorf("%w: %w", layout.ErrDamaged, err)
 	}
 	t.GUID = read.GUID
-	if t.Lost, err = lost(read, r, sector); err != nil {
+	if t.Lost, err = missingPart(read, r, sector); err != nil {
 		return layout.Table{}, err
 	}
 	t.Moved = read.TotalSize() != uint64(size/int64(sector)*int64(sector))
@@ -299,8 +299,8 @@ func readGPT(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
 // place returns the extent of the first copy's header.
 func place(sector int) extent { return extent{int64(sector), 2 * int64(sector)} }
 
-// lost returns the part of a GPT that is missing or damaged, or "".
-func lost(t *gpt.Table, r io.ReaderAt, sector int) (layout.Part, error) {
+// missingPart returns the part of a GPT that is missing or damaged, or "".
+func missingPart(t *gpt.Table, r io.ReaderAt, sector int) (layout.Part, error) {
 	head := make([]byte, 512)
 	if err := probe.ReadFull(r, head, 0); err != nil {
 		return "", err

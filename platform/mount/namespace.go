@@ -17,9 +17,9 @@ import (
 	"cambium/internal/thread"
 )
 
-// of reports whether another mount is of the same device or, if m is a bind mount, of the same directory or one below
-// it.
-func (m Entry) of(other Entry) bool {
+// covers reports whether another mount is of the same device or, if m is a bind mount, of the same directory or one
+// below it.
+func (m Entry) covers(other Entry) bool {
 	return m.Number == other.Number &&
 		(m.Root == "/" || m.Root == other.Root || strings.HasPrefix(other.Root, m.Root+"/"))
 }
@@ -100,7 +100,7 @@ func targetsIn(proc string, m Entry, ownTable []Entry) (targets []string) {
 	for _, e := range entries(infos) {
 		stays := slices.ContainsFunc(ownTable,
 			func(h Entry) bool { return h.Number == e.Number && h.Root == e.Root && h.Target == e.Target })
-		if m.of(e) && !stays {
+		if m.covers(e) && !stays {
 			targets = append(targets, e.Target)
 		}
 	}

@@ -128,7 +128,7 @@ func (d *differ) routes(want WantLink, have Link) {
 		if want.DHCP && !r.OnLink && !want.reaches(r.Gateway) {
 			continue // networkd adds it with the lease
 		}
-		route := r.On(want.Name)
+		route := r.ForLink(want.Name)
 		if slices.Contains(d.have.Routes, route) {
 			continue
 		}
@@ -144,8 +144,8 @@ func (d *differ) routes(want WantLink, have Link) {
 	}
 }
 
-// On returns the route as the kernel shows it on a link.
-func (r WantRoute) On(link string) Route {
+// ForLink returns the route as the kernel shows it on a link.
+func (r WantRoute) ForLink(link string) Route {
 	route := Route{Link: link, To: r.To.Masked(), Gateway: r.Gateway, Origin: OriginStatic, OnLink: r.OnLink}
 	if r.To.Addr().Is6() {
 		route.Metric = ipv6Metric
@@ -222,7 +222,7 @@ func sharesSubnet(have Link, want WantLink, p netip.Prefix) bool {
 func (d *differ) wantsRoute(have Route) bool {
 	for _, l := range d.want.Links {
 		for _, r := range l.Routes {
-			if r.On(l.Name) == have {
+			if r.ForLink(l.Name) == have {
 				return true
 			}
 		}

@@ -208,7 +208,7 @@ func Diff(have State, want Desired) ([]Change, error) {
 			case OpBind, OpMountTmpfs:
 				fresh = append(fresh, e.Path)
 			case OpMake:
-				paths[e.Path] = afterMake(e, uid, gid)
+				paths[e.Path] = createdState(e, uid, gid)
 			}
 		}
 		changes = append(changes, some...)
@@ -219,8 +219,8 @@ func Diff(have State, want Desired) ([]Change, error) {
 	return changes, nil
 }
 
-// afterMake returns the state of a path after its entry was created, for later entries with the same path.
-func afterMake(e Entry, uid, gid int) Found {
+// createdState returns the state of a path after its entry was created, for later entries with the same path.
+func createdState(e Entry, uid, gid int) Found {
 	f := Found{Exists: true, Mode: e.Mode, UID: max(uid, 0), GID: max(gid, 0)}
 	if e.Kind != File {
 		f.Type = fs.ModeDir

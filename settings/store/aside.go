@@ -59,7 +59,7 @@ func (c *Current) moveAside(path, file, owner string) error {
 	if err != nil {
 		return err
 	}
-	to := filepath.Join(vcap.Aside(path, owner), rel)
+	to := filepath.Join(vcap.ForeignPath(path, owner), rel)
 	if err := c.disk.mkdir(filepath.Dir(to)); err != nil {
 		return err
 	}

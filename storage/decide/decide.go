@@ -163,7 +163,7 @@ func (p *Plan) repair(s layout.State) {
 func found(s layout.State, serial string) string {
 	text := s.Content.String()
 	if s.Table.Label != layout.None {
-		text = fmt.Sprintf("%s table with %d partitions%s", s.Table.Label, len(s.Table.Partitions), beneath(s))
+		text = fmt.Sprintf("%s table with %d partitions%s", s.Table.Label, len(s.Table.Partitions), describeBeneath(s))
 	}
 	text += ", " + size(s.Bytes)
 	if serial != "" {
@@ -172,8 +172,8 @@ func found(s layout.State, serial string) string {
 	return text
 }
 
-// beneath describes older signatures on a whole disk, which are ignored.
-func beneath(s layout.State) string {
+// describeBeneath describes older signatures on a whole disk, which are ignored.
+func describeBeneath(s layout.State) string {
 	if len(s.Beneath) == 0 {
 		return ""
 	}

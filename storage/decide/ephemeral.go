@@ -84,7 +84,7 @@ func SetupEphemeral(o Ephemeral) (Plan, error) {
 // observed before SetupEphemeral.
 func (o Ephemeral) ExistingLayout() (Layout, bool) {
 	if o.Root > 0 {
-		return Layout{Partitions: afterRoot(o.Disk.Table, o.Root)}, true
+		return Layout{Partitions: partitionsAfterRoot(o.Disk.Table, o.Root)}, true
 	}
 	return keptEphemeral(o.Disk, o.AgentID, o.Label)
 }

@@ -116,9 +116,9 @@ func newEphemeral(s layout.State, agentID string, ram int64, swapMiB *uint64, la
 	return l, nil
 }
 
-// afterRoot returns the partitions after the root partition that can be swap and data. Other types, such as the BIOS
-// boot partition, belong to the system.
-func afterRoot(t layout.Table, root int) (after []layout.Partition) {
+// partitionsAfterRoot returns the partitions after the root partition that can be swap and data. Other types, such as
+// the BIOS boot partition, belong to the system.
+func partitionsAfterRoot(t layout.Table, root int) (after []layout.Partition) {
 	rootPart, _ := t.Partition(root)
 	for _, p := range t.Partitions {
 		if p.Start > rootPart.Start && t.Label.HoldsData(p.Type) {
@@ -148,7 +148,7 @@ func onRoot(o Ephemeral) (l Layout, made []layout.Partition, err error) {
 		return l, nil, fmt.Errorf("root partition %d is not in the table of %s", o.Root, s.Path)
 	}
 	l.Label, l.Partitions = s.Table.Label, s.Table.Partitions
-	if after := afterRoot(s.Table, o.Root); len(after) > 0 {
+	if after := partitionsAfterRoot(s.Table, o.Root); len(after) > 0 {
 		l, err = l.recognize(after, o)
 		return l, nil, err
 	}

@@ -92,7 +92,7 @@ func BeginCopy(from, to Disk, empty bool) (identity.Store, error) {
 	if from.Statement.CID == from.CID {
 		s.Origin.Generation = from.Statement.Generation
 	}
-	same := to.Statement.CID == to.CID && to.Statement.Of(from.CID, from.FileSystem)
+	same := to.Statement.CID == to.CID && to.Statement.IsCopyOf(from.CID, from.FileSystem)
 	switch {
 	case to.Statement.Err != nil:
 		return s, fmt.Errorf("what %s says about itself is not understood (%w): %s", to.CID, to.Statement.Err,

@@ -37,7 +37,7 @@ func (d Disk) unused() bool {
 
 // copyOf reports whether d is a copy of source, and source has not been mounted on the store since.
 func (d Disk) copyOf(source Disk) bool {
-	return d.Statement.Err == nil && d.Statement.CID == d.CID && d.Statement.Of(source.CID, source.FileSystem) &&
+	return d.Statement.Err == nil && d.Statement.CID == d.CID && d.Statement.IsCopyOf(source.CID, source.FileSystem) &&
 		d.Statement.Origin.Generation >= source.Statement.Generation
 }
 
@@ -121,7 +121,7 @@ func (c Choice) sourceOf(o Disk) error {
 	switch {
 	case !c.New && !c.unused(), o.Statement.Incomplete:
 		return nil
-	case c.unused() && c.Statement.Of(o.CID, o.FileSystem):
+	case c.unused() && c.Statement.IsCopyOf(o.CID, o.FileSystem):
 		return &Outranked{c.refuse(fmt.Sprintf("it is a copy of %s (%s) and has never been the store", o.CID, o.Path),
 			fmt.Sprintf("Run mount_disk %s, mount_disk %s and migrate_disk, or", o.CID, c.CID)), o.CID}
 	case o.unused():
@@ -136,7 +136,7 @@ func (c Choice) chooseByRecord() error {
 	recorded, byOther := c.Record.StoreDisk(c.ManagedCID)
 	source := c.Record.Disks[c.Statement.Origin.CID]
 	if c.unused() && recorded == c.Statement.Origin.CID && source.Generation > c.Statement.Origin.Generation &&
-		c.Statement.Of(recorded, source.FileSystem) {
+		c.Statement.IsCopyOf(recorded, source.FileSystem) {
 		return c.refuse(fmt.Sprintf("it is a copy of %s, which has been the store since", recorded),
 			fmt.Sprintf("Run mount_disk %s, mount_disk %s and migrate_disk, or", recorded, c.CID))
 	}

@@ -36,10 +36,10 @@ type Mounts struct {
 	Resolved Resolved
 }
 
-// of returns the mounts of a disk, with bind mounts, and one of them for each device (held). The links to a mounted
-// disk may be gone, so owners count first. Without a mount of its own, the disk is where its hint leads, unless that
-// device is mounted as another disk.
-func (m Mounts) of(cid string) (own, held []Mounted, err error) {
+// mountsOf returns the mounts of a disk, with bind mounts, and one of them for each device (held). The links to a
+// mounted disk may be gone, so owners count first. Without a mount of its own, the disk is where its hint leads, unless
+// that device is mounted as another disk.
+func (m Mounts) mountsOf(cid string) (own, held []Mounted, err error) {
 	owns := func(o Mounted) bool { return o.Owner == cid }
 	own = filter(m.All, owns)
 	if m.Directories {
@@ -80,7 +80,7 @@ func filter(all []Mounted, keep func(Mounted) bool) (kept []Mounted) {
 // it may be inside earlier ones. A mount stacked on another comes before it, as umount requires; if it is of another
 // disk, it is an error. held lists the devices that must not be in use afterwards, in any mount namespace.
 func UnmountDisk(m Mounts, cid string) (order, held []Mounted, err error) {
-	own, held, err := m.of(cid)
+	own, held, err := m.mountsOf(cid)
 	if err != nil {
 		return nil, nil, err
 	}

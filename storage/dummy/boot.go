@@ -11,12 +11,12 @@ import (
 // Boot adapts Disks to the interface of a boot. Its plans are empty, since there are no devices to change.
 type Boot struct{ *Disks }
 
-// PlanMountLast plans nothing.
-func (Boot) PlanMountLast(context.Context) ([]decide.Change, string, error) { return nil, "", nil }
+// PlanMountStore plans nothing.
+func (Boot) PlanMountStore(context.Context) ([]decide.Change, string, error) { return nil, "", nil }
 
-// MountLast records the last disk as mounted again.
-func (b Boot) MountLast(context.Context) ([]decide.Change, string, error) {
-	return nil, "", b.Disks.MountLast()
+// MountStore records the last disk as mounted again.
+func (b Boot) MountStore(context.Context) ([]decide.Change, string, error) {
+	return nil, "", b.Disks.MountStore()
 }
 
 // CurrentWork returns zero values: there are no real disks to check or mount.

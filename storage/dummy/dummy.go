@@ -198,8 +198,8 @@ func (d *Disks) List(ctx context.Context) ([]string, error) {
 	return cids, nil
 }
 
-// MountLast records the last disk as mounted again, as a boot does, if it was formatted.
-func (d *Disks) MountLast() error {
+// MountStore records the last disk as mounted again, as a boot does, if it was formatted.
+func (d *Disks) MountStore() error {
 	cid, err := d.Known.ManagedCID()
 	if err != nil || cid == "" {
 		return err

@@ -28,7 +28,7 @@ import (
 // Resolver finds devices.
 type Resolver interface {
 	Resolve(ctx context.Context, h device.Hint) (device.Device, error)
-	Look(h device.Hint) (device.Device, error)
+	ResolveOnce(h device.Hint) (device.Device, error)
 	InstanceStorage(ctx context.Context, count int) ([]device.Device, error)
 }
 
@@ -161,7 +161,7 @@ func (d *Disks) findDisk(ctx context.Context, h settings.DiskHint, acting bool) 
 	if acting {
 		return d.Resolver.Resolve(ctx, machine.HintOf("", h))
 	}
-	return d.Resolver.Look(machine.HintOf("", h))
+	return d.Resolver.ResolveOnce(machine.HintOf("", h))
 }
 
 // find returns the path of the ephemeral disk, or onRoot if the root disk is used. missing is the error if the disk in
@@ -330,7 +330,7 @@ func onRecord(r record.Record, s layout.State, found []probe.Superblock) error {
 // persistentDisk returns an error if a hint of a persistent disk leads to the disk.
 func (d *Disks) persistentDisk(s layout.State, number blkdev.Number) error {
 	for cid, p := range d.PersistentDisks() {
-		dev, err := d.Resolver.Look(machine.HintOf(cid, p.Hint))
+		dev, err := d.Resolver.ResolveOnce(machine.HintOf(cid, p.Hint))
 		if err == nil && dev.Number == number {
 			return fmt.Errorf("%s is the persistent disk %s", s.Path, cid)
 		}

@@ -73,8 +73,8 @@ func (s Store) Encode() ([]byte, error) {
 // Used reports whether the store is complete and has been mounted read-write.
 func (s Store) Used() bool { return s.CID != "" && !s.Incomplete && s.Generation > 0 }
 
-// Of reports whether s is a copy of a store, made at any time.
-func (s Store) Of(cid, fileSystem string) bool {
+// IsCopyOf reports whether s is a copy of a store, made at any time.
+func (s Store) IsCopyOf(cid, fileSystem string) bool {
 	return s.Origin.CID == cid && cid != "" && SameFileSystem(s.Origin.FileSystem, fileSystem)
 }
 

@@ -56,7 +56,7 @@ func (d *Disks) CheckKnown(associations []settings.DiskAssociation) error {
 	known, devices := map[string]bool{}, map[string]bool{}
 	for cid, p := range d.Known.Disks() {
 		known[cid] = true
-		switch dev, err := d.Resolver.Look(d.hint(p)); {
+		switch dev, err := d.Resolver.ResolveOnce(d.hint(p)); {
 		case err == nil:
 			devices[dev.Path] = true // hints of two disks can lead to the same device
 		case !machine.Missing(err):
@@ -103,7 +103,7 @@ func (d *Disks) PlanAssociate(ctx context.Context, associations []settings.DiskA
 	}
 	defer d.Machine.Unlock()
 	for _, a := range associations {
-		changes, err := d.planLink(a, d.Resolver.Look)
+		changes, err := d.planLink(a, d.Resolver.ResolveOnce)
 		if err != nil {
 			return planned, err
 		}

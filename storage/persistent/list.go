@@ -43,7 +43,7 @@ func (d *Disks) formerOwner(v surroundings, dir string, e mount.Entry) string {
 	}
 	rest := slices.DeleteFunc(slices.Clone(v.Known), func(cid string) bool { return cid == v.OnStore })
 	switch {
-	case !gone(e):
+	case !isUnplugged(e):
 		return ""
 	case dir == v.Store:
 		return v.storeDisk()
@@ -53,8 +53,8 @@ func (d *Disks) formerOwner(v surroundings, dir string, e mount.Entry) string {
 	return ""
 }
 
-// gone reports whether the device of a mount was unplugged.
-func gone(e mount.Entry) bool {
+// isUnplugged reports whether the device of a mount was unplugged.
+func isUnplugged(e mount.Entry) bool {
 	_, err := blkdev.Lookup("/sys", e.Number)
 	return onDevice(e) && err != nil
 }

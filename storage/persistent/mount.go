@@ -67,8 +67,8 @@ func mountError(cid string, err error) error {
 	return err
 }
 
-// MountLast mounts the disk that was the store, at boot. If that disk is missing or is not a store, it is an error.
-func (d *Disks) MountLast(ctx context.Context) (made []decide.Change, warning string, err error) {
+// MountStore mounts the disk that was the store, at boot. If that disk is missing or is not a store, it is an error.
+func (d *Disks) MountStore(ctx context.Context) (made []decide.Change, warning string, err error) {
 	if err := d.Machine.Lock(ctx); err != nil {
 		return nil, "", err
 	}

@@ -50,7 +50,7 @@ func (d *Disks) observeSurroundings() (v surroundings, err error) {
 		known: d.Known.Disks(), resolved: map[string]resolved{}, owners: map[int]string{}}
 	v.Known = slices.Sorted(maps.Keys(v.known))
 	for _, cid := range v.Known {
-		dev, err := d.Resolver.Look(d.hint(v.known[cid]))
+		dev, err := d.Resolver.ResolveOnce(d.hint(v.known[cid]))
 		v.resolved[cid] = resolved{dev, err}
 	}
 	if v.Record, v.unread = d.Machine.ReadRecord(); v.unread != nil {

@@ -22,7 +22,7 @@ import (
 // Resolver finds devices.
 type Resolver interface {
 	Resolve(ctx context.Context, h device.Hint) (device.Device, error)
-	Look(h device.Hint) (device.Device, error)
+	ResolveOnce(h device.Hint) (device.Device, error)
 }
 
 // KnownDisks gives access to the disks in settings and hints, and to the CID of the store.

@@ -13,8 +13,8 @@ import (
 	"cambium/storage/record"
 )
 
-// PlanMountLast returns the changes that MountLast would make. It does not wait or write.
-func (d *Disks) PlanMountLast(ctx context.Context) (changes []decide.Change, warning string, err error) {
+// PlanMountStore returns the changes that MountStore would make. It does not wait or write.
+func (d *Disks) PlanMountStore(ctx context.Context) (changes []decide.Change, warning string, err error) {
 	if err := d.Machine.Lock(ctx); err != nil {
 		return nil, "", err
 	}

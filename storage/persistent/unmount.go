@@ -52,7 +52,7 @@ func (d *Disks) unmount(ctx context.Context, v surroundings, cid string) (unmoun
 		return false, err
 	}
 	for _, m := range order {
-		if e := table[m.ID]; gone(e) {
+		if e := table[m.ID]; isUnplugged(e) {
 			d.Machine.Log.WithFields(logrus.Fields{"cid": cid, "device": e.Source, "mount": e.Target}).
 				Warn("the device of the disk is gone; unmounting what is left of it")
 		}

@@ -411,8 +411,8 @@ func TestAdviceNamesKeys(t *testing.T) {
 	}
 }
 
-// TestGlance: what status shows needs no other machine, and without root less is said rather than something wrong.
-func TestGlance(t *testing.T) {
+// TestDiagnoseNearby: what status shows needs no other machine, and without root less is said rather than something wrong.
+func TestDiagnoseNearby(t *testing.T) {
 	near := func(superuser bool, breaks func(*observe.Facts)) observe.Facts {
 		m := healthy()
 		m.Superuser = superuser
@@ -448,7 +448,7 @@ func TestGlance(t *testing.T) {
 		"bus unknown": {func(m *observe.Facts) { m.Agent = observe.Agent{StatusErr: "none"} }, "", ""},
 	} {
 		for superuser, want := range map[bool]string{true: c.root, false: c.user} {
-			found := Glance(near(superuser, c.breaks))
+			found := DiagnoseNearby(near(superuser, c.breaks))
 			got := ""
 			if len(found) > 0 {
 				got = string(found[0].Severity)

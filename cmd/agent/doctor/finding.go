@@ -57,7 +57,7 @@ type check struct {
 	name    string
 	checked string
 	decide  func(observe.Facts) []Finding
-	// near means that the facts of observe.Near suffice, and root that only root can observe them.
+	// near means that the facts of observe.Nearby suffice, and root that only root can observe them.
 	near, root bool
 	// step is the boot step that sets up what is checked. Until it has succeeded, the step is the cause.
 	step string
@@ -98,9 +98,9 @@ var checks = []check{
 	{"leftovers", "files and processes of other agents and tools", leftovers, far, root, ""},
 }
 
-// told has the checks that need root, but for which the agent's status also has an answer, which everybody can read.
-var told = map[string]func(observe.Facts) []Finding{"bus": toldBus, "persistent disk": toldStore,
-	"duplicate address": toldDuplicate}
+// reported has the checks that need root, but for which the agent's status also has an answer, which everybody can read.
+var reported = map[string]func(observe.Facts) []Finding{"bus": reportedBus, "persistent disk": reportedStore,
+	"duplicate address": reportedDuplicate}
 
 // runitCommands turns advice for systemd into advice for runit.
 var runitCommands = strings.NewReplacer("systemctl restart --no-block bosh-agent", "sv restart agent",
@@ -120,9 +120,9 @@ func ForThisMachine(advice string) string {
 	return advice
 }
 
-// Glance returns the problems and warnings in the facts of observe.Near, the worst first. Without root, some checks are
-// skipped.
-func Glance(m observe.Facts) (findings []Finding) {
+// DiagnoseNearby returns the problems and warnings in the facts of observe.Nearby, the worst first. Without root, some
+// checks are skipped.
+func DiagnoseNearby(m observe.Facts) (findings []Finding) {
 	for _, f := range diagnose(m, near) {
 		if f.Severity == Problem || f.Severity == Warning {
 			findings = append(findings, f)
@@ -141,7 +141,7 @@ func diagnose(m observe.Facts, onlyNear bool) (findings []Finding) {
 			continue
 		}
 		found := []Finding{unchecked()}
-		switch tell := told[c.name]; {
+		switch tell := reported[c.name]; {
 		case m.Superuser || !c.root:
 			found = c.decide(m)
 		case tell != nil:

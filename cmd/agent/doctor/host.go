@@ -246,8 +246,8 @@ func age(m observe.Facts) string {
 	return ""
 }
 
-// toldStore returns a finding if the agent starts no jobs because the store is not mounted.
-func toldStore(m observe.Facts) []Finding {
+// reportedStore returns a finding if the agent starts no jobs because the store is not mounted.
+func reportedStore(m observe.Facts) []Finding {
 	reason := m.Agent.Status.JobsWithheld()
 	if reason == "" {
 		return nil
@@ -277,7 +277,7 @@ func persistentDisk(m observe.Facts) []Finding {
 		return []Finding{problem("look for its errors in the kernel log ('journalctl -k'); replace the disk",
 			"the persistent disk %s fails: %s", d.CID, d.Failing)}
 	case m.Agent.Status.JobsWithheld() != "": // something else may be mounted there
-		return toldStore(m)
+		return reportedStore(m)
 	case d.Mounted == "" && m.Agent.Running && m.Agent.Status != nil && m.Agent.Status.Unmounted == d.CID:
 		return []Finding{note("run mount_disk to use it again", "the persistent disk %s was unmounted by unmount_disk",
 			d.CID)}

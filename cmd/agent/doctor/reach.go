@@ -66,8 +66,8 @@ func duplicates(m observe.Facts) (found []Finding) {
 	return found
 }
 
-// toldDuplicate returns a finding if the agent's status reports a duplicate address.
-func toldDuplicate(m observe.Facts) []Finding {
+// reportedDuplicate returns a finding if the agent's status reports a duplicate address.
+func reportedDuplicate(m observe.Facts) []Finding {
 	if text := m.Agent.Status.Warning(status.DuplicateAddress); text != "" {
 		return []Finding{problem(endDuplicate, "%s: %s", status.DuplicateAddress, text)}
 	}
@@ -202,8 +202,8 @@ func agentOf(name string) (id string, of bool) {
 
 func day(t time.Time) string { return t.UTC().Format("2006-01-02 15:04 MST") }
 
-// toldBus returns a finding if the agent reports that its bus is not connected.
-func toldBus(m observe.Facts) []Finding {
+// reportedBus returns a finding if the agent reports that its bus is not connected.
+func reportedBus(m observe.Facts) []Finding {
 	d := m.Agent.Status
 	if d == nil || !m.Agent.Running || d.Bus == nil || d.Bus.Reachable() {
 		return nil

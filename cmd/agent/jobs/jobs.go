@@ -92,7 +92,7 @@ func explain(d *status.Document, supervisor *monit.Client, err error) error {
 	if errors.Is(err, fs.ErrPermission) {
 		return err
 	}
-	if by := supervisor.Stranger(); by != "" {
+	if by := supervisor.DescribePortHolder(); by != "" {
 		return fmt.Errorf("the supervisor does not answer: %s; 'sudo agent doctor' shows what to do", by)
 	}
 	return fmt.Errorf("the supervisor does not answer; 'sudo agent doctor' shows more: %w", err)

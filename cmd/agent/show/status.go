@@ -151,12 +151,12 @@ func awaited(d status.Document) string {
 // glanceTimeout bounds the wait for the gateways to answer.
 const glanceTimeout = 2 * time.Second
 
-// addFindings adds the findings that doctor.Glance makes without contacting other machines.
+// addFindings adds the findings that doctor.DiagnoseNearby makes without contacting other machines.
 func addFindings(ctx context.Context, d *status.Document) {
 	dirs := vcap.New(vcap.DefaultBase)
 	var problems, warnings []string
 	o := observe.Options{Dirs: dirs, Config: dirs.AgentJSON(), Status: vcap.RunDir.Status(), Timeout: glanceTimeout}
-	for _, f := range doctor.Glance(observe.Near(ctx, o)) {
+	for _, f := range doctor.DiagnoseNearby(observe.Nearby(ctx, o)) {
 		if f.Severity == doctor.Problem {
 			problems = append(problems, f.Found)
 		} else {

@@ -73,7 +73,7 @@ var copied = map[string]string{
 
 // collect returns the files of the archive. A file that cannot be read contains the reason.
 func collect(ctx context.Context, o options) []file {
-	files := slices.Concat(own(ctx, o), outputs(ctx, o))
+	files := slices.Concat(ownCommands(ctx, o), outputs(ctx, o))
 	copies := map[string]string{}
 	for name, path := range copied {
 		copies[name] = path
@@ -93,8 +93,8 @@ func collect(ctx context.Context, o options) []file {
 	return files
 }
 
-// own returns the output of the agent's own commands, one file each.
-func own(ctx context.Context, o options) []file {
+// ownCommands returns the output of the agent's own commands, one file each.
+func ownCommands(ctx context.Context, o options) []file {
 	machine := observe.All(ctx, observe.Options{Dirs: o.dirs, Config: o.config, Status: o.status, Timeout: o.timeout})
 	findings := doctor.Diagnose(machine)
 	var doctorText, doctorJSON, timelineText, timelineJSON, statusJSON bytes.Buffer
@@ -109,7 +109,7 @@ func own(ctx context.Context, o options) []file {
 		say(&statusJSON, err)
 	} else {
 		say(&statusJSON, cli.WriteJSON(&statusJSON, d))
-		chart := timeline.From(d, d.Age())
+		chart := timeline.NewChart(d, d.Age())
 		timeline.Text(&timelineText, chart, 120)
 		timeline.Blame(&timelineText, chart, 120)
 		say(&timelineJSON, cli.WriteJSON(&timelineJSON, chart))

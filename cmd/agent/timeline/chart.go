@@ -75,8 +75,8 @@ func (r Row) waited() (sum time.Duration) {
 	return sum
 }
 
-// From makes the chart of a document; steps that run reach to now, on the clock of the steps.
-func From(d status.Document, now int64) Chart {
+// NewChart makes the chart of a document; steps that run reach to now, on the clock of the steps.
+func NewChart(d status.Document, now int64) Chart {
 	c := Chart{Title: "agent " + d.AgentID, State: d.State, Ready: d.ReadyNS}
 	if o := d.Origin; o != nil && len(d.Earlier) > 0 {
 		c.addRestart(d)
@@ -253,8 +253,8 @@ func Rounded(d time.Duration) string {
 // needs milliseconds.
 const machineShare = 0.2
 
-// Place maps a time to a place on the axis, from 0 to 1.
-func (c Chart) Place(t int64) float64 {
+// Fraction maps a time to a place on the axis, from 0 to 1.
+func (c Chart) Fraction(t int64) float64 {
 	before := 0.0
 	if c.Begin < c.Agent {
 		before = machineShare
@@ -299,7 +299,7 @@ func (c Chart) Ticks(n int, gap float64) (ticks []Tick) {
 		if t > c.End {
 			break
 		}
-		if len(ticks) > 0 && c.Place(t)-c.Place(ticks[len(ticks)-1].At) < gap || c.Place(t) > 1-gap/2 {
+		if len(ticks) > 0 && c.Fraction(t)-c.Fraction(ticks[len(ticks)-1].At) < gap || c.Fraction(t) > 1-gap/2 {
 			continue
 		}
 		ticks = append(ticks, Tick{At: t, Label: Rounded(time.Duration(t))})

@@ -22,7 +22,7 @@ func FuzzChart(f *testing.F) {
 		if json.Unmarshal(data, &d) != nil {
 			return
 		}
-		c := From(d, d.Age())
+		c := NewChart(d, d.Age())
 		Text(io.Discard, c, int(width))
 		Blame(io.Discard, c, int(width))
 		compare(io.Discard, c, c, int(width))

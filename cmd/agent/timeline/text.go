@@ -99,7 +99,7 @@ func (c Chart) LongestLabel() (n int) {
 
 // bar draws a row; the ready line goes through all of them.
 func bar(c Chart, r Row, axis int) string {
-	column := func(t int64) int { return min(int(c.Place(t)*float64(axis)), axis-1) }
+	column := func(t int64) int { return min(int(c.Fraction(t)*float64(axis)), axis-1) }
 	line := []rune(strings.Repeat(" ", axis))
 	if c.Ready > 0 {
 		line[column(c.Ready)] = ':'
@@ -130,7 +130,7 @@ func bar(c Chart, r Row, axis int) string {
 func axisLine(c Chart, axis int) string {
 	line := []rune(strings.Repeat(" ", axis+9))
 	for _, t := range c.Ticks(axis/12, 12/float64(axis)) {
-		copy(line[int(c.Place(t.At)*float64(axis)):], []rune(t.Label))
+		copy(line[int(c.Fraction(t.At)*float64(axis)):], []rune(t.Label))
 	}
 	return strings.TrimRight(string(line), " ")
 }

@@ -75,7 +75,7 @@ func load(ctx context.Context, path, history string, boot int) (current Chart, e
 		return current, nil, err
 	}
 	addUnit(ctx, d)
-	current = From(d, d.Age())
+	current = NewChart(d, d.Age())
 	if boot == 0 {
 		return current, nil, nil
 	}
@@ -93,7 +93,7 @@ func load(ctx context.Context, path, history string, boot int) (current Chart, e
 		return current, nil, fmt.Errorf("boot %d is not recorded: %s has %d earlier boots", boot, history, len(others))
 	}
 	old := others[len(others)+boot]
-	chart := From(old, old.Age())
+	chart := NewChart(old, old.Age())
 	chart.Title += ", boot of " + old.Started.Format("2006-01-02 15:04:05 MST")
 	return current, &chart, nil
 }

@@ -70,7 +70,7 @@ func row(t *testing.T, c Chart, label string) Row {
 }
 
 func TestChart(t *testing.T) {
-	c := From(booted(), 500*ms)
+	c := NewChart(booted(), 500*ms)
 	if c.Begin != -4200*ms || c.Agent != -15*ms || c.End != 150*ms || c.Ready != 120*ms {
 		t.Errorf("axis from %d over %d to %d, ready %d", c.Begin, c.Agent, c.End, c.Ready)
 	}
@@ -91,7 +91,7 @@ func TestChart(t *testing.T) {
 	if first := c.blame()[0]; first.Label != "init until the unit's start" {
 		t.Errorf("the longest row is %q", first.Label)
 	}
-	if a, b := c.Place(c.Agent), c.Place(c.End); a != machineShare || b != 1 || c.Place(c.Begin) != 0 {
+	if a, b := c.Fraction(c.Agent), c.Fraction(c.End); a != machineShare || b != 1 || c.Fraction(c.Begin) != 0 {
 		t.Errorf("the agent begins at %v of the axis and ends at %v", a, b)
 	}
 }
@@ -100,7 +100,7 @@ func TestChart(t *testing.T) {
 func TestChartOfTheUnit(t *testing.T) {
 	d := booted()
 	d.Origin.Unit = -1015 * ms
-	c := From(d, 500*ms)
+	c := NewChart(d, 500*ms)
 	if init, unit := row(t, c, "init until the unit's start"),
 		row(t, c, "unit until the program's start"); init.Took() != 2085*time.Millisecond || unit.Took() != time.Second {
 		t.Errorf("init took %s, the unit %s", init.Took(), unit.Took())
@@ -114,7 +114,7 @@ func TestChartOfARestart(t *testing.T) {
 		Origin: &status.Origin{Kernel: -int64(6 * time.Hour), Init: -int64(5 * time.Hour),
 			Unit: -int64(2 * time.Millisecond), Process: -int64(time.Millisecond)},
 		Steps: []status.Step{{Name: "network", Outcome: status.Done, Start: 1, End: int64(time.Second / 2)}}}
-	c := From(d, int64(time.Minute))
+	c := NewChart(d, int64(time.Minute))
 	var out strings.Builder
 	Blame(&out, c, 80)
 	if text := out.String(); !strings.HasPrefix(text, "agent a, restarted (once in this boot)\n") ||
@@ -131,7 +131,7 @@ func TestChartOfSourcesThatAreAsked(t *testing.T) {
 	d := stuck()
 	d.Steps[0].Parts = []status.Part{{Name: "HTTP", Outcome: "no answer", Why: "404", Start: 95_000 * ms},
 		{Name: "CDROM", Outcome: "failed", Start: 95_000 * ms, End: 95_001 * ms}}
-	c := From(d, 100_000*ms)
+	c := NewChart(d, 100_000*ms)
 	if r := row(t, c, "HTTP"); !r.Running || r.Outcome != status.Running || r.End != 100_000*ms ||
 		r.Note != "no answer: 404" {
 		t.Errorf("a source that is asked: %+v", r)
@@ -140,13 +140,13 @@ func TestChartOfSourcesThatAreAsked(t *testing.T) {
 		t.Errorf("a source that has failed: %+v", r)
 	}
 	d.Steps[0].Outcome, d.Steps[0].End = status.Broken, 99_000*ms
-	if r := row(t, From(d, 100_000*ms), "HTTP"); r.Running || r.End != 99_000*ms {
+	if r := row(t, NewChart(d, 100_000*ms), "HTTP"); r.Running || r.End != 99_000*ms {
 		t.Errorf("a source of a step that was given up: %+v", r)
 	}
 }
 
 func TestChartOfAStuckBoot(t *testing.T) {
-	c := From(stuck(), 100_000*ms)
+	c := NewChart(stuck(), 100_000*ms)
 	tries, broken := 0, 0
 	for _, r := range c.Rows {
 		if r.Kind == KindTry {
@@ -171,9 +171,9 @@ func TestTextFitsTheTerminal(t *testing.T) {
 		"empty": {}} {
 		for _, width := range []int{60, 80, 120, 200} {
 			var out bytes.Buffer
-			Text(&out, From(d, 100_000*ms), width)
-			Blame(&out, From(d, 100_000*ms), width)
-			compare(&out, From(booted(), 0), From(d, 100_000*ms), width)
+			Text(&out, NewChart(d, 100_000*ms), width)
+			Blame(&out, NewChart(d, 100_000*ms), width)
+			compare(&out, NewChart(booted(), 0), NewChart(d, 100_000*ms), width)
 			for _, line := range strings.Split(out.String(), "\n") {
 				if n := len([]rune(line)); n > width {
 					t.Errorf("%s: a line of %d characters on a terminal of %d: %q", name, n, width, line)
@@ -182,7 +182,7 @@ func TestTextFitsTheTerminal(t *testing.T) {
 		}
 	}
 	var out bytes.Buffer
-	Text(&out, From(stuck(), 100_000*ms), 80)
+	Text(&out, NewChart(stuck(), 100_000*ms), 80)
 	for _, want := range []string{"try 1", "try 3", "x", ">"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in\n%s", want, out.String())
@@ -246,10 +246,10 @@ func TestScreens(t *testing.T) {
 	asked.Steps[0].Parts = []status.Part{{Name: "HTTP http://169.254.169.254", Outcome: "no answer", Why: "404",
 		Start: 95_000 * ms}, {Name: "CDROM", Outcome: "failed", Start: 95_000 * ms, End: 95_001 * ms}}
 	for name, draw := range map[string]func(*bytes.Buffer){
-		"ready":   func(b *bytes.Buffer) { Text(b, From(booted(), 500*ms), 80) },
-		"stuck":   func(b *bytes.Buffer) { Text(b, From(asked, 100_000*ms), 80) },
-		"blame":   func(b *bytes.Buffer) { Blame(b, From(booted(), 500*ms), 80) },
-		"compare": func(b *bytes.Buffer) { compare(b, From(booted(), 500*ms), From(slower, 500*ms), 80) },
+		"ready":   func(b *bytes.Buffer) { Text(b, NewChart(booted(), 500*ms), 80) },
+		"stuck":   func(b *bytes.Buffer) { Text(b, NewChart(asked, 100_000*ms), 80) },
+		"blame":   func(b *bytes.Buffer) { Blame(b, NewChart(booted(), 500*ms), 80) },
+		"compare": func(b *bytes.Buffer) { compare(b, NewChart(booted(), 500*ms), NewChart(slower, 500*ms), 80) },
 	} {
 		var out bytes.Buffer
 		draw(&out)
@@ -266,7 +266,7 @@ func TestScreens(t *testing.T) {
 func TestJSON(t *testing.T) {
 	for name, d := range map[string]status.Document{"ready": booted(), "stuck": stuck(), "sixty": longDocument()} {
 		var out bytes.Buffer
-		if err := cli.WriteJSON(&out, From(d, 100_000*ms)); err != nil {
+		if err := cli.WriteJSON(&out, NewChart(d, 100_000*ms)); err != nil {
 			t.Fatal(err)
 		}
 		golden.Check(t, "timeline-"+name+".json", out.String())

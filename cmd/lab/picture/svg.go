@@ -73,7 +73,7 @@ func Draw(w io.Writer, c timeline.Chart) error {
 	labels := min(c.LongestLabel(), maxLabel)
 	left := margin + float64(labels)*glyph + 8
 	right := float64(pictureWidth - margin - lengthColumn)
-	x := func(t int64) float64 { return left + c.Place(t)*(right-left) }
+	x := func(t int64) float64 { return left + c.Fraction(t)*(right-left) }
 	top := float64(margin + 3*rowHeight)
 	bottom := top + float64(len(c.Rows)*rowHeight)
 	height := bottom + 2*rowHeight + margin

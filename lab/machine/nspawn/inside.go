@@ -25,8 +25,8 @@ type attached struct {
 	loop disk.Loop
 }
 
-// as returns the machine's name of a device that the host calls name: the disk or one of its partitions.
-func (a *attached) as(name string) string {
+// nodeName returns the machine's name of a device that the host calls name: the disk or one of its partitions.
+func (a *attached) nodeName(name string) string {
 	if a.disk.Node == "" {
 		return name
 	}
@@ -55,7 +55,7 @@ func devices(leader int, f func(dev *os.Root) error) error {
 // appear creates the nodes of the disk in the machine's /dev.
 func (a *attached) appear(leader int) error {
 	return devices(leader, func(dev *os.Root) error {
-		if err := node(dev, a.as(a.loop.Name), a.loop.Major, a.loop.Minor); err != nil {
+		if err := node(dev, a.nodeName(a.loop.Name), a.loop.Major, a.loop.Minor); err != nil {
 			return err
 		}
 		for _, name := range a.loop.Partitions() {
@@ -69,7 +69,7 @@ func (a *attached) appear(leader int) error {
 			if err := errors.Join(err1, err2); err != nil {
 				return err
 			}
-			if err := node(dev, a.as(name), uint32(x), uint32(y)); err != nil {
+			if err := node(dev, a.nodeName(name), uint32(x), uint32(y)); err != nil {
 				return err
 			}
 		}
@@ -78,7 +78,7 @@ func (a *attached) appear(leader int) error {
 				return err
 			}
 			// Relative, as udev makes them: the machine's own /dev, not the host's.
-			target := strings.Repeat("../", strings.Count(name, "/")) + a.as(a.loop.Name)
+			target := strings.Repeat("../", strings.Count(name, "/")) + a.nodeName(a.loop.Name)
 			if err := dev.Symlink(target, name); err != nil && !errors.Is(err, os.ErrExist) {
 				return err
 			}
@@ -91,7 +91,7 @@ func (a *attached) appear(leader int) error {
 func (a *attached) vanish(leader int) {
 	_ = devices(leader, func(dev *os.Root) error {
 		for _, name := range append([]string{a.loop.Name}, a.loop.Partitions()...) {
-			_ = dev.Remove(a.as(name))
+			_ = dev.Remove(a.nodeName(name))
 		}
 		for _, name := range a.disk.Names {
 			_ = dev.Remove(name)
@@ -144,9 +144,9 @@ func (m *Machine) device(e disk.Event) {
 		}
 		_ = devices(m.Current.leader, func(dev *os.Root) error {
 			if e.Action == "remove" {
-				return dev.Remove(a.as(e.Name))
+				return dev.Remove(a.nodeName(e.Name))
 			}
-			return node(dev, a.as(e.Name), e.Major, e.Minor)
+			return node(dev, a.nodeName(e.Name), e.Major, e.Minor)
 		})
 	}
 }
@@ -173,7 +173,7 @@ func (m *Machine) Attach(_ context.Context, d machine.Disk) (machine.Attachment,
 }
 
 func (a *attached) attachment() machine.Attachment {
-	return machine.Attachment{Disk: a.disk, Path: "/dev/" + a.as(a.loop.Name)}
+	return machine.Attachment{Disk: a.disk, Path: "/dev/" + a.nodeName(a.loop.Name)}
 }
 
 // Detach detaches a disk. It fails if the disk is in use, as on an IaaS.
@@ -206,7 +206,7 @@ func mountedIn(leader int, a *attached) (bool, error) {
 		return false, err
 	}
 	for _, name := range append([]string{a.loop.Name}, a.loop.Partitions()...) {
-		if bytes.Contains(table, []byte(" /dev/"+a.as(name)+" ")) {
+		if bytes.Contains(table, []byte(" /dev/"+a.nodeName(name)+" ")) {
 			return true, nil
 		}
 	}

@@ -102,12 +102,12 @@ func (e Engine) Create(ctx context.Context, s machine.Spec) (machine.Machine, er
 		return nil, errors.Join(err, undo())
 	}
 	if len(s.AgentJSON) > 0 {
-		m.pend(machine.File{Path: "/var/vcap/bosh/agent.json", Data: s.AgentJSON, Mode: 0o644})
+		m.writeAtStart(machine.File{Path: "/var/vcap/bosh/agent.json", Data: s.AgentJSON, Mode: 0o644})
 	}
 	id := strings.ReplaceAll(machine.MAC(s.Name, -1).String(), ":", "")
-	m.pend(machine.File{Path: "/etc/machine-id", Data: []byte(strings.Repeat("0", 20) + id + "\n"), Mode: 0o444})
+	m.writeAtStart(machine.File{Path: "/etc/machine-id", Data: []byte(strings.Repeat("0", 20) + id + "\n"), Mode: 0o444})
 	for _, f := range s.Files {
-		m.pend(f)
+		m.writeAtStart(f)
 	}
 	if err := m.listen(); err != nil {
 		return nil, errors.Join(err, undo())

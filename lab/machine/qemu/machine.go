@@ -308,8 +308,8 @@ var masked = []string{"modprobe@configfs.service", "modprobe@dm_mod.service", "m
 	"systemd-pstore.service",
 	"systemd-journal-catalog-update.service", "ldconfig.service", "systemd-update-done.service"}
 
-// pend schedules a file to be written at the next start.
-func (m *Machine) pend(f machine.File) { m.files[filepath.Clean("/"+f.Path)] = f }
+// writeAtStart schedules a file to be written at the next start.
+func (m *Machine) writeAtStart(f machine.File) { m.files[filepath.Clean("/"+f.Path)] = f }
 
 // arrived is called when the system is running, which means that it has the files.
 func (m *Machine) arrived(b *boot, delivered map[string]machine.File) {
@@ -514,7 +514,7 @@ func (m *Machine) WriteFile(f machine.File) error {
 	m.Mu.Lock()
 	if m.Current == nil {
 		defer m.Mu.Unlock()
-		m.pend(f)
+		m.writeAtStart(f)
 		return nil
 	}
 	h := m.Current.guestConn

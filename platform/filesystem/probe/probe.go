@@ -142,7 +142,7 @@ var readers = map[Kind]func(*Content, io.ReaderAt) error{
 // find returns the signatures on a device, in order of precedence.
 func find(r io.ReaderAt, size int64) (matches []match, err error) {
 	for _, s := range signatures {
-		offset, found, err := s.on(r, size)
+		offset, found, err := s.find(r, size)
 		if err != nil {
 			return nil, err
 		}

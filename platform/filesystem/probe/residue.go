@@ -404,7 +404,7 @@ func Trailer(r io.ReaderAt, size int64) (Kind, error) {
 		if s.offset >= 0 {
 			continue
 		}
-		if _, found, err := s.on(r, size); found || err != nil {
+		if _, found, err := s.find(r, size); found || err != nil {
 			return s.kind, err
 		}
 	}

@@ -102,7 +102,7 @@ func missingLeases(have network.Link, want network.WantLink, awaitIPv6 bool) (mi
 
 func missingRoutes(have network.State, want network.WantLink) (missing []error) {
 	for _, r := range want.Routes {
-		route := r.On(want.Name)
+		route := r.ForLink(want.Name)
 		if !slices.ContainsFunc(have.Routes, func(h network.Route) bool {
 			return h.Link == route.Link && h.To == route.To && h.Gateway == route.Gateway
 		}) {

@@ -205,7 +205,7 @@ func supervisor(ctx context.Context, dirs vcap.Dirs) (found Supervisor) {
 	state, err := client.Status(ctx)
 	if err != nil {
 		found.Err = err.Error()
-		if by := client.Stranger(); by != "" {
+		if by := client.DescribePortHolder(); by != "" {
 			found.Err, found.PortTaken = by, true
 		}
 		if s, known := unitState(ctx, monit.UnitName); known {

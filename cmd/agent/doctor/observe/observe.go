@@ -201,8 +201,8 @@ func (m *Facts) observeAgent(ctx context.Context, o Options) {
 	m.Agent = agentState(ctx, o)
 }
 
-// Near observes the same as Local, and also links and gateways, which have o.Timeout to answer.
-func Near(ctx context.Context, o Options) (m Facts) {
+// Nearby observes the same as Local, and also links and gateways, which have o.Timeout to answer.
+func Nearby(ctx context.Context, o Options) (m Facts) {
 	var network Network
 	var asked sync.WaitGroup
 	asked.Go(func() { network = links(ctx, o.Timeout) })
