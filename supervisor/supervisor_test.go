@@ -88,7 +88,13 @@ func newWorld(t testing.TB, cycle time.Duration, files map[string]string) *world
 // prepare makes the directory, for a supervisor that is still to be started.
 func prepare(t testing.TB, files map[string]string) *world {
 	t.Helper()
-	w := &world{t: t, dir: t.TempDir(), stop: func() {}, http: http.DefaultClient, grace: 200 * time.Millisecond,
+	dir, err := os.MkdirTemp("", "supervisor")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A program that the supervisor started may still write to it, which t.TempDir does not tolerate.
+	t.Cleanup(func() { eventually.Nil(t, "removed "+dir, func() error { return os.RemoveAll(dir) }) })
+	w := &world{t: t, dir: dir, stop: func() {}, http: http.DefaultClient, grace: 200 * time.Millisecond,
 		log: t.Output()}
 	w.write("ctl", controlScript, 0o755)
 	w.write("user", "vcap:secret", 0o600)
