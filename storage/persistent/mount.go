@@ -190,18 +190,18 @@ func (p *placing) apply(ctx context.Context, path string) (made []decide.Change,
 	} else if err := p.admitMounted(); err != nil {
 		return made, err
 	}
-	return made, d.record(plan.Placed, path, p.statement.Generation)
+	found := p.o.Found
+	if plan.Formats() {
+		found, _ = d.identify(path) // unreadable identifiers keep their recorded values
+	}
+	found.Generation = p.statement.Generation
+	return made, d.record(plan.Placed, found)
 }
 
 // record updates the record of a mounted disk: its identity, which protects it from being formatted, and whether it is
 // the store. If the record cannot be written but already names this disk as the store, that is only a warning.
-func (d *Disks) record(what decide.Placed, path string, generation uint64) error {
+func (d *Disks) record(what decide.Placed, found record.Disk) error {
 	d.Machine.CrashPoint("record disk")
-	found := record.Disk{Generation: generation}
-	if !d.BindMounted {
-		found, _ = d.identify(path) // unreadable identifiers keep their recorded values
-		found.Generation = generation
-	}
 	told, _ := d.Known.ManagedCID()
 	before, err := d.Machine.ReadRecord()
 	if err != nil {

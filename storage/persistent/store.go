@@ -76,17 +76,19 @@ func (d *Disks) Commit(to string) error {
 	if err != nil {
 		return err
 	}
-	path := e.Source
+	var found record.Disk // a directory has no identity
 	if !d.BindMounted {
-		if path, _, err = d.diskOf(e); err != nil {
+		path, _, err := d.diskOf(e)
+		if err != nil {
 			return err
 		}
+		found, _ = d.identify(path) // unreadable identifiers keep their recorded values
 	}
 	if err := mount.Detach(target, d.LogBusy(target)); err != nil {
 		return err
 	}
 	d.Machine.CrashPoint("record new disk")
-	return d.record(decide.Placed{CID: to, Store: true}, path, 0)
+	return d.record(decide.Placed{CID: to, Store: true}, found)
 }
 
 // ObserveMigration observes the facts for the decision about a migration.
