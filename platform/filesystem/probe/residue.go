@@ -62,8 +62,9 @@ const (
 	// all over the device.
 	sample  = 4096
 	samples = 1000
-	// depth bounds the number of concurrent reads.
-	depth = 16
+	// depth bounds the number of concurrent reads, and buffers the memory for them.
+	depth   = 16
+	buffers = 1 << 20
 )
 
 // Survey searches a device for remaining content: where superblocks are and, as long as it finds only zeros or noise,
@@ -108,7 +109,7 @@ type survey struct {
 	r      io.ReaderAt
 	size   int64
 	starts []int64
-	places []place // where superblocks may be
+	places [2][]place // where superblocks may be: long places, and short ones
 	// total is the number of places to read, and done the number already read.
 	total, done int
 
@@ -120,15 +121,17 @@ type survey struct {
 
 func newSurvey(r io.ReaderAt, size int64, starts []int64) *survey {
 	s := &survey{r: r, size: size, starts: starts, residue: Residue{NonZero: -1, Noise: true}}
-	s.places = slices.Concat(s.fixed(), s.grid(), s.backups())
-	s.total = len(s.places)
+	s.places = [2][]place{s.fixed(), slices.Concat(s.grid(), s.backups())}
+	s.total = len(s.places[0]) + len(s.places[1])
 	return s
 }
 
 // search reads the places where superblocks may be, and looks for signatures.
 func (s *survey) search(ctx context.Context) error {
-	if err := s.read(ctx, s.places); err != nil {
-		return err
+	for _, places := range s.places {
+		if err := s.read(ctx, places); err != nil {
+			return err
+		}
 	}
 	return s.signatures() // from the page cache
 }
@@ -216,11 +219,15 @@ func (s *survey) read(ctx context.Context, places []place) error {
 	var left atomic.Int64
 	left.Store(int64(len(places)))
 	ended := make(chan error, depth)
-	workers := min(depth, len(places))
+	longest := int64(1)
+	for _, p := range places {
+		longest = max(longest, p.to-p.from)
+	}
+	workers := min(depth, len(places), int(buffers/longest))
 	for range workers {
 		go func() {
 			var failed error
-			buffer := make([]byte, surveyChunk)
+			buffer := make([]byte, longest)
 			for i := left.Add(-1); i >= 0 && failed == nil && ctx.Err() == nil; i = left.Add(-1) {
 				p := places[i]
 				if failed = ReadFull(s.r, buffer[:p.to-p.from], p.from); failed == nil {
