@@ -103,7 +103,7 @@ test-root: ## Tests on loop devices (needs root)
 
 .PHONY: test-machine
 test-machine: build ## Tests of the real binary under a real systemd (needs root, nspawn)
-	@scripts/test testname -race -tags machine -run '^TestMachine' -count=1 -p 2 -parallel 6 -timeout 60m $$(scripts/tier machine)
+	@scripts/test testname -race -tags machine -run '^TestMachine' -count=1 -p 2 -parallel 4 -timeout 60m $$(scripts/tier machine)
 
 .PHONY: test-vm
 test-vm: build ## Tests in QEMU virtual machines
