@@ -13,6 +13,7 @@ import (
 	"cambium/platform/mount"
 	"cambium/settings"
 	"cambium/storage/record"
+	"cambium/storage/recordfile"
 )
 
 // TestRootStoreIsTheDiskOnRecord: jobs use what is visible on the store. If that is not the disk on record, a boot
@@ -119,5 +120,28 @@ func TestRootStoreIsNotForgotten(t *testing.T) {
 				b.onStoreIs(dev, "vol-1")
 			}
 		})
+	}
+}
+
+// TestRootRecordsWhatTheKernelDidNotKnow: the record has the identity of a formatted disk whose partition the kernel
+// learns from the agent.
+func TestRootRecordsWhatTheKernelDidNotKnow(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(64<<20, "vol-1")
+	b.ok(b.Mount(ctx, "vol-1"))
+	identity := func() record.Disk {
+		r, err := recordfile.In(b.Dirs).Read()
+		b.ok(err)
+		return r.Disks["vol-1"]
+	}
+	first := identity()
+	b.ok(mount.Unmount(ctx, b.Dirs.Store()))
+	b.ok(os.Remove(b.Dirs.DiskRecord()))
+	tool(t, dev.Path, "partx", "-d", dev.Path)
+	b.ok(b.Mount(ctx, "vol-1"))
+	got := identity()
+	first.Generation = got.Generation
+	if got != first || got.FileSystem == "" {
+		t.Errorf("on record is %+v, want %+v", got, first)
 	}
 }

@@ -141,10 +141,13 @@ func (d *Disks) observe(ctx context.Context, v surroundings, p settings.Persiste
 		return o, err
 	}
 	inspected, inspectErr := d.inspect(dev.Path)
-	o.Found, _ = d.identity(inspected, inspectErr)
-	o.Disk.Bytes = o.Found.Bytes
 	o.Serial = machine.Serial(dev.Number)
-	if err := d.observeDisk(ctx, &o, inspected, inspectErr, acting); err != nil {
+	err = d.observeDisk(ctx, &o, inspected, inspectErr, acting)
+	o.Found, _ = d.identity(inspected, inspectErr) // the kernel may have known no partition before
+	if d.Preformatted {
+		o.Disk.Bytes = o.Found.Bytes
+	}
+	if err != nil {
 		return o, err
 	}
 	return o, d.observeStatement(v, &o, acting)
