@@ -149,10 +149,16 @@ type countedReader struct {
 	hang    int64
 	text    int64 // from there on, up to its tail, it holds text
 	size    int64
+	// reading is the number of bytes that are being read, and most the highest so far.
+	reading, most atomic.Int64
 }
 
 func (c *countedReader) ReadAt(b []byte, offset int64) (int, error) {
 	c.reads.Add(1)
+	now := c.reading.Add(int64(len(b)))
+	defer c.reading.Add(-int64(len(b)))
+	for most := c.most.Load(); now > most && !c.most.CompareAndSwap(most, now); most = c.most.Load() {
+	}
 	time.Sleep(c.latency)
 	if c.hang > 0 && offset >= c.hang && offset < c.size-surveyedTail {
 		time.Sleep(24 * time.Hour)
@@ -180,6 +186,18 @@ func TestSurveyIsBounded(t *testing.T) {
 		if n := r.reads.Load(); err != nil || len(found) > 0 || n > 1200 {
 			t.Errorf("%d bytes: superblocks %+v, %v after %d reads; want none after at most 1200", size, found, err, n)
 		}
+	}
+}
+
+// TestSurveyNeedsAMegabyte: the readers of a slow device need one MiB of buffers together.
+func TestSurveyNeedsAMegabyte(t *testing.T) {
+	const size = 10 << 30
+	r := &countedReader{size: size, latency: time.Millisecond}
+	if _, err := Survey(t.Context(), r, size, nil); err != nil {
+		t.Fatal(err)
+	}
+	if most := r.most.Load(); most > 1<<20 || most < 512<<10 {
+		t.Errorf("%d bytes were read at the same time, want 0.5 to 1 MiB", most)
 	}
 }
 
