@@ -227,7 +227,7 @@ func TestStateFilesAreListed(t *testing.T) {
 		}
 	}
 	dirs := vcap.New("")
-	known := dirs.Foreign()
+	known := dirs.ForeignPatterns()
 	for _, path := range statePaths() {
 		known = append(known, path)
 	}

@@ -144,7 +144,7 @@ func hides(f *engine.Forecast, path string) (step string, empty, hidden bool) {
 	return step, empty, hidden
 }
 
-// setAfter sets After of the changes that presume a planned mount.
+// setAfter sets After, the step whose planned mount a change depends on.
 func setAfter(f *engine.Forecast, changes []engine.Change) []engine.Change {
 	for i := range changes {
 		var paths []string

@@ -56,7 +56,7 @@ func TestRootMatrix(t *testing.T) {
 	t.Logf("%d disks: %v; %d of them done", len(cells), counts, len(done))
 }
 
-// outcome is what happens to a disk.
+// outcome names the decision about a disk.
 type outcome string
 
 const (

@@ -29,14 +29,14 @@ func (d Dirs) OfAgentID() []string {
 	return paths
 }
 
-// ForeignPath returns the directory for a path of another agent id. It is beside the path, because files on a tmpfs
-// must not be moved to the disk.
+// ForeignPath returns the directory to which a path of another agent id is moved. It is beside the path, because files
+// on a tmpfs must not be moved to the disk.
 func ForeignPath(path, agentID string) string {
 	return filepath.Join(filepath.Dir(path), foreign, fileName(agentID))
 }
 
-// Foreign returns glob patterns for the directories that ForeignPath returns.
-func (d Dirs) Foreign() (patterns []string) {
+// ForeignPatterns returns glob patterns that match the directories of all other agent ids.
+func (d Dirs) ForeignPatterns() (patterns []string) {
 	for _, path := range d.OfAgentID() {
 		patterns = append(patterns, filepath.Join(filepath.Dir(path), foreign, "*"))
 	}

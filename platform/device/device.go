@@ -364,7 +364,7 @@ func (r *Resolver) pick(now snapshot, s search, h Hint, waited time.Duration) (D
 	return Device{}, trace, nil
 }
 
-// otherDisks maps the devices whose identifiers belong to other disks to the CIDs of those disks.
+// otherDisks returns the devices that have the identifier of another disk, with the CID of that disk.
 func (r *Resolver) otherDisks(now snapshot, h Hint) map[blkdev.Number]string {
 	if r.options.Type != "virtio" {
 		return nil

@@ -17,14 +17,13 @@ import (
 
 // mediaRules makes udev restrict drives of removable media to root. By default they belong to the groups cdrom and
 // floppy, of which vcap is a member, or to the user at the console (73-seat-late.rules). Other disks belong to the
-// group disk. A stemcell has the same rules from its first boot, as installedMediaRules, which udev reads unless
-// mediaRules exists.
+// group disk. A stemcell has the same rules in installedMediaRules, which udev ignores if mediaRules exists.
 const (
 	mediaRules          = "/run/udev/rules.d/" + mediaRulesName
 	installedMediaRules = "/usr/lib/udev/rules.d/" + mediaRulesName
 	mediaRulesName      = "72-cambium-media.rules"
 
-	mediaRulesText = `# Of the BOSH agent: the settings of this machine, with its secrets, may be on such media.
+	mediaRulesText = `# From the BOSH agent: such media may hold this machine's settings, which contain secrets.
 SUBSYSTEM=="block", KERNEL=="sr[0-9]*|fd[0-9]*", OWNER:="root", GROUP:="root", MODE:="0600", TAG-="uaccess"
 SUBSYSTEM=="scsi_generic", ATTRS{type}=="5", OWNER:="root", GROUP:="root", MODE:="0600", TAG-="uaccess"
 `
@@ -33,7 +32,7 @@ SUBSYSTEM=="scsi_generic", ATTRS{type}=="5", OWNER:="root", GROUP:="root", MODE:
 // mediaState describes the drives of removable media and udev's rules for them, as observed.
 type mediaState struct {
 	udev   bool   // udev is running
-	rules  []byte // that udev reads
+	rules  []byte // as udev reads them
 	drives []drive
 }
 

@@ -144,7 +144,7 @@ func (d *differ) routes(want WantLink, have Link) {
 	}
 }
 
-// ForLink returns the route as the kernel shows it on a link.
+// ForLink returns the route that the kernel lists for a link on which r is set.
 func (r WantRoute) ForLink(link string) Route {
 	route := Route{Link: link, To: r.To.Masked(), Gateway: r.Gateway, Origin: OriginStatic, OnLink: r.OnLink}
 	if r.To.Addr().Is6() {

@@ -219,7 +219,7 @@ func Diff(have State, want Desired) ([]Change, error) {
 	return changes, nil
 }
 
-// createdState returns the state of a path after its entry was created, for later entries with the same path.
+// createdState returns the state that creating an entry leaves. A later entry may have the same path.
 func createdState(e Entry, uid, gid int) Found {
 	f := Found{Exists: true, Mode: e.Mode, UID: max(uid, 0), GID: max(gid, 0)}
 	if e.Kind != File {

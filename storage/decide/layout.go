@@ -116,8 +116,8 @@ func newEphemeral(s layout.State, agentID string, ram int64, swapMiB *uint64, la
 	return l, nil
 }
 
-// partitionsAfterRoot returns the partitions after the root partition that can be swap and data. Other types, such as
-// the BIOS boot partition, belong to the system.
+// partitionsAfterRoot returns the partitions that follow the root partition and can hold swap or data. Other types, such
+// as the BIOS boot partition, belong to the system.
 func partitionsAfterRoot(t layout.Table, root int) (after []layout.Partition) {
 	rootPart, _ := t.Partition(root)
 	for _, p := range t.Partitions {

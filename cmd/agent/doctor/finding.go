@@ -57,7 +57,7 @@ type check struct {
 	name    string
 	checked string
 	decide  func(observe.Facts) []Finding
-	// near means that the facts of observe.Nearby suffice, and root that only root can observe them.
+	// near marks a check that needs only the facts of observe.Nearby, and root one that only root can make.
 	near, root bool
 	// step is the boot step that sets up what is checked. Until it has succeeded, the step is the cause.
 	step string

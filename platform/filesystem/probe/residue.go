@@ -67,8 +67,8 @@ const (
 	buffers = 1 << 20
 )
 
-// Survey searches a device for remaining content: where superblocks are and, as long as it finds only zeros or noise,
-// at samples all over the device. The number of reads is bounded, and a survey that cannot finish them is an error.
+// Survey searches a device for remaining content: in the places of SearchSuperblocks and, if these hold only zeros or
+// noise, in samples of the whole device. The number of reads is bounded. It is an error if one of them fails or hangs.
 func Survey(ctx context.Context, r io.ReaderAt, size int64, starts []int64) (Residue, error) {
 	s := newSurvey(r, size, starts)
 	spread := s.samples()
@@ -80,10 +80,9 @@ func Survey(ctx context.Context, r io.ReaderAt, size int64, starts []int64) (Res
 	return s.result(err)
 }
 
-// SearchSuperblocks searches a device for superblocks of ext and xfs. It reads the head and tail, which may contain
-// signatures and the second superblock of an xfs, and every MiB of the first GiB. starts are the offsets of the
-// partitions: there, and at every MiB, even a damaged superblock counts. Samples of the rest would hardly ever contain
-// one.
+// SearchSuperblocks searches a device for superblocks of ext and xfs: in its head and tail, around the quarter where a
+// new xfs has its second one, and at each MiB of the first GiB. starts are the offsets of the partitions. There, and at
+// each MiB, even a damaged superblock counts. The rest is not sampled, since a sample would hardly ever hit one.
 func SearchSuperblocks(ctx context.Context, r io.ReaderAt, size int64, starts []int64) ([]Superblock, error) {
 	s := newSurvey(r, size, starts)
 	found, err := s.result(s.search(ctx))

@@ -267,7 +267,7 @@ func tasks(dirs vcap.Dirs) task.Counts {
 
 // leftovers returns files left by other agents and tools that can interfere with this agent.
 func leftovers(dirs vcap.Dirs) (found []string) {
-	patterns := append(dirs.Foreign(), "/etc/netplan/*.yaml", networkd.EtcDir+"/*"+networkd.AsideSuffix)
+	patterns := append(dirs.ForeignPatterns(), "/etc/netplan/*.yaml", networkd.EtcDir+"/*"+networkd.AsideSuffix)
 	if unit.Booted("/") {
 		patterns = append(patterns, "/etc/service/agent", "/etc/service/monit")
 	}
