@@ -62,7 +62,6 @@ type services interface {
 	Reload(ctx context.Context, name string) error
 	PowerOff(ctx context.Context) error
 	GoingDown(ctx context.Context) (how string, err error)
-	Warm(ctx context.Context, names ...string)
 }
 
 // disks performs the disk operations of actions, on a real machine or a dummy one.
@@ -191,7 +190,6 @@ func newMachine(o machineOptions) (*machine, error) {
 			return how
 		},
 		runBackground: func(ctx context.Context) {
-			monitManager.Warm(ctx, monit.UnitName)
 			if err := disks.Persistent.WatchSizes(ctx); err != nil {
 				o.logFor("disk").WithError(err).
 					Warn("cannot receive the kernel's disk events; a grown disk is noticed only at the next start")

@@ -130,9 +130,6 @@ func (r *Runit) PowerOff(ctx context.Context) error { return r.run(ctx, "shutdow
 // GoingDown returns "": runit stops its services one by one without announcing a shutdown.
 func (r *Runit) GoingDown(context.Context) (how string, err error) { return "", nil }
 
-// Warm does nothing, since there is no connection to open.
-func (r *Runit) Warm(context.Context, ...string) {}
-
 // Started logs a service that is already running as if it had been started.
 func (r *Runit) Started(name string) { r.logCommand("start", name) }
 

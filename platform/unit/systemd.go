@@ -71,21 +71,6 @@ func (s *Systemd) shareConnection(dialed *connection) *connection {
 	return s.conn
 }
 
-// Warm connects in advance and makes systemd load the units that will be started, so that a start need not wait for
-// that.
-func (s *Systemd) Warm(ctx context.Context, units ...string) {
-	conn, err := s.connect(ctx)
-	if err != nil {
-		if s.Log != nil {
-			s.Log.WithError(err).Debug("systemd is not reachable yet")
-		}
-		return
-	}
-	for _, name := range units {
-		conn.property(ctx, full(name), "LoadState") // systemd loads a unit whose properties are read
-	}
-}
-
 // Setup does nothing, since the stemcell has installed the unit. Only runit needs it.
 func (s *Systemd) Setup(context.Context, string) error { return nil }
 

@@ -317,7 +317,6 @@ func TestStartIgnoresOrderingAfterOurOwnUnit(t *testing.T) {
 			for _, self := range []string{"", "bosh-agent"} {
 				s := &Systemd{Root: root, Self: self}
 				t.Cleanup(s.Close)
-				s.Warm(bounded(t), "monit")
 				if err := s.Start(bounded(t), "monit"); err != nil {
 					t.Fatal(err)
 				}
