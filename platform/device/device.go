@@ -142,6 +142,9 @@ const (
 	volumeLimit = 15 * time.Second
 )
 
+// idLinks is the directory in which udev names disks by their identifiers.
+const idLinks = "/dev/disk/by-id"
+
 // stage is one way to find the disk. A match of a later stage counts only after its grace period, so that a path does
 // not win over an identifier that is about to appear.
 type stage struct {
@@ -182,10 +185,11 @@ func (r *Resolver) search(h Hint) (s search, err error) {
 		s.links = append(s.links, o.LUNLinks)
 		s.stages = append(s.stages, stage{match: lunLink(o.LUNLinks, h.LUN), limit: scsiLimit})
 	}
-	// A path is not an identity. If there may be a link by LUN, it counts only if that link does not appear in time.
+	// A path is a location, not an identity, unless udev made it from the disk's own identifier. It has to wait while
+	// an identifier may still appear, or a link by LUN.
 	byPath := func(match matcher) stage {
-		st := stage{match: match, limit: pathLimit, path: true}
-		if len(s.stages) > 0 {
+		st := stage{match: match, limit: pathLimit, path: true, identifier: filepath.Dir(h.Path) == idLinks}
+		if len(s.stages) > 0 && !st.identifier {
 			st.grace = time.Duration(float64(pathLimit) * o.TimeoutScale)
 		}
 		if len(s.links) > 0 && s.links[0] == o.LUNLinks {
@@ -198,7 +202,7 @@ func (r *Resolver) search(h Hint) (s search, err error) {
 		return impossible("iSCSI disks are not supported by this agent; attach the disk so that it has a device path")
 	case o.Type == "virtio":
 		if h.CID != "" {
-			s.links, s.disks = append(s.links, "/dev/disk/by-id"), true
+			s.links, s.disks = append(s.links, idLinks), true
 			s.stages = append(s.stages,
 				stage{match: byID(h.CID, r.pattern, o.IDReplacement), limit: byIDGrace, identifier: true})
 		}
@@ -208,7 +212,7 @@ func (r *Resolver) search(h Hint) (s search, err error) {
 			s.stages = append(s.stages, byPath(match))
 		}
 	case o.Type == "scsi" && h.DeviceID != "":
-		s.links = append(s.links, "/dev/disk/by-id")
+		s.links = append(s.links, idLinks)
 		s.stages, s.disks, s.rescan = append(s.stages,
 			stage{match: scsiID(h.DeviceID), limit: scsiLimit, identifier: true}), true, true
 	case o.Type == "scsi" && h.VolumeID != "":

@@ -320,6 +320,10 @@ func TestPick(t *testing.T) {
 			"", "", "/dev/vdb is disk " + cid, nil},
 		{"others have identifiers", virtio, Hint{CID: "vol-b", Path: "/dev/sdh", Others: other}, nil, "", "/dev/vdh",
 			waits, nil},
+		{"others have identifiers, and the path is one", virtio, Hint{CID: "vol-b",
+			Path: "/dev/disk/by-id/dup-twice", Others: other}, nil, "/dev/sde", "/dev/sde", "", nil},
+		{"the path is the identifier of another disk", virtio, Hint{CID: "vol-b",
+			Path: "/dev/disk/by-id/virtio-" + cid[:20], Others: other}, nil, "", "", "/dev/vdb is disk " + cid, nil},
 		{"others have identifiers, without udev", virtio, Hint{CID: "vol-b", Path: "/dev/sdh", Others: other}, noUdev,
 			"/dev/vdh", "/dev/vdh", "", nil},
 		{"others have none", virtio, Hint{CID: "vol-b", Path: "/dev/sdh", Others: []string{"vol-c"}}, nil,
@@ -333,6 +337,8 @@ func TestPick(t *testing.T) {
 			ErrAmbiguous},
 		{"a link by LUN", luns, Hint{LUN: "3", Path: "/dev/sdh"}, nil, "/dev/sdf", "/dev/sdf", "", nil},
 		{"no link by LUN yet", luns, Hint{LUN: "4", Path: "/dev/vdh"}, nil, "", "/dev/vdh", waits, nil},
+		{"no link by LUN yet, and the path is an identifier", luns, Hint{LUN: "4", Path: "/dev/disk/by-id/dup-twice"},
+			nil, "", "/dev/sde", "waiting for udev to confirm /dev/sde", nil},
 		{"no link by LUN will come", luns, Hint{LUN: "4", Path: "/dev/vdh"}, noUdev, "/dev/vdh", "/dev/vdh", "", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {

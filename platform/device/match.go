@@ -28,7 +28,7 @@ func byID(cid string, pattern *regexp.Regexp, replacement string) matcher {
 	}
 	short := cid[:min(len(cid), serialLength)]
 	return func(s snapshot) (found []node, _ string) {
-		for _, link := range linksIn(s, "/dev/disk/by-id") {
+		for _, link := range linksIn(s, idLinks) {
 			if ok, err := path.Match(glob, path.Base(link)); err == nil && ok {
 				found = append(found, s.Nodes[link])
 			}
@@ -81,7 +81,7 @@ func identity(p string) matcher {
 func scsiID(id string) matcher {
 	glob := "*" + strings.ReplaceAll(id, "-", "")
 	return func(s snapshot) (found []node, _ string) {
-		links := linksIn(s, "/dev/disk/by-id")
+		links := linksIn(s, idLinks)
 		for _, link := range links {
 			if ok, err := path.Match(glob, path.Base(link)); err == nil && ok {
 				found = append(found, s.Nodes[link])
