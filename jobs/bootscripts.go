@@ -23,16 +23,34 @@ const (
 	postStart = "post-start" // the jobs were started, and the scripts run when all processes do
 )
 
-// HoldBack makes the jobs wait for their pre-start scripts after a boot of the machine. It records that, and removes
-// the files from which the supervisor would start the jobs. The boot does not start jobs that the Director has stopped,
-// or has not started since the last apply. Call it before the supervisor is started.
-func HoldBack(dirs vcap.Dirs) (removed []string, err error) {
-	files, held, err := heldBack(dirs)
-	if err != nil || !held {
+// HeldBack returns the monit files that must be gone before monit starts at boot, because current versions of monit
+// start every service they find: those of a stopped instance and, if scripts is set, those of jobs that wait for their
+// pre-start scripts.
+func HeldBack(dirs vcap.Dirs, scripts bool) ([]string, error) {
+	if !scripts && !isStopped(dirs) {
+		return nil, nil
+	}
+	files, err := filepath.Glob(dirs.MonitFiles())
+	if err != nil {
+		return nil, fmt.Errorf("monit files: %w", err)
+	}
+	return files, nil
+}
+
+// HoldBack removes the files that HeldBack returns and records that jobs wait for their scripts. Jobs that the Director
+// has stopped, or not started since the last apply, stay down. Call it before the supervisor starts. Instance.Start
+// writes the files again.
+func HoldBack(dirs vcap.Dirs, scripts bool) (removed []string, err error) {
+	files, err := HeldBack(dirs, scripts)
+	if err != nil {
 		return nil, err
 	}
-	if err := (StartRequest{Dirs: dirs}).setPending(preStart, time.Now()); err != nil {
-		return nil, err
+	request := StartRequest{Dirs: dirs}
+	record, _ := request.read() // one that cannot be read is replaced
+	if scripts && !isStopped(dirs) && (len(files) > 0 || !record.Requested.IsZero()) {
+		if err := request.setPending(preStart, time.Now()); err != nil {
+			return nil, err
+		}
 	}
 	for _, path := range files {
 		if err := os.Remove(path); err != nil {
@@ -43,23 +61,9 @@ func HoldBack(dirs vcap.Dirs) (removed []string, err error) {
 	return removed, nil
 }
 
-// FilesHeldBack returns the files that HoldBack would remove.
-func FilesHeldBack(dirs vcap.Dirs) ([]string, error) {
-	files, _, err := heldBack(dirs)
-	return files, err
-}
-
-func heldBack(dirs vcap.Dirs) (files []string, held bool, err error) {
-	if _, err := os.Lstat(dirs.MonitStopped()); err == nil {
-		return nil, false, nil
-	}
-	files, err = filepath.Glob(dirs.MonitFiles())
-	if err != nil {
-		return nil, false, fmt.Errorf("monit files: %w", err)
-	}
-	// A record that cannot be read is replaced.
-	record, _ := (StartRequest{Dirs: dirs}).read()
-	return files, len(files) > 0 || !record.Requested.IsZero(), nil
+func isStopped(dirs vcap.Dirs) bool {
+	_, err := os.Lstat(dirs.MonitStopped())
+	return err == nil
 }
 
 // BootScripts starts the jobs that HoldBack has held back, as a deploy does: pre-start scripts, start, post-start

@@ -33,7 +33,7 @@ func boot(t *testing.T) *booted {
 	if err := errors.Join(b.Apply(t.Context(), spec), b.Start(t.Context())); err != nil {
 		t.Fatal(err)
 	}
-	if removed, err := HoldBack(b.Dirs); err != nil || len(removed) != 1 {
+	if removed, err := HoldBack(b.Dirs, true); err != nil || len(removed) != 1 {
 		t.Fatalf("held back %q, %v, want one file", removed, err)
 	}
 	b.sup.calls = nil
@@ -139,7 +139,7 @@ func TestDirectorTakesOver(t *testing.T) {
 				if got := b.Boot.State(); got != "" {
 					t.Errorf("the next process finds %s", got)
 				}
-				removed, err := HoldBack(b.Dirs)
+				removed, err := HoldBack(b.Dirs, true)
 				if err != nil || (len(removed) > 0) != (name == "start") || (b.Boot.stage() != "") != (name == "start") {
 					t.Errorf("the next boot holds back %q, %v", removed, err)
 				}
@@ -215,8 +215,8 @@ func TestHoldBack(t *testing.T) {
 	m := newMachine(t)
 	held := func(what string, want bool) {
 		t.Helper()
-		files, err := FilesHeldBack(m.Dirs)
-		removed, errHold := HoldBack(m.Dirs)
+		files, err := HeldBack(m.Dirs, true)
+		removed, errHold := HoldBack(m.Dirs, true)
 		if errors.Join(err, errHold) != nil || len(files) != len(removed) {
 			t.Errorf("%s: planned %q, %v; removed %q, %v", what, files, err, removed, errHold)
 		}

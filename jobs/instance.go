@@ -354,7 +354,7 @@ type healthFile struct {
 func (i *Instance) JobState(ctx context.Context) string {
 	state := i.Supervisor.State(ctx)
 	if state != monit.StateUnknown && i.CheckStart() == nil {
-		if _, err := os.Lstat(i.Dirs.MonitStopped()); err == nil {
+		if isStopped(i.Dirs) {
 			state = monit.StateStopped
 		} else if held := i.Boot.State(); held != "" {
 			state = held

@@ -590,7 +590,7 @@ func TestStartStopAndHealth(t *testing.T) {
 		}
 	}
 	// A boot of a stopped instance starts nothing; one of another leaves everything as it is.
-	if _, err := KeepStopped(m.Dirs); err != nil {
+	if _, err := HoldBack(m.Dirs, false); err != nil {
 		t.Fatal(err)
 	}
 	if left, _ := os.ReadDir(m.Dirs.MonitJobs()); len(left) != 0 {
@@ -599,7 +599,7 @@ func TestStartStopAndHealth(t *testing.T) {
 	if err := m.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := KeepStopped(m.Dirs); err != nil {
+	if _, err := HoldBack(m.Dirs, false); err != nil {
 		t.Fatal(err)
 	}
 	if left, _ := os.ReadDir(m.Dirs.MonitJobs()); len(left) != 1 {

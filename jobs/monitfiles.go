@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"cambium/internal/atomicfile"
-	"cambium/internal/vcap"
 	"cambium/jobs/bundle"
 )
 
@@ -36,35 +35,6 @@ func (i *Instance) ensureMonitDir() error {
 		return fmt.Errorf("monit files: %w", err)
 	}
 	return nil
-}
-
-// KeepStopped makes sure that a stopped instance stays stopped when its machine boots, by removing monit's files.
-// Current versions of monit start every service that they find, even if it was stopped before. Start writes the files
-// again. Call KeepStopped before monit is started.
-func KeepStopped(dirs vcap.Dirs) (removed []string, err error) {
-	files, err := FilesOfStopped(dirs)
-	if err != nil {
-		return nil, err
-	}
-	for _, path := range files {
-		if err := os.Remove(path); err != nil {
-			return removed, fmt.Errorf("monit files: %w", err)
-		}
-		removed = append(removed, path)
-	}
-	return removed, nil
-}
-
-// FilesOfStopped returns the files that KeepStopped would remove.
-func FilesOfStopped(dirs vcap.Dirs) ([]string, error) {
-	if _, err := os.Lstat(dirs.MonitStopped()); err != nil {
-		return nil, nil
-	}
-	files, err := filepath.Glob(dirs.MonitFiles())
-	if err != nil {
-		return nil, fmt.Errorf("monit files: %w", err)
-	}
-	return files, nil
 }
 
 // wantedMonitFiles returns the files of all jobs of spec, by name. The names have numbers, so that monit reads them in

@@ -75,7 +75,7 @@ func TestAnotherAgentIDInheritsNothing(t *testing.T) {
 		must(err)
 		spec, err := (&jobs.SpecFile{Dirs: dirs}).Spec()
 		must(err)
-		stopped, err := jobs.FilesOfStopped(dirs)
+		stopped, err := jobs.HeldBack(dirs, false)
 		must(err)
 		for what, has := range map[string]bool{
 			"task": counts.Running == 1, "disk record": disk.Disks["vol-1"].FileSystem == "uuid",

@@ -165,7 +165,7 @@ func newMachine(o machineOptions) (*machine, error) {
 		}
 		held := holdBack{b, monitManager}
 		b.Supervisor = monit.Starter{Dirs: o.dirs, Client: client, Services: monitManager, Program: program,
-			FilesOfStopped: held.files, KeepStopped: held.removeMonitFiles, AfterStart: o.repeatStart(client, pendingStart)}
+			HeldBack: held.files, HoldBack: held.remove, AfterStart: o.repeatStart(client, pendingStart)}
 	}
 	return &machine{
 		Machine:       b,

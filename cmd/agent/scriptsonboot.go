@@ -30,25 +30,15 @@ func (h holdBack) due(ctx context.Context) bool {
 		!atomicfile.Exists(vcap.RunDir.HeldBack()) && !h.manager.Running(ctx, monit.UnitName)
 }
 
-// files lists the files that keep would remove.
+// files returns the files that remove would delete.
 func (h holdBack) files(ctx context.Context) ([]string, error) {
-	files, err := jobs.FilesOfStopped(h.machine.Dirs)
-	if err != nil || !h.due(ctx) {
-		return files, err
-	}
-	held, err := jobs.FilesHeldBack(h.machine.Dirs)
-	return append(files, held...), err
+	return jobs.HeldBack(h.machine.Dirs, h.due(ctx))
 }
 
-// removeMonitFiles removes the monit files of jobs that stay stopped or must wait for their scripts, before the
-// supervisor reads them.
-func (h holdBack) removeMonitFiles(ctx context.Context) ([]string, error) {
-	removed, err := jobs.KeepStopped(h.machine.Dirs)
-	if err == nil && h.due(ctx) {
-		var held []string
-		held, err = jobs.HoldBack(h.machine.Dirs)
-		removed = append(removed, held...)
-	}
+// remove deletes the monit files of jobs that must not start yet: those of a stopped instance, or those that wait for
+// their scripts. Call it before the supervisor reads the files.
+func (h holdBack) remove(ctx context.Context) ([]string, error) {
+	removed, err := jobs.HoldBack(h.machine.Dirs, h.due(ctx))
 	if err != nil {
 		return removed, err
 	}

@@ -306,7 +306,7 @@ func TestRootMonitAccount(t *testing.T) {
 	}
 	before := m.cmd.Process.Pid
 	s := Starter{Dirs: dirs, Client: client, Services: realServices{m},
-		KeepStopped: func(context.Context) ([]string, error) { return nil, nil }}
+		HoldBack: func(context.Context) ([]string, error) { return nil, nil }}
 	if made, err := s.Start(t.Context()); err != nil || len(made) != 2 || made[1].Op != OpRestart {
 		t.Fatalf("made %v, %v; want the file and the restart", made, err)
 	}

@@ -69,9 +69,9 @@ type Starter struct {
 	Services Services
 	// Program decides which program the unit runs.
 	Program DropIn
-	// FilesOfStopped returns the monit files of jobs that must stay stopped. KeepStopped removes them before monit
-	// reads them, and returns their paths.
-	FilesOfStopped, KeepStopped func(ctx context.Context) ([]string, error)
+	// HeldBack returns the monit files of jobs that must not start yet. HoldBack removes them before monit reads them,
+	// and returns their paths.
+	HeldBack, HoldBack func(ctx context.Context) ([]string, error)
 	// AfterStart, if set, is called after monit was started. stateWritten is when monit's state file was last written
 	// before. It must not block.
 	AfterStart func(stateWritten time.Time)
@@ -86,7 +86,7 @@ func (s Starter) Plan(ctx context.Context) (changes []Change, err error) {
 	if !known {
 		changes = append(changes, Change{Op: OpWriteAccount, Path: s.Dirs.MonitUser()})
 	}
-	files, err := s.FilesOfStopped(ctx)
+	files, err := s.HeldBack(ctx)
 	if err != nil {
 		return changes, err
 	}
@@ -121,7 +121,7 @@ func (s Starter) Start(ctx context.Context) (made []Change, err error) {
 	if written {
 		made = append(made, Change{Op: OpWriteAccount, Path: s.Dirs.MonitUser()})
 	}
-	removed, err := s.KeepStopped(ctx)
+	removed, err := s.HoldBack(ctx)
 	for _, path := range removed {
 		made = append(made, Change{Op: OpRemoveFile, Path: path})
 	}

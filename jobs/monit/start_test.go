@@ -121,8 +121,8 @@ func newStarter(t *testing.T, have string, running bool) (Starter, *fakeMachine)
 	stopped := []string{"/stopped.monitrc"}
 	return Starter{Dirs: dirs, Services: f, Client: &Client{URL: web.URL, UserFile: dirs.MonitUser(), Daemon: f,
 		Owner: uint32(os.Getuid())},
-		FilesOfStopped: func(context.Context) ([]string, error) { return stopped, nil },
-		KeepStopped: func(context.Context) (removed []string, err error) {
+		HeldBack: func(context.Context) ([]string, error) { return stopped, nil },
+		HoldBack: func(context.Context) (removed []string, err error) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			f.record("keep stopped")
@@ -232,7 +232,7 @@ func TestSwitch(t *testing.T) {
 func TestStartFails(t *testing.T) {
 	s, f := newStarter(t, "", false)
 	refused := errors.New("read-only file system")
-	s.KeepStopped = func(context.Context) ([]string, error) { return nil, refused }
+	s.HoldBack = func(context.Context) ([]string, error) { return nil, refused }
 	if _, err := s.Start(t.Context()); !errors.Is(err, refused) || f.did() != "" {
 		t.Errorf("got %v, want %v and no start", err, refused)
 	}
