@@ -28,10 +28,15 @@ func only(n fabric.Network) fabric.Networks { return fabric.Networks{value.MustN
 
 func TestConflictsOfNetworks(t *testing.T) {
 	first, second := newCID(VMs), newCID(VMs)
-	i := &IaaS{vms: map[CID]*VM{first: {Networks: only(manualNetwork("10.9.0.5"))}}}
-	err := i.conflict(only(manualNetwork("10.9.0.5")))
-	if err == nil || !strings.Contains(err.Error(), first.String()) {
-		t.Errorf("the same address: got %v, want an error that names %s", err, first)
+	vm := &VM{Networks: only(manualNetwork("10.9.0.5"))}
+	i := &IaaS{vms: map[CID]*VM{first: vm}}
+	for phase, advice := range map[Phase]string{Ready: "; delete that VM first, or", Creating: ": try again, or",
+		Deleting: ": try again, or"} {
+		vm.Phase = phase
+		err := i.conflict(only(manualNetwork("10.9.0.5")))
+		if err == nil || !strings.Contains(err.Error(), first.String()) || !strings.Contains(err.Error(), advice) {
+			t.Errorf("the same address, %s: got %v, want an error that names %s and says %q", phase, err, first, advice)
+		}
 	}
 	card, sameCard := manualNetwork("10.9.0.7"), manualNetwork("10.9.0.8")
 	for text, mac := range map[string]*value.MAC{"02:aa:00:00:00:01": &card.MAC, "02:AA:00:00:00:01": &sameCard.MAC} {
@@ -403,7 +408,8 @@ func TestSnapshotOfADiskInUse(t *testing.T) {
 	}
 }
 
-// TestListedAsOffWhenOnRecord: a VM that powered itself off is listed as running until a next holder would leave it off.
+// TestListedAsOffWhenOnRecord: a VM that powered itself off is listed as running until a next holder would leave it
+// off.
 func TestListedAsOffWhenOnRecord(t *testing.T) {
 	cid, ended := newCID(VMs), make(chan struct{})
 	close(ended)

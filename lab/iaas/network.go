@@ -42,9 +42,12 @@ func (i *IaaS) conflict(wanted fabric.Networks) error {
 		for cid, vm := range i.vms {
 			for _, taken := range vm.Networks {
 				if err := n.Conflict(taken); err != nil {
-					return Failf(CloudError, "network %s conflicts with %s: %w; delete that VM first, or, if no "+
-						"Director and no state file names it, free it with: lab cpi-clean --iaas %s %s",
-						name, cid, err, i.name, cid)
+					advice := "delete that VM first"
+					if vm.Phase != Ready {
+						advice = "that VM is being created or deleted: try again"
+					}
+					return Failf(CloudError, "network %s conflicts with %s: %w; %s, or, if no Director and no state "+
+						"file names it, free it with: lab cpi-clean --iaas %s %s", name, cid, err, advice, i.name, cid)
 				}
 			}
 		}
