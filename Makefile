@@ -103,11 +103,11 @@ test-root: ## Tests on loop devices (needs root)
 
 .PHONY: test-machine
 test-machine: build ## Tests of the real binary under a real systemd (needs root, nspawn)
-	@scripts/test testname -race -tags machine -run '^TestMachine' -count=1 -p 2 -parallel 4 -timeout 60m $$(scripts/tier machine)
+	@scripts/inotify-limit 512 scripts/test testname -race -tags machine -run '^TestMachine' -count=1 -p 2 -parallel 8 -timeout 60m $$(scripts/tier machine)
 
 .PHONY: test-vm
-test-vm: build ## Tests in QEMU virtual machines
-	@scripts/test testname -tags vm -run '^TestVM' -count=1 -p 2 -parallel 2 -timeout 60m $$(scripts/tier vm)
+test-vm: build ## Tests in QEMU virtual machines, built as the programs are: what both need is compiled once
+	@CGO_ENABLED=0 scripts/test testname -tags vm,nethttpomithttp2 -run '^TestVM' -count=1 -p 2 -parallel 2 -timeout 60m $$(scripts/tier vm)
 
 .PHONY: lint
 lint: ## Format, vet, staticcheck, errcheck, misspell, tidy go.mod

@@ -14,7 +14,8 @@ import (
 )
 
 // TestNightlyScriptsRunAsUpstreams compares what scripts of each kind inherit with what they had under
-// cloudfoundry/bosh-agent in the same machine: namespaces, capabilities, seccomp, NoNewPrivs, umask, directory and environment.
+// cloudfoundry/bosh-agent in the same machine: namespaces, capabilities, seccomp, NoNewPrivs, umask, directory and
+// environment.
 func TestNightlyScriptsRunAsUpstreams(t *testing.T) {
 	old, ours := labtest.Baseline(t), labtest.Agent(t)
 	l := newLab(t, func(o *lab.Options) { o.Agent, o.VM = old, oldStemcell(t) })
@@ -28,17 +29,18 @@ func TestNightlyScriptsRunAsUpstreams(t *testing.T) {
 // onlooker is a job whose scripts write down what they inherited.
 func onlooker() release.Job {
 	return release.Job{Name: "onlooker", Files: release.Files{
-		"bin/pre-start": "#!/bin/bash\n" + look("pre-start"),
-		"bin/run":       "#!/bin/bash\n" + look("errand"),
-		"bin/drain":     "#!/bin/bash\n" + look("drain") + "echo 0\n",
+		"bin/pre-start": "#!/bin/bash\n" + recordInherited("pre-start"),
+		"bin/run":       "#!/bin/bash\n" + recordInherited("errand"),
+		"bin/drain":     "#!/bin/bash\n" + recordInherited("drain") + "echo 0\n",
 	}}
 }
 
 // seen is the directory in which scripts record what they inherited.
 const seen = "/var/vcap/data/seen/"
 
-func look(who string) string {
-	return "set -eu\n" + inherited + "mkdir -p " + seen + "\n{ inherited; echo directory $PWD; env | sort | sed 's/^/environment /'; } >" + seen + who + "\n"
+func recordInherited(who string) string {
+	return "set -eu\n" + inherited + "mkdir -p " + seen + "\n" +
+		"{ inherited; echo directory $PWD; env | sort | sed 's/^/environment /'; } >" + seen + who + "\n"
 }
 
 // seenByScripts has the agent run scripts of each kind, and returns what each inherited.
@@ -46,7 +48,7 @@ func seenByScripts(t *testing.T, l *lab.Lab, i *lab.Instance) map[string][]strin
 	t.Helper()
 	run(t, i, "rm", "-rf", seen)
 	source, err := release.Package{Name: "src",
-		Files: release.Files{"packaging": look("compilation") + "touch $BOSH_INSTALL_TARGET/made\n"}}.Pack("")
+		Files: release.Files{"packaging": recordInherited("compilation") + "touch $BOSH_INSTALL_TARGET/made\n"}}.Pack("")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,11 +72,12 @@ func seenByScripts(t *testing.T, l *lab.Lab, i *lab.Instance) map[string][]strin
 	return all
 }
 
-// perStart begins lines that differ between any two starts of a unit, or that the agents are meant to differ in: this one gives
-// scripts the default nice level, and keeps systemd's socket for notifications from them.
+// perStart begins lines that differ between any two starts of a unit, or that the agents are meant to differ in: this
+// one gives scripts the default nice level, and keeps systemd's socket for notifications from them.
 var perStart = regexp.MustCompile(`^(nice |environment (INVOCATION_ID|JOURNAL_STREAM|SYSTEMD_EXEC_PID|NOTIFY_SOCKET)=)`)
 
-// wantSameSurroundings compares what scripts may do, where they begin and their environment with what they had under another agent.
+// wantSameSurroundings compares what scripts may do, where they begin and their environment with what they had under
+// another agent.
 func wantSameSurroundings(t *testing.T, ours, theirs map[string][]string) {
 	t.Helper()
 	for who, had := range theirs {

@@ -37,48 +37,47 @@ esac
 }
 
 // TestMachineDependants takes services that depend on each other, and are slow to stop, through all that a Director does
-// with jobs, under both supervisors: each is stopped once, dependants before their base, and nothing runs after a stop.
+// with jobs: each is stopped once, dependants before their base, and nothing runs after a stop.
 func TestMachineDependants(t *testing.T) {
 	t.Parallel()
-	for _, supervisor := range []string{"monit", "systemd"} {
-		t.Run(supervisor, func(t *testing.T) {
-			t.Parallel()
-			l := supervisedLab(t, supervisor)
-			m := manifest([]release.Job{dependants()}, tool("one"))
-			f := &flows{t: t, l: l, m: m, i: mustDeploy(t, l, m)}
-			f.started("deploy")
+	dependantsFlow(t, "systemd")
+}
 
-			stop := func(p *director.Plan, d director.Deployment, _ func(context.Context) error) {
-				f.i.Agent.Stop(p, d, true)
-			}
-			skipDrain := func(p *director.Plan, _ director.Deployment, _ func(context.Context) error) {
-				p.Add("stop", func(ctx context.Context) error {
-					_, err := f.i.Agent.Do(ctx, "stop")
-					return err
-				})
-			}
-			start := func(p *director.Plan, d director.Deployment, upload func(context.Context) error) {
-				p.Add("upload_blob", upload)
-				f.i.Agent.Start(p, d)
-			}
-			for _, step := range []struct {
-				name string
-				stop sequence
-			}{{"stop", stop}, {"restart", stop}, {"stop --skip-drain", skipDrain}} {
-				f.do(step.name, step.stop)
-				f.stopped(step.name)
-				f.do("start after "+step.name, start)
-				f.started("start after " + step.name)
-			}
-			mustDeploy(t, l, manifest([]release.Job{dependants()}, tool("two")))
-			marks := f.marks()
-			if len(marks) != 8 {
-				t.Fatalf("an update: got %q", marks)
-			}
-			f.compare("an update: stop", marks[:4], "stop")
-			f.compare("an update: start", marks[4:], "start")
+func dependantsFlow(t *testing.T, supervisor string) {
+	l := supervisedLab(t, supervisor)
+	m := manifest([]release.Job{dependants()}, tool("one"))
+	f := &flows{t: t, l: l, m: m, i: mustDeploy(t, l, m)}
+	f.started("deploy")
+
+	stop := func(p *director.Plan, d director.Deployment, _ func(context.Context) error) {
+		f.i.Agent.Stop(p, d, true)
+	}
+	skipDrain := func(p *director.Plan, _ director.Deployment, _ func(context.Context) error) {
+		p.Add("stop", func(ctx context.Context) error {
+			_, err := f.i.Agent.Do(ctx, "stop")
+			return err
 		})
 	}
+	start := func(p *director.Plan, d director.Deployment, upload func(context.Context) error) {
+		p.Add("upload_blob", upload)
+		f.i.Agent.Start(p, d)
+	}
+	for _, step := range []struct {
+		name string
+		stop sequence
+	}{{"stop", stop}, {"restart", stop}, {"stop --skip-drain", skipDrain}} {
+		f.do(step.name, step.stop)
+		f.stopped(step.name)
+		f.do("start after "+step.name, start)
+		f.started("start after " + step.name)
+	}
+	mustDeploy(t, l, manifest([]release.Job{dependants()}, tool("two")))
+	marks := f.marks()
+	if len(marks) != 8 {
+		t.Fatalf("an update: got %q", marks)
+	}
+	f.compare("an update: stop", marks[:4], "stop")
+	f.compare("an update: start", marks[4:], "start")
 }
 
 // marks returns the marks that the control scripts have left since the last call.

@@ -66,7 +66,7 @@ func (f *flows) want(what, kept string) {
 	eventually.True(f.t, what+": running jobs", func() bool { return stateOf(f.t, f.i).JobState == "running" })
 }
 
-func (f *flows) keep(text string) {
+func (f *flows) appendToStore(text string) {
 	f.t.Helper()
 	run(f.t, f.i, "sh", "-c", "echo "+text+" >>/var/vcap/store/kept; sync")
 }
@@ -88,7 +88,7 @@ func directorFlows(t *testing.T, supervisor string) {
 		t.Fatalf("a cloud check after the deploy: %v, %v", mounted, err)
 	}
 	f.disk = mounted[0]
-	f.keep("first")
+	f.appendToStore("first")
 
 	f.do("native resize", func(p *director.Plan, d director.Deployment, upload func(context.Context) error) {
 		p.Add("upload_blob", upload)
@@ -122,7 +122,7 @@ func directorFlows(t *testing.T, supervisor string) {
 	if err := f.i.CloneDisk(f.disk, "disk-snapshot"); err != nil {
 		t.Fatal(err)
 	}
-	f.keep("after the snapshot")
+	f.appendToStore("after the snapshot")
 	f.do("attach-disk", func(p *director.Plan, d director.Deployment, upload func(context.Context) error) {
 		p.Add("upload_blob", upload)
 		old := f.disk
@@ -224,7 +224,7 @@ func (f *flows) lostDisk() {
 		f.i.Agent.Update(p, f.i, d, "")
 		f.disk = d.Disk
 	})
-	f.keep("second")
+	f.appendToStore("second")
 	f.want("the next update", "second\n")
 }
 

@@ -18,47 +18,49 @@ import (
 )
 
 // TestMachineGate looks into a machine with a job as the acceptance tests of the field and the releases that run on
-// every machine do: by the names of processes, through sudo, and by the path of monit's program. MONIT names the monit of
-// another stemcell, such as 5.2.5.
-func TestMachineGate(t *testing.T) {
-	stemcells := map[string][]machine.File{"systemd": nil, "monit": nil}
+// every machine do: by the names of processes, through sudo, and by the path of monit's program.
+func TestMachineGate(t *testing.T) { passGate(t, "systemd") }
+
+// TestMachineGateUnderMonit is TestMachineGate with monit as the supervisor. MONIT names the monit of another stemcell,
+// such as 5.2.5.
+func TestMachineGateUnderMonit(t *testing.T) {
+	var files []machine.File
 	if path := os.Getenv("MONIT"); path != "" {
 		program, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		stemcells["monit of a stemcell"] = []machine.File{{Path: "/var/vcap/bosh/bin/monit", Mode: 0o755, Data: program}}
+		files = []machine.File{{Path: "/var/vcap/bosh/bin/monit", Mode: 0o755, Data: program}}
 	}
-	for name, files := range stemcells {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			supervisor, _, _ := strings.Cut(name, " ")
-			g := gate{t: t, l: newLab(t, func(o *lab.Options) { o.VM = twoCards(t, supervised(supervisor, files...)) })}
-			m := manifest([]release.Job{limited(name)}, tool("one"))
-			m.Groups[0].PersistentDisk = 64
-			g.i = mustDeploy(t, g.l, m)
-			g.sh("groupadd -f bosh_sudoers; useradd -m -s /bin/bash -G vcap,bosh_sudoers bosh_op")
-			g.names()
-			g.monitProgram()
-			g.closedPort()
-			g.deaths()
-			g.restart()
-			g.logs()
-			g.networks()
-			g.boot()
-			g.grows(m)
-			if supervisor == "systemd" {
-				g.limit()
-			}
-		})
+	passGate(t, "monit", files...)
+}
+
+func passGate(t *testing.T, supervisor string, files ...machine.File) {
+	t.Parallel()
+	g := gate{t: t, l: newLab(t, func(o *lab.Options) { o.VM = twoCards(t, supervised(supervisor, files...)) })}
+	m := manifest([]release.Job{limited(supervisor == "monit" && len(files) == 0)}, tool("one"))
+	m.Groups[0].PersistentDisk = 64
+	g.i = mustDeploy(t, g.l, m)
+	g.sh("groupadd -f bosh_sudoers; useradd -m -s /bin/bash -G vcap,bosh_sudoers bosh_op")
+	g.names()
+	g.monitProgram()
+	g.closedPort()
+	g.deaths()
+	g.restart()
+	g.logs()
+	g.networks()
+	g.boot()
+	g.grows(m)
+	if supervisor == "systemd" {
+		g.limit()
 	}
 }
 
 // limited is a job that writes its own number and becomes the daemon, which current versions of monit kill unless it is
 // in the background.
-func limited(stemcell string) release.Job {
+func limited(currentMonit bool) release.Job {
 	job := execer()
-	if stemcell != "monit" {
+	if !currentMonit {
 		job.Files["monit"] = monitFile("execer")
 	}
 	return job

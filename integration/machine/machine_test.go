@@ -10,8 +10,9 @@ import (
 	"cambium/lab/labtest"
 )
 
-// containers are the machines of these tests. Tests that mostly wait run two at a time (t.Parallel): the kernel's default of
-// 128 inotify instances is enough for eleven containers, so a test that has more than four at once runs alone.
+// containers are the machines of these tests. Tests that mostly wait run at the same time (t.Parallel). `make
+// test-machine` raises the number of inotify instances for that: the kernel's default of 128 is enough for nine
+// containers.
 var containers = labtest.Kind{Letter: "t", Timeout: time.Minute}
 
 func TestMain(m *testing.M) {

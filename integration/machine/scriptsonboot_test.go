@@ -37,9 +37,7 @@ echo pre-start ends >>` + trace + `
 // TestMachineScriptsOnBoot: after a boot of the machine, jobs start as a deploy starts them.
 func TestMachineScriptsOnBoot(t *testing.T) {
 	t.Parallel()
-	for _, supervisor := range []string{"systemd", "monit"} {
-		t.Run(supervisor, func(t *testing.T) { t.Parallel(); scriptsOnBoot(t, supervisor) })
-	}
+	scriptsOnBoot(t, "systemd")
 }
 
 func scriptsOnBoot(t *testing.T, supervisor string) {

@@ -15,6 +15,8 @@ func TestNightlyJobs(t *testing.T) {
 		{"director flows", directorFlows},
 		{"empty stores", emptyStores},
 		{"power cuts", func(t *testing.T, supervisor string) { cutAfterStarts(t, supervisor, 5) }},
+		{"dependants", dependantsFlow},
+		{"scripts on boot", scriptsOnBoot},
 		{"kills in tasks", func(t *testing.T, supervisor string) { killInTasks(t, supervisor, 2) }},
 	} {
 		for _, supervisor := range []string{"monit", "systemd"} {

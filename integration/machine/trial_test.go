@@ -23,8 +23,8 @@ import (
 	"cambium/lab/release"
 )
 
-// brokenAgent names the file that makes this program an agent which is no good in the way that the file says. In all but
-// its run it is /root/agent.
+// brokenAgent names the file that makes this program an agent which fails in the way that the file says. In all but its
+// run it is /root/agent.
 const brokenAgent = "/root/broken-agent"
 
 func init() {
@@ -76,7 +76,7 @@ func trialRelease(t *testing.T) (jobs []release.Job, agent release.Package) {
 			"bin/swap": read("../../stemcell-assets/swap"), "bin/agent": read(labtest.Agent(t))}}
 }
 
-// trialed is a machine with the stemcell's agent and the release deployed.
+// trialed is a machine with the stemcell's agent, of which /root/old is a copy, and the release deployed.
 type trialed struct {
 	t     *testing.T
 	l     *lab.Lab
@@ -91,7 +91,9 @@ func newTrialed(t *testing.T, alike lookAlike) *trialed {
 	l := newLab(t, func(o *lab.Options) { o.Agent, o.VM = old, alike.vm(t) })
 	jobs, agent := trialRelease(t)
 	m := manifest(append(jobs, forker()), tool("one"), agent)
-	return &trialed{t, l, mustDeploy(t, l, m), alike, m}
+	i := mustDeploy(t, l, m)
+	run(t, i, "cp", agentPath, "/root/old")
+	return &trialed{t, l, i, alike, m}
 }
 
 type errandResult struct {
@@ -168,18 +170,28 @@ func (x *trialed) runs(binary string) {
 	eventually.True(x.t, "the job", func() bool { return stateOf(x.t, x.i).JobState == "running" })
 }
 
-// TestMachineTrial: the way of a canary, there and back, by the errands of the release.
-func TestMachineTrial(t *testing.T) {
-	t.Parallel()
-	tryAndGoBack(t, noble())
+// job returns the process of the job.
+func (x *trialed) job() string {
+	x.t.Helper()
+	return run(x.t, x.i, "cat", "/var/vcap/sys/run/forker/forker.pid")
 }
 
-// tryAndGoBack tries the agent on a machine that looks like a stock stemcell's, and goes back.
-func tryAndGoBack(t *testing.T, alike lookAlike) {
+// TestMachineTrial: the way of a canary until a reboot, by the errands of the release.
+func TestMachineTrial(t *testing.T) {
+	t.Parallel()
+	tryUntilReboot(t, noble())
+}
+
+// TestMachineTrialKept: a canary that is kept and then given up, by the errands of the release.
+func TestMachineTrialKept(t *testing.T) {
+	t.Parallel()
+	keepAndGoBack(t, noble())
+}
+
+// tryUntilReboot starts a trial on a machine that looks like a stock stemcell's, and reboots the machine to end it.
+func tryUntilReboot(t *testing.T, alike lookAlike) {
 	x := newTrialed(t, alike)
-	job := func() string { return run(t, x.i, "cat", "/var/vcap/sys/run/forker/forker.pid") }
-	run(t, x.i, "cp", agentPath, "/root/old")
-	before := job()
+	before := x.job()
 	x.done("status", "none")
 	x.refused("back", "nothing to go back from")
 	x.refused("keep", "run try first")
@@ -192,7 +204,7 @@ func tryAndGoBack(t *testing.T, alike lookAlike) {
 	x.done("status", "scheduled")
 	x.becomes("confirmed", "", began)
 	x.runs(trialDir + "agent")
-	if now := job(); now != before {
+	if now := x.job(); now != before {
 		t.Errorf("the job's process %q became %q", before, now)
 	}
 	x.done("status", "confirmed")
@@ -207,8 +219,14 @@ func tryAndGoBack(t *testing.T, alike lookAlike) {
 	}
 	x.runs("/root/old")
 	x.done("status", "a reboot has brought the stemcell's agent back")
+	x.done("try", "begins 30s after")
+}
 
-	began = time.Now()
+// keepAndGoBack starts a trial on a machine that looks like a stock stemcell's, keeps the agent, and then goes back to
+// the old one.
+func keepAndGoBack(t *testing.T, alike lookAlike) {
+	x := newTrialed(t, alike)
+	began := time.Now()
 	x.done("try", "begins 30s after")
 	x.becomes("confirmed", "", began)
 	x.done("keep", "kept")
@@ -219,14 +237,16 @@ func tryAndGoBack(t *testing.T, alike lookAlike) {
 	}
 	x.runs(trialDir + "agent")
 
-	before, began = job(), time.Now()
+	before := x.job()
+	began = time.Now()
 	x.done("back", "begins 30s after")
 	x.becomes("ended", "on request", began)
 	x.runs("/root/old")
-	if now := job(); now != before {
+	if now := x.job(); now != before {
 		t.Errorf("the job's process %q became %q", before, now)
 	}
-	if got := run(t, x.i, "sh", "-c", "ls -d /var/vcap/instance/agent_version /var/vcap/bosh/bin/*swap* 2>/dev/null; findmnt "+agentPath+" || true"); got != "" {
+	if got := run(t, x.i, "sh", "-c", "ls -d /var/vcap/instance/agent_version /var/vcap/bosh/bin/*swap* 2>/dev/null; "+
+		"findmnt "+agentPath+" || true"); got != "" {
 		t.Errorf("left after the way back: %s", got)
 	}
 }
@@ -240,7 +260,6 @@ func TestMachineTrialOfABadAgent(t *testing.T) {
 // tryBadAgents tries agents and machines that cannot do, on a machine that looks like a stock stemcell's.
 func tryBadAgents(t *testing.T, alike lookAlike) {
 	x := newTrialed(t, alike)
-	run(t, x.i, "cp", agentPath, "/root/old")
 	run(t, x.i, "cp", trialDir+"agent", "/root/agent")
 	x.badBinaries()
 	x.badMachine()
@@ -332,7 +351,8 @@ func (x *trialed) badMachine() {
 	const fill = "/var/vcap/data/fill"
 	run(x.t, x.i, "sh", "-c", "fallocate -l $(($(stat -fc '%f*%S' /var/vcap/data) - 23068672)) "+fill)
 	x.fails("MiB free")
-	if got := run(x.t, x.i, "sh", "-c", "/var/vcap/jobs/cambium-agent/bin/pre-start 2>&1 || echo failed; cmp /root/agent "+filepath.Join(trialDir, "agent")+" && ls -A "+trialDir); !strings.Contains(got, "No space left") ||
+	if got := run(x.t, x.i, "sh", "-c", "/var/vcap/jobs/cambium-agent/bin/pre-start 2>&1 || echo failed; "+
+		"cmp /root/agent "+trialDir+"agent && ls -A "+trialDir); !strings.Contains(got, "No space left") ||
 		!strings.Contains(got, "failed\n") || strings.Contains(got, "\n.new") {
 		x.t.Errorf("pre-start on a full disk: %s", got)
 	}
@@ -340,7 +360,7 @@ func (x *trialed) badMachine() {
 	run(x.t, x.i, "sh", "-c", `echo '{"1": {"TaskID": "1", "Method": "update_settings"}}' >/var/vcap/bosh/tasks.json`)
 	x.fails("the agent works on update_settings")
 	run(x.t, x.i, "rm", "/var/vcap/bosh/tasks.json")
-	run(x.t, x.i, "sh", "-ec", "mkdir -p /var/vcap/store_migration_target; mount -t tmpfs none /var/vcap/store_migration_target")
+	run(x.t, x.i, "sh", "-ec", "d=/var/vcap/store_migration_target; mkdir -p $d; mount -t tmpfs none $d")
 	x.fails("being migrated")
 	run(x.t, x.i, "umount", "/var/vcap/store_migration_target")
 }
@@ -370,7 +390,8 @@ func TestMachineAgentRelease(t *testing.T) {
 		}
 	}
 	// A Director renders templates so.
-	const render = `require "erb"; value = eval(ARGV[1]); define_method(:p) { |name| value }; print ERB.new(File.read(ARGV[0]), trim_mode: "-").result(binding)`
+	const render = `require "erb"; value = eval(ARGV[1]); define_method(:p) { |name| value }
+print ERB.new(File.read(ARGV[0]), trim_mode: "-").result(binding)`
 	for value, want := range map[string]string{"45": "try --time 45s\n", "600": "try --time 600s\n", "5": "",
 		"100000": "", `"45"`: "", `"; reboot"`: "", "nil": "", "4.5": ""} {
 		c := exec.CommandContext(t.Context(), "ruby", "-e", render, filepath.Join(dir, "jobs/try/templates/run"), value)

@@ -27,7 +27,7 @@ type verdictCase struct {
 	want   string                              // in the verdict
 	bus    bool                                // the network is up, so the Director gets the reason
 	waits  bool                                // it gives up only after a while
-	late   bool                                // at first the Director gets "restarting agent": what is missing may be late
+	late   bool                                // what is missing may be late: first the Director gets "restarting agent"
 	before func(t *testing.T, i *lab.Instance) // the verdict
 	then   func(t *testing.T, i *lab.Instance)
 }
@@ -35,30 +35,55 @@ type verdictCase struct {
 func verdictCases() []verdictCase {
 	return []verdictCase{
 		{name: "no ephemeral disk named", ci: true, want: "No ephemeral disk found", bus: true},
-		{name: "bus certificate that is invalid", ci: true, vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.mbus.cert.certificate", "nonsense") }}, want: "certificate"},
-		{name: "bus that is invalid", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.mbus.urls", []string{"gopher://10.88.0.1"}) }}, want: "bus"},
-		{name: "spec that is invalid", vm: lab.VM{Ephemeral: lab.GiB, Files: []machine.File{{Path: "/var/vcap/bosh/spec.json", Data: []byte("{"), Mode: 0o600}}}, want: "job-directories", bus: true},
-		{name: "file where a directory belongs", vm: lab.VM{Ephemeral: lab.GiB, Files: []machine.File{{Path: "/var/vcap/instance", Data: []byte("mine"), Mode: 0o600}}}, want: "/var/vcap/instance", bus: true},
-		{name: "supervisor that does not start", vm: lab.VM{Ephemeral: lab.GiB, Files: []machine.File{dropIn("monit", "ExecStartPre=/bin/false")}}, want: "monit", bus: true},
-		{name: "kernel without IPv6", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.ipv6.enable", true) },
-			Files: []machine.File{dropIn("bosh-agent", "ExecStartPre=/bin/mount -t tmpfs tmpfs /proc/sys/net/ipv6")}},
-			want: "without IPv6", bus: true},
-		{name: "start configuration that is invalid", ci: true, vm: lab.VM{Ephemeral: lab.GiB, AgentJSON: []byte("{")}, want: "agent.json", then: healsWithConfiguration},
+		{name: "bus certificate that is invalid", ci: true,
+			vm: withSetting("env.bosh.mbus.cert.certificate", "nonsense"), want: "certificate"},
+		{name: "bus that is invalid", vm: withSetting("env.bosh.mbus.urls", []string{"gopher://10.88.0.1"}), want: "bus"},
+		{name: "spec that is invalid", vm: withFile("/var/vcap/bosh/spec.json", "{"), want: "job-directories", bus: true},
+		{name: "file where a directory belongs", vm: withFile("/var/vcap/instance", "mine"), want: "/var/vcap/instance",
+			bus: true},
+		{name: "supervisor that does not start", want: "monit", bus: true, vm: lab.VM{Ephemeral: lab.GiB,
+			Files: []machine.File{dropIn("monit", "ExecStartPre=/bin/false")}}},
+		{name: "kernel without IPv6", want: "without IPv6", bus: true, vm: lab.VM{Ephemeral: lab.GiB,
+			Edit:  func(d lab.Document) { d.Set("env.bosh.ipv6.enable", true) },
+			Files: []machine.File{dropIn("bosh-agent", "ExecStartPre=/bin/mount -t tmpfs tmpfs /proc/sys/net/ipv6")}}},
+		{name: "start configuration that is invalid", ci: true, vm: lab.VM{Ephemeral: lab.GiB, AgentJSON: []byte("{")},
+			want: "agent.json", then: healsWithConfiguration},
 		{name: "settings that are not JSON", waits: true, vm: lab.VM{Source: lab.HTTP,
 			Settings: []byte(`{"agent_id": "a-b-c", `)}, want: "not valid JSON"},
-		{name: "settings without an agent id", waits: true, vm: lab.VM{Source: lab.HTTP, Edit: func(d lab.Document) { delete(d, "agent_id") }}, want: "agent_id"},
-		{name: "settings with a wrong type", waits: true, vm: lab.VM{Source: lab.HTTP, Edit: func(d lab.Document) { d.Set("disks.persistent", "none") }}, want: "disks.persistent"},
-		{name: "no source", ci: true, waits: true, vm: lab.VM{Ephemeral: lab.GiB, AgentJSON: []byte(`{"Infrastructure":{"Settings":{"Sources":[{"Type":"File","SettingsPath":"/nowhere/settings.json"}]}}}`)},
-			want: "/nowhere/settings.json", before: wantWaiting, then: healsWithSettings},
+		{name: "settings without an agent id", waits: true, want: "agent_id",
+			vm: lab.VM{Source: lab.HTTP, Edit: func(d lab.Document) { delete(d, "agent_id") }}},
+		{name: "settings with a wrong type", waits: true, want: "disks.persistent",
+			vm: lab.VM{Source: lab.HTTP, Edit: func(d lab.Document) { d.Set("disks.persistent", "none") }}},
+		{name: "no source", ci: true, waits: true, want: "/nowhere/settings.json",
+			vm:     lab.VM{Ephemeral: lab.GiB, AgentJSON: fileSource("/nowhere/settings.json")},
+			before: wantWaiting, then: healsWithSettings},
 		{name: "unknown hardware address", ci: true, waits: true, vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) {
 			d.Set("networks.other", map[string]any{"type": "manual", "ip": "10.89.0.7", "netmask": "255.255.255.0",
 				"mac": "02:00:00:00:be:ef"})
 		}}, want: "other", bus: true},
-		{name: "missing raw ephemeral disk on vSphere", ci: true, waits: true, vm: lab.VM{Ephemeral: lab.GiB, Source: lab.GuestInfo, Edit: func(d lab.Document) { d.Set("disks.raw_ephemeral", []any{map[string]any{"path": "/dev/nowhere"}}) }}, want: "raw ephemeral disks", late: true,
-			then: wantGuestInfo},
-		{name: "missing ephemeral disk", ci: true, waits: true, vm: lab.VM{Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/nowhere") }}, want: "No ephemeral disk found", bus: true, late: true,
+		{name: "missing raw ephemeral disk on vSphere", ci: true, waits: true, want: "raw ephemeral disks", late: true,
+			vm: lab.VM{Ephemeral: lab.GiB, Source: lab.GuestInfo, Edit: func(d lab.Document) {
+				d.Set("disks.raw_ephemeral", []any{map[string]any{"path": "/dev/nowhere"}})
+			}}, then: wantGuestInfo},
+		{name: "missing ephemeral disk", ci: true, waits: true, want: "No ephemeral disk found", bus: true, late: true,
+			vm:     lab.VM{Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/nowhere") }},
 			before: wantHeldPings},
 	}
+}
+
+// withSetting returns a machine whose settings have value at path.
+func withSetting(path string, value any) lab.VM {
+	return lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set(path, value) }}
+}
+
+// withFile returns a machine on which the file exists before the first boot.
+func withFile(path, content string) lab.VM {
+	return lab.VM{Ephemeral: lab.GiB, Files: []machine.File{{Path: path, Data: []byte(content), Mode: 0o600}}}
+}
+
+// fileSource returns an agent.json whose only settings source is the file at path.
+func fileSource(path string) []byte {
+	return fmt.Appendf(nil, `{"Infrastructure":{"Settings":{"Sources":[{"Type":"File","SettingsPath":%q}]}}}`, path)
 }
 
 // TestMachineVerdict makes fatal steps fail and looks for the reason wherever an operator may; TestNightlyVerdicts has
@@ -93,12 +118,7 @@ func verdicts(t *testing.T, chosen func(verdictCase) bool) {
 			t.Run("restarting: "+c.name, func(t *testing.T) { wantRestarting(t, l, instances[c.name], c.want) })
 		}
 	}
-	for n, c := range cases {
-		if n == len(cases)-1 { // which takes longest
-			t.Run("later boots are silent", func(t *testing.T) { laterBootsAreSilent(t, l) })
-			t.Run("boots once", func(t *testing.T) { bootsOnce(t, l) })
-			t.Run("bus down", func(t *testing.T) { busDown(t, l) })
-		}
+	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			i := instances[c.name]
 			if i == nil {
@@ -159,7 +179,8 @@ func healsWithConfiguration(t *testing.T, i *lab.Instance) {
 	if n, err := strconv.Atoi(got); err != nil || n > 4 {
 		t.Errorf("an agent that cannot start was started again %s times, want it to wait", got)
 	}
-	run(t, i, "sh", "-c", `printf '{"Infrastructure":{"Settings":{"Sources":[{"Type":"File","SettingsPath":"/var/vcap/bosh/agent-bootstrap-env.json"}]}}}' > /var/vcap/bosh/agent.json`)
+	source := fileSource("/var/vcap/bosh/agent-bootstrap-env.json")
+	run(t, i, "sh", "-c", "printf '"+string(source)+"' > /var/vcap/bosh/agent.json")
 	ready(t, i)
 }
 
@@ -183,7 +204,8 @@ func wantVerdictOnBus(t *testing.T, l *lab.Lab, i *lab.Instance, since time.Time
 	wantNoHeartbeat(t, l, i, since)
 }
 
-// wantRestarting: a Director deletes the VM after a verdict, so pings are answered with "restarting agent" and the missing disk while the disk may be late.
+// wantRestarting checks that pings are answered with "restarting agent" and the name of the missing disk as long as the
+// disk may still come. A Director deletes the VM once it gets a verdict.
 func wantRestarting(t *testing.T, l *lab.Lab, i *lab.Instance, want string) {
 	t.Helper()
 	asking := *i.Agent
@@ -289,10 +311,11 @@ func wantHeldPings(t *testing.T, i *lab.Instance) {
 	}
 }
 
-// laterBootsAreSilent: a machine that has been ready once and fails later says so to
+// TestMachineLaterBootsAreSilent: a machine that has been ready once and fails later says so to
 // its operator, sends one alert, and is silent on the bus, which is all a resurrector recognizes.
-func laterBootsAreSilent(t *testing.T, l *lab.Lab) {
-	t.Helper()
+func TestMachineLaterBootsAreSilent(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
 	i := start(t, l, lab.VM{Ephemeral: lab.GiB})
 	ready(t, i)
 	if err := i.Stop(t.Context()); err != nil {
@@ -341,10 +364,11 @@ func wantSilence(t *testing.T, i *lab.Instance) {
 	}
 }
 
-// bootsOnce: a machine that kept its secrets in memory refuses to start again before
+// TestMachineBootsOnce: a machine that kept its secrets in memory refuses to start again before
 // it touches anything, and is silent.
-func bootsOnce(t *testing.T, l *lab.Lab) {
-	t.Helper()
+func TestMachineBootsOnce(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
 	i := start(t, l, lab.VM{Ephemeral: lab.GiB,
 		Edit: func(d lab.Document) { d.Set("env.bosh.agent.settings.tmpfs", true) }})
 	ready(t, i)
@@ -365,10 +389,10 @@ func bootsOnce(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// busDown: a Director that is down holds nothing up; the agent is there when it returns.
-func busDown(t *testing.T, l *lab.Lab) {
-	t.Helper()
-	i := start(t, l, lab.VM{Ephemeral: lab.GiB,
+// TestMachineReadyWithoutBus: a Director that is down holds nothing up; the agent is there when it returns.
+func TestMachineReadyWithoutBus(t *testing.T) {
+	t.Parallel()
+	i := start(t, newLab(t), lab.VM{Ephemeral: lab.GiB,
 		Edit: func(d lab.Document) { d.Set("env.bosh.mbus.urls", []string{"nats://10.88.0.1:4999"}) }})
 	awaitRoot(t, i, soon, "state: ready after ", "bus: connecting to 10.88.0.1:4999")
 	// READY=1 does not wait for the bus.

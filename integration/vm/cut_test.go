@@ -16,19 +16,21 @@ import (
 
 // hold keeps the agent from starting as long as /etc/hold is there.
 var hold = []machine.File{
-	{Path: "/etc/systemd/system/bosh-agent.service.d/hold.conf", Data: []byte("[Unit]\nConditionPathExists=!/etc/hold\n"), Mode: 0o644},
+	{Path: "/etc/systemd/system/bosh-agent.service.d/hold.conf", Mode: 0o644,
+		Data: []byte("[Unit]\nConditionPathExists=!/etc/hold\n")},
 	{Path: "/etc/hold", Data: []byte("\n"), Mode: 0o644},
 }
 
-// TestVMPowerCut cuts the power at random moments of the first bootstrap, boots, and wants a machine
-// like any other; each cut begins with the same machine, whose agent has never run. Then it does so
-// while the Director has a blank disk mounted and a full one migrated to it. TestNightlyPowerCut does it more often, and
-// integration/writes cuts between any two writes.
+// TestVMPowerCut cuts the power at a random moment of the first bootstrap, boots, and wants a machine like any other.
+// TestNightlyPowerCut does it more often, and also while the Director has a blank disk mounted and a full one migrated
+// to it; integration/writes cuts each of these between any two writes.
 func TestVMPowerCut(t *testing.T) {
 	t.Parallel()
-	cutPower(t, 1, 1)
+	cutPower(t, 1, 0)
 }
 
+// cutPower cuts the power in first bootstraps, each of the same machine, whose agent has never run, and then in
+// migrations.
 func cutPower(t *testing.T, firstBoots, migrations int) {
 	l := newLab(t)
 	seed := rand.Uint64()
@@ -68,7 +70,9 @@ func cutPower(t *testing.T, firstBoots, migrations int) {
 		// Writable, and whole in the eyes of a judge.
 		run(t, i, "sh", "-c", "echo x >/var/vcap/data/x && sync && rm /var/vcap/data/x")
 	}
-	cutMigration(t, i, random, migrations)
+	if migrations > 0 {
+		cutMigration(t, i, random, migrations)
+	}
 	if err := i.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -89,8 +93,9 @@ func cutAfter(t testing.TB, i *lab.Instance, after time.Duration) {
 }
 
 // userFiles are many small ones, and a large one.
-const userFiles = `cd /var/vcap/store && mkdir -p a/b && head -c 4M /dev/urandom | split -a 3 -b 8k - a/b/f && head -c 60M /dev/urandom >large &&
-	ln large hard && ln -s large soft && chown 1234:4321 a && chmod 4711 a/b/faaa && sync`
+const userFiles = `cd /var/vcap/store && mkdir -p a/b && head -c 4M /dev/urandom | split -a 3 -b 8k - a/b/f &&
+	head -c 60M /dev/urandom >large && ln large hard && ln -s large soft &&
+	chown 1234:4321 a && chmod 4711 a/b/faaa && sync`
 
 // cutMigration has the machine's agent prepare the disk vol-old and fills it. Each cut begins there and
 // falls into mount_disk of the blank disk vol-new, or into migrate_disk. The next boot must have
@@ -131,7 +136,9 @@ func cutMigration(t *testing.T, i *lab.Instance, random *rand.Rand, times int) {
 		}
 		does(t, i, "unmount_disk", "vol-old")
 		does(t, i, "unmount_disk", "vol-new")
-		run(t, i, "sh", "-ec", "for d in old new; do p=/dev/disk/by-id/virtio-vol-$d-part1; udevadm wait --timeout=120 $p; e2fsck -nf $p; done")
+		run(t, i, "sh", "-ec", `for d in old new; do
+	p=/dev/disk/by-id/virtio-vol-$d-part1; udevadm wait --timeout=120 $p; e2fsck -nf $p
+done`)
 	}
 	ended("undisturbed")
 	for n := range times {
@@ -183,7 +190,8 @@ func layout(t testing.TB, i *lab.Instance) string {
 lsblk -n -b -o NAME,SIZE,MOUNTPOINTS /dev/vdb
 blkid -p -s TYPE -s PART_ENTRY_NAME /dev/vdb1
 findmnt -n -l -o TARGET,SOURCE,FSTYPE | grep /var/vcap | sort
-find /var/vcap -xdev -maxdepth 3 -not -path '*/bosh/*' -not -path '*/monit/*' -not -name '.*.cambium-tmp-*' -printf '%M %u:%g %p\n' | sort
+find /var/vcap -xdev -maxdepth 3 -not -path '*/bosh/*' -not -path '*/monit/*' -not -name '.*.cambium-tmp-*' \
+	-printf '%M %u:%g %p\n' | sort
 ip -o address show scope global | awk '{print $2, $4}'
 cat /etc/hostname`)
 }

@@ -71,7 +71,7 @@ freeze "after post-start"
 
 // TestNightlyScriptsOnBootPowerCut cuts the power at each step of a boot with scripts_on_boot: the next boot begins with
 // pre-start. The power is also cut after each complete start, which the next boot repeats; a restart of the agent does
-// not. TestMachineScriptsOnBoot has failures, requests of the Director, and monit.
+// not. TestMachineScriptsOnBoot covers failures and requests of the Director, TestNightlyJobs covers monit.
 func TestNightlyScriptsOnBootPowerCut(t *testing.T) {
 	t.Parallel()
 	i := deployStepped(t, newLab(t))

@@ -39,7 +39,9 @@ func TestRootHostileCallsOfTheProgram(t *testing.T) {
 		return
 	}
 	program := filepath.Join(t.TempDir(), "cpi")
-	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o", program, "cambium/cmd/cpi")
+	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-buildvcs=false", "-tags", "nethttpomithttp2",
+		"-o", program, "cambium/cmd/cpi")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build: %v: %s", err, out)
 	}

@@ -119,9 +119,12 @@ var epoch = time.Unix(1_700_000_000, 0)
 
 func pack(fill func(*tar.Writer) error) ([]byte, error) {
 	var b bytes.Buffer
-	zip := gzip.NewWriter(&b)
+	zip, err := gzip.NewWriterLevel(&b, gzip.BestSpeed) // most archives only go to VMs of this machine
+	if err != nil {
+		return nil, err
+	}
 	w := tar.NewWriter(zip)
-	err := errors.Join(fill(w), w.Close(), zip.Close())
+	err = errors.Join(fill(w), w.Close(), zip.Close())
 	return b.Bytes(), err
 }
 

@@ -174,7 +174,8 @@ func prompt(conn net.Conn) error {
 // writeInitrd writes the machine's only file system: the test binary, programs and modules.
 func (m Machine) writeInitrd(t *testing.T, dir, file string, kernel image.Kernel) error {
 	binary := filepath.Join(dir, "guest")
-	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-tags", "vm", "-o", binary, ".")
+	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-trimpath", "-tags", "vm,nethttpomithttp2",
+		"-o", binary, ".")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build: %w: %s", err, out)

@@ -1,13 +1,16 @@
-//go:build vm
+//go:build vm && nightly
 
 package vm
 
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"cambium/internal/eventually"
 	"cambium/lab"
+	"cambium/lab/labtest"
+	"cambium/lab/release"
 )
 
 // inherited lists the attributes that the job's process has from its supervisor, such as limits, priority, identity
@@ -19,9 +22,17 @@ func inherited(t *testing.T, i *lab.Instance) string {
 		grep -E '^(Umask|Uid|Gid|Groups|SigBlk|Cap[A-Za-z]*|NoNewPrivs|Seccomp):' $p/status`)
 }
 
-// sameUnderMonit puts monit in place of the agent's own supervisor, and compares what a job inherits.
-func sameUnderMonit(t *testing.T, i *lab.Instance) {
-	t.Helper()
+// TestNightlyVMSupervisors puts monit in place of the agent's own supervisor, and compares what a job inherits.
+// TestMachineSupervisor does so in a container.
+func TestNightlyVMSupervisors(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	m := release.WebManifest()
+	if err := l.Deploy(t.Context(), m, func(string, string, time.Duration, error) {}); err != nil {
+		t.Fatal(err)
+	}
+	i := l.Machines()[m.Groups[0].Name+"-0"]
+	labtest.Explain(t, i)
 	want := inherited(t, i)
 	run(t, i, "sh", "-c", `d=/run/systemd/system/bosh-agent.service.d; mkdir -p $d
 		printf '[Service]\nExecStart=\nExecStart=/var/vcap/bosh/bin/bosh-agent -P ubuntu -C /var/vcap/bosh/agent.json -M monit\n' >$d/monit.conf
