@@ -82,7 +82,7 @@ func (m *machine) recordedCalls() []string {
 	return did
 }
 
-func (m *machine) known(cid string) error {
+func (m *machine) requireKnown(cid string) error {
 	if !strings.HasPrefix(cid, "disk-") {
 		return fmt.Errorf("no disk has the CID %s", cid)
 	}
@@ -101,12 +101,12 @@ func (m *machine) Remove(_ context.Context, cid string) error {
 
 func (m *machine) Mount(_ context.Context, cid string) error {
 	m.record("mount %s", cid)
-	return m.known(cid)
+	return m.requireKnown(cid)
 }
 
 func (m *machine) Unmount(_ context.Context, cid string) (string, error) {
 	m.record("unmount %s", cid)
-	return "unmounted " + cid, m.known(cid)
+	return "unmounted " + cid, m.requireKnown(cid)
 }
 
 func (m *machine) Migrate(ctx context.Context, _, _ string) error {
@@ -139,7 +139,7 @@ func (m *machine) RemoveDynamic(_ context.Context, cid string) error {
 
 func (m *machine) Associate(_ context.Context, list []settings.DiskAssociation) error {
 	for _, a := range list {
-		if err := m.known(a.CID); err != nil {
+		if err := m.requireKnown(a.CID); err != nil {
 			return err
 		}
 	}
@@ -177,8 +177,9 @@ func (m *machine) JobState(ctx context.Context) string {
 func (m *machine) Processes(context.Context) ([]jobs.Process, error) { return m.supposed, nil }
 
 func (m *machine) vitals(context.Context) (any, error) {
-	return json.RawMessage(`{"cpu":{"sys":"1.0","user":"3.2","wait":"0.0"},"disk":{"system":{"inode_percent":"34","percent":"41"}},` +
-		`"load":["0.12","0.30","0.25"],"mem":{"kb":"812344","percent":"10"},"swap":{"kb":"0","percent":"0"},"uptime":{"secs":86400}}`), nil
+	return json.RawMessage(`{"cpu":{"sys":"1.0","user":"3.2","wait":"0.0"},` +
+		`"disk":{"system":{"inode_percent":"34","percent":"41"}},"load":["0.12","0.30","0.25"],` +
+		`"mem":{"kb":"812344","percent":"10"},"swap":{"kb":"0","percent":"0"},"uptime":{"secs":86400}}`), nil
 }
 
 func (m *machine) Open(_ context.Context, ref blob.Ref) (io.ReadCloser, error) {
@@ -265,7 +266,8 @@ func newWorld(t testing.TB, extra action.Table) *world {
 	write(t, filepath.Join(w.dirs.Base(), "etc/ssh/ssh_host_rsa_key.pub"), "ssh-rsa HOST root@vm\n")
 	w.machine.spec = must[jobs.Spec](t)((&jobs.SpecFile{Dirs: w.dirs}).Spec())
 	document := fmt.Sprintf(`{"agent_id":%q,"vm":{"name":"vm-1"},"mbus":%q,"blobstore":{"provider":"local","options":{}},
-		"networks":{"b":{"type":"manual","ip":"10.0.0.5","netmask":"255.255.255.0","default":["gateway"]},"a":{"type":"manual","ip":"10.1.0.5","netmask":"255.255.255.0"}}}`,
+		"networks":{"b":{"type":"manual","ip":"10.0.0.5","netmask":"255.255.255.0","default":["gateway"]},
+			"a":{"type":"manual","ip":"10.1.0.5","netmask":"255.255.255.0"}}}`,
 		agentID, w.deployment.URL().Reveal())
 	w.current = must[*store.Current](t)(store.Open(w.dirs,
 		store.Options{Log: quiet(), Fetch: func(context.Context) (store.Fetched, error) {

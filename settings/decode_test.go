@@ -53,7 +53,8 @@ func TestShapesOfDisks(t *testing.T) {
 		`{"volume_id":"v"}`:            {VolumeID: "v"},
 		`{"host_device_id":"{f8b3}"}`:  {HostDeviceID: "{f8b3}"},
 		`{"iscsi_settings":"ignored"}`: {},
-		`{"iscsi_settings":{"initiator_name":"i","username":"u","target":"t","password":null}}`: {ISCSI: &ISCSI{InitiatorName: "i", Username: "u", Target: "t"}},
+		`{"iscsi_settings":{"initiator_name":"i","username":"u","target":"t","password":null}}`: {
+			ISCSI: &ISCSI{InitiatorName: "i", Username: "u", Target: "t"}},
 	} {
 		if got := hint(document); !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: got %+v, want %+v", document, got, want)
@@ -89,7 +90,8 @@ func TestShapesOfEphemeralSystemAndRawDisks(t *testing.T) {
 			t.Errorf("system %s is %q, want %q", document, got, want)
 		}
 	}
-	raw := decode(t, `{"agent_id":"a","disks":{"raw_ephemeral":[{"path":"/dev/x"},{"volume_id":"v","host_device_id":"h","device_id":"d","id":"cid"},
+	raw := decode(t, `{"agent_id":"a","disks":{"raw_ephemeral":[{"path":"/dev/x"},
+		{"volume_id":"v","host_device_id":"h","device_id":"d","id":"cid"},
 		{"VolumeID":"other","HostDeviceID":"h","DeviceID":"d","ID":"cid","volume_id":"v"},"/dev/y",null]}}`).Disks
 	if raw.RawEphemeral[1].ID != "cid" || raw.RawEphemeral[2].ID != "cid" {
 		t.Errorf("raw ephemeral disks are %+v, want their CIDs", raw.RawEphemeral)
@@ -132,7 +134,9 @@ func TestNumbersAndDefaults(t *testing.T) {
 
 // Contract S.2.
 func TestKeysIgnoreCaseAndTheLastOneCounts(t *testing.T) {
-	s, rep := Decode("doc", secret.NewJSON([]byte("{\"AGENT_ID\":\"first\",\n\"Mbus\":\"nats://h\",\n\"agent_id\":\"last\",\"Networks\":{\"A\":{\"IP\":\"10.0.0.1\"},\"a\":{},\"A\":{\"Mac\":\"0A:00:00:00:00:01\"}}}")))
+	s, rep := Decode("doc", secret.NewJSON([]byte(`{"AGENT_ID":"first",
+"Mbus":"nats://h",
+"agent_id":"last","Networks":{"A":{"IP":"10.0.0.1"},"a":{},"A":{"Mac":"0A:00:00:00:00:01"}}}`)))
 	if s.AgentID != "last" || s.Mbus.Reveal() != "nats://h" || len(s.Networks) != 2 ||
 		s.Networks["A"].MAC != "0a:00:00:00:00:01" || s.Networks["A"].IP != "" {
 		t.Errorf("got %+v", s)
@@ -179,7 +183,8 @@ func TestStaticNetworksMustHaveAddresses(t *testing.T) {
 		`{"type":"vip","ip":"ten","netmask":"x"}`:                                 false,
 		`{"alias":"eth0:0"}`: false, `{"alias":""}`: false, `{"alias":".."}`: true, `{"alias":"a b"}`: true,
 	} {
-		if _, rep := Decode("doc", secret.NewJSON([]byte(`{"agent_id":"a","networks":{"n":`+document+`}}`))); rep.Failed() != bad {
+		_, rep := Decode("doc", secret.NewJSON([]byte(`{"agent_id":"a","networks":{"n":`+document+`}}`)))
+		if rep.Failed() != bad {
 			t.Errorf("%s: got %v, want an error: %v", document, rep, bad)
 		}
 	}
@@ -264,7 +269,7 @@ func TestTheCachedCopyIsReadableByBoth(t *testing.T) {
 			if second := decoded.Encode(); string(second.Reveal()) != string(encoded.Reveal()) {
 				t.Errorf("encoding again gives\n%s\nafter\n%s", second.Reveal(), encoded.Reveal())
 			}
-			kept(t, data, encoded.Reveal())
+			wantMembers(t, data, encoded.Reveal())
 		})
 	}
 }
@@ -291,8 +296,8 @@ func withoutForm(s Settings) Settings {
 	return s
 }
 
-// kept checks that the copy contains all members of the original, in any form.
-func kept(t *testing.T, original, copied []byte) {
+// wantMembers checks that the copy contains all members of the original, in any form.
+func wantMembers(t *testing.T, original, copied []byte) {
 	t.Helper()
 	var a, b map[string]any
 	if json.Unmarshal(original, &a) != nil || json.Unmarshal(copied, &b) != nil {
@@ -316,7 +321,8 @@ func kept(t *testing.T, original, copied []byte) {
 }
 
 func TestHintsRoundTrip(t *testing.T) {
-	s := decode(t, `{"agent_id":"a","env":{"persistent_disk_fs":"xfs","persistent_disk_mount_options":["noatime"]},"disks":{"persistent":{"d-1":"/dev/sdc","d-2":{"lun":1}}}}`)
+	s := decode(t, `{"agent_id":"a","env":{"persistent_disk_fs":"xfs","persistent_disk_mount_options":["noatime"]},
+		"disks":{"persistent":{"d-1":"/dev/sdc","d-2":{"lun":1}}}}`)
 	records := map[string]PersistentDisk{
 		"d-2": s.Disk("d-2", DiskHint{ISCSI: &ISCSI{InitiatorName: "i", Username: "u", Target: "t",
 			Password: secret.New("p")}}),

@@ -48,7 +48,7 @@ func clone(t *testing.T, of *looptest.Device) *looptest.Device {
 func (b *bench) used(dev *looptest.Device, cid, content string) {
 	b.t.Helper()
 	b.onStoreIs(dev, cid)
-	b.kept(b.Dirs.Store(), content)
+	b.wantFile(b.Dirs.Store(), content)
 }
 
 // withheld checks that neither a boot nor mount_disk of the disk mounts anything on the store.
@@ -120,7 +120,7 @@ func TestRootHistoryCutMigration(t *testing.T) {
 		t.Run(step, func(t *testing.T) {
 			b, old, fresh := interrupted(t, step)
 			b.ok(boot(b.disks()))
-			b.kept(b.Dirs.Store(), "one")
+			b.wantFile(b.Dirs.Store(), "one")
 			if got := mountedSource(t, b.Dirs.Store()); got == fresh.Path+"p1" {
 				delete(b.records.disks, "old")
 				b.reboot()
@@ -156,7 +156,7 @@ func TestRootHistoryLateCopy(t *testing.T) {
 				b.nothingOnStore()
 				b.attach("new", path)
 				b.ok(boot(b.disks()))
-				b.kept(b.Dirs.Store(), "one")
+				b.wantFile(b.Dirs.Store(), "one")
 				return
 			}
 			b.used(old, "old", "one")
@@ -228,7 +228,7 @@ func TestRootHistoryNoRecord(t *testing.T) {
 	b.put("later")
 	for range 2 {
 		b.reboot()
-		b.kept(b.Dirs.Store(), "later")
+		b.wantFile(b.Dirs.Store(), "later")
 	}
 	full.full = false
 	b.reboot()
@@ -448,7 +448,7 @@ func TestRootHistoryWithoutAttributes(t *testing.T) {
 	b.ok(b.Mount(ctx, "old"))
 	b.put("one")
 	b.reboot()
-	b.kept(b.Dirs.Store(), "one")
+	b.wantFile(b.Dirs.Store(), "one")
 	b.ok(b.Mount(ctx, "new"))
 	mark := identity.Store{CID: "new", Incomplete: true, Origin: identity.Origin{CID: "old"}}
 	b.ok(b.Persistent.MarkIncomplete(mark))
@@ -495,7 +495,7 @@ func TestRootHistoryFullDisk(t *testing.T) {
 		if got := mountedSource(t, b.Dirs.Store()); got != dev.Path+"p1" {
 			t.Fatalf("the store is %q", got)
 		}
-		b.kept(b.Dirs.Store(), "old")
+		b.wantFile(b.Dirs.Store(), "old")
 		if r, err := b.Record.Read(); err != nil || r.Store != "old" || r.Disks["old"].Generation != 0 {
 			t.Errorf("on record is %+v, %v", r, err)
 		}
@@ -527,7 +527,7 @@ func TestRootHistoryFullDisk(t *testing.T) {
 		!errors.Is(err, unix.ENOSPC) && !strings.Contains(err.Error(), "too small") {
 		t.Errorf("Migrate = %v, want no space left, or that it is too small", err)
 	}
-	b.kept(b.Dirs.StoreMigrationTarget(), "target")
+	b.wantFile(b.Dirs.StoreMigrationTarget(), "target")
 	b.used(source, "source", "one")
 }
 
@@ -579,13 +579,14 @@ func TestRootHistoryWithoutCapability(t *testing.T) {
 	b.unmountAll()
 	b.fails(b.Mount(ctx, "new"), "incomplete copy of old")
 	b.ok(boot(b.disks()))
-	b.kept(b.Dirs.Store(), "one")
+	b.wantFile(b.Dirs.Store(), "one")
 	b.ok(b.Mount(ctx, "new"))
 	b.ok(b.Migrate(ctx, "old", "new"))
-	b.kept(b.Dirs.Store(), "one")
-	b.ok(b.Record.Update(func(r *record.Record) { r.Put("new", record.Disk{Generation: 5}) })) // by an agent with that capability
+	b.wantFile(b.Dirs.Store(), "one")
+	// By an agent with that capability.
+	b.ok(b.Record.Update(func(r *record.Record) { r.Put("new", record.Disk{Generation: 5}) }))
 	b.reboot()
-	b.kept(b.Dirs.Store(), "one")
+	b.wantFile(b.Dirs.Store(), "one")
 	b.lists("new")
 }
 
@@ -602,13 +603,13 @@ func TestRootHistoryDirectory(t *testing.T) {
 	b.ok(b.Mount(ctx, "old"))
 	b.put("one")
 	b.reboot()
-	b.kept(b.Dirs.Store(), "one")
+	b.wantFile(b.Dirs.Store(), "one")
 	b.unmountAll()
 	b.ok(mount.Unmount(ctx, dir))
 	b.withheld("old", "its volume may not be mounted", "agent disk accept old")
 	b.ok(mount.MountDevice(ctx, dev.Path, dir, "ext4", nil))
 	b.ok(boot(b.disks()))
-	b.kept(b.Dirs.Store(), "one")
+	b.wantFile(b.Dirs.Store(), "one")
 }
 
 // o: disks.json is lost, damaged or newer: the disks themselves decide.

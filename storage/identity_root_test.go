@@ -43,13 +43,13 @@ func (b *bench) lists(want ...string) {
 	}
 }
 
-// put writes a file to the store, and kept checks it.
+// put writes text to the file that wantFile checks.
 func (b *bench) put(text string) {
 	b.t.Helper()
 	b.ok(os.WriteFile(filepath.Join(b.Dirs.Store(), "file"), []byte(text), 0o644))
 }
 
-func (b *bench) kept(dir, want string) {
+func (b *bench) wantFile(dir, want string) {
 	b.t.Helper()
 	if got, err := os.ReadFile(filepath.Join(dir, "file")); err != nil || string(got) != want {
 		b.t.Errorf("the file in %s is %q (%v), want %q", dir, got, err, want)
@@ -83,11 +83,11 @@ func TestRootDiskOnRecordIsNeverFormatted(t *testing.T) {
 	b.ok(b.Mount(ctx, "vol-1"))
 	b.put("new")
 	b.reboot()
-	b.kept(b.Dirs.Store(), "new")
+	b.wantFile(b.Dirs.Store(), "new")
 	// Only once.
 	b.unmounted("vol-1", "Unmounted partition of vol-1")
 	b.ok(b.Mount(ctx, "vol-1"))
-	b.kept(b.Dirs.Store(), "new")
+	b.wantFile(b.Dirs.Store(), "new")
 }
 
 // TestRootAnotherDiskUnderOneCID: a CID is never used for another disk, unless an operator accepts it.
@@ -119,13 +119,13 @@ func TestRootAnotherDiskUnderOneCID(t *testing.T) {
 	b.ok(mount.Unmount(ctx, b.Dirs.Store()))
 	b.attach("vol-1", first.Path)
 	b.ok(b.Mount(ctx, "vol-1"))
-	b.kept(b.Dirs.Store(), "one")
+	b.wantFile(b.Dirs.Store(), "one")
 	b.unmounted("vol-1", "Unmounted partition of vol-1")
 
 	b.attach("vol-1", second.Path)
 	b.ok(b.Record.Ask(record.Accept, "vol-1", ""))
 	b.ok(b.Mount(ctx, "vol-1"))
-	b.kept(b.Dirs.Store(), "two")
+	b.wantFile(b.Dirs.Store(), "two")
 	if !strings.Contains(b.log.String(), "an operator has accepted the disk") {
 		t.Error("the acceptance is not in the log")
 	}
@@ -143,7 +143,7 @@ func TestRootHintLeadsToAnotherDisk(t *testing.T) {
 	b.fails(b.Mount(ctx, "vol-b"), "is persistent disk vol-a")
 	b.lists("vol-a")
 	b.unmounted("vol-b", "Partition of vol-b is not mounted")
-	b.kept(b.Dirs.Store(), "a")
+	b.wantFile(b.Dirs.Store(), "a")
 	if cid := b.records.mounted; cid != "vol-a" {
 		t.Errorf("on record is %q", cid)
 	}
@@ -152,7 +152,7 @@ func TestRootHintLeadsToAnotherDisk(t *testing.T) {
 		t.Errorf("after remove_persistent_disk of the other, on record is %q", cid)
 	}
 	b.ok(boot(b.disks()))
-	b.kept(b.Dirs.Store(), "a")
+	b.wantFile(b.Dirs.Store(), "a")
 }
 
 // withoutRecord has a damaged record of the disk on the store until a new one is written.
@@ -196,7 +196,7 @@ func TestRootDamagedRecordOfTheStore(t *testing.T) {
 				t.Error("a disk was mounted")
 			}
 			b.ok(mend(b))
-			b.kept(b.Dirs.Store(), "one")
+			b.wantFile(b.Dirs.Store(), "one")
 			if damaged.damaged || b.records.mounted != "vol-1" {
 				t.Errorf("on record is %q, damaged: %v", b.records.mounted, damaged.damaged)
 			}
@@ -330,7 +330,7 @@ func TestRootStoreBoundElsewhere(t *testing.T) {
 	b.ok(b.Mount(ctx, "vol-1"))
 	dev.Grow(t, 512<<20)
 	b.ok(b.Mount(ctx, "vol-1"))
-	b.kept(b.Dirs.Store(), "data")
+	b.wantFile(b.Dirs.Store(), "data")
 	b.lists("vol-1")
 	b.unmounted("vol-1", "Unmounted partition of vol-1")
 }

@@ -322,7 +322,7 @@ func TestRootMigratesATopWithFlags(t *testing.T) {
 			b.ok(b.Mount(ctx, "new"))
 			b.ok(b.Migrate(ctx, "old", "new"))
 			b.lists("new")
-			b.kept(b.Dirs.Store(), "precious")
+			b.wantFile(b.Dirs.Store(), "precious")
 			out := tool(t, mountedSource(t, b.Dirs.Store()), "lsattr", "-d", b.Dirs.Store())
 			if flags, _, _ := strings.Cut(out, " "); !strings.Contains(flags, flag) {
 				t.Errorf("the flags are %s, want %s among them", flags, flag)

@@ -72,7 +72,7 @@ func TestRootD05StaleMarkCostsNothing(t *testing.T) {
 	b.ok(os.Remove(b.Dirs.DiskRecord())) // otherwise the identity protects the disk
 	b.ok(disk.Rename(ctx, dev.Path, 1, decide.PreparingName))
 	b.ok(b.Mount(ctx, "vol-1"))
-	b.kept(b.Dirs.Store(), "precious")
+	b.wantFile(b.Dirs.Store(), "precious")
 	if s, err := disk.Inspect(dev.Path); err != nil || s.Table.Partitions[0].Name != "" {
 		t.Errorf("still being prepared: %+v, %v", s.Table, err)
 	}

@@ -116,15 +116,15 @@ func TestRootStoreIsNotForgotten(t *testing.T) {
 			b.ok(boot(b.disks()))
 			for range 2 {
 				b.reboot()
-				b.kept(b.Dirs.Store(), "data")
+				b.wantFile(b.Dirs.Store(), "data")
 				b.onStoreIs(dev, "vol-1")
 			}
 		})
 	}
 }
 
-// TestRootRecordsWhatTheKernelDidNotKnow: the record has the identity of a formatted disk whose partition the kernel
-// learns from the agent.
+// TestRootRecordsWhatTheKernelDidNotKnow: the record identifies the file system of a partition that the kernel did not
+// know before the agent announced it.
 func TestRootRecordsWhatTheKernelDidNotKnow(t *testing.T) {
 	b := newBench(t, Options{})
 	dev := b.disk(64<<20, "vol-1")

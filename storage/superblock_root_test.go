@@ -116,7 +116,7 @@ func TestRootTornSuperblock(t *testing.T) {
 	}
 	tool(t, part, "sh", "-c", writing[0]+" -y || [ $? = 1 ]")
 	b.ok(b.Mount(ctx, "vol-1"))
-	b.kept(b.Dirs.Store(), "data")
+	b.wantFile(b.Dirs.Store(), "data")
 }
 
 // TestRootDamagedXFS: an xfs that the kernel rejects is repaired by the advised command, after an inspection that does

@@ -40,7 +40,8 @@ func NewNetwork(kernel *network.Kernel, readOnly bool, waiting func(ctx context.
 	return &Network{kernel: kernel, readOnly: readOnly, waiting: waiting, log: log, turn: make(chan struct{}, 1)}
 }
 
-// IsUp reports whether sources can be asked over the network: a card has an address, or the agent sets up none.
+// IsUp reports whether network sources can be queried: an interface has an address, or the agent does not configure
+// interfaces itself.
 func (n *Network) IsUp(ctx context.Context) bool {
 	if n.kernel == nil || n.made.Load() {
 		return true

@@ -60,7 +60,8 @@ func demo(ctx context.Context, c *call) error {
 	if err := s.run(ctx, p); err != nil {
 		return err
 	}
-	_, _ = fmt.Fprint(c.stdout, "\nEverything is being removed; KEEP=1 make demo keeps it, to look around with lab shell, lab logs and lab watch.\n")
+	_, _ = fmt.Fprint(c.stdout, "\nEverything is being removed; KEEP=1 make demo keeps it, to look around with "+
+		"lab shell, lab logs and lab watch.\n")
 	return s.lab.Close(context.WithoutCancel(ctx))
 }
 
@@ -143,7 +144,7 @@ func demoKeep(ctx context.Context, c *call) error {
 	if err := s.run(ctx, p); err != nil {
 		return err
 	}
-	return s.keep(ctx, p)
+	return s.holdLab(ctx, p)
 }
 
 // stepTimeout bounds each wait of a step. An emulated machine is slow.
@@ -482,8 +483,8 @@ func (s *show) explain(ctx context.Context) {
 	s.c.progress("the end of the agent's log:\n%s", strings.Join(lines[max(0, len(lines)-30):], "\n"))
 }
 
-// keep holds the lab until `lab down`.
-func (s *show) keep(ctx context.Context, p plan) error {
+// holdLab holds the lab until `lab down`.
+func (s *show) holdLab(ctx context.Context, p plan) error {
 	server, err := control.Serve(s.lab, p.Dir)
 	if err != nil {
 		return errors.Join(err, s.lab.Close(context.WithoutCancel(ctx)))
@@ -500,7 +501,8 @@ func (s *show) keep(ctx context.Context, p plan) error {
 	}
 	s.c.progress("\nThe machine stays. Look around with\n"+
 		"  %[1]s shell --lab %[2]s           a root shell in it\n  %[1]s logs --lab %[2]s            the agent's log\n"+
-		"  %[1]s watch --lab %[2]s           heartbeats and alerts\n  %[1]s call --lab %[2]s get_state full\nand remove everything with\n  %[1]s down %[2]s", own, p.Name)
+		"  %[1]s watch --lab %[2]s           heartbeats and alerts\n"+
+		"  %[1]s call --lab %[2]s get_state full\nand remove everything with\n  %[1]s down %[2]s", own, p.Name)
 	up := os.NewFile(upFile, "up")
 	if _, err := up.Write([]byte{'\n'}); err != nil {
 		return errors.Join(err, s.lab.Close(context.WithoutCancel(ctx)))

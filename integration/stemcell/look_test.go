@@ -50,8 +50,10 @@ var wanted = map[string]string{
 	"rotated":             "600 syslog:syslog third-line",
 	"set-id":              "/usr/bin/su /usr/bin/sudo",
 	"shadow":              "0 root:root",
-	"sshd": "banner /etc/issue.net ciphers aes256-gcm@openssh.com,aes128-gcm@openssh.com,aes256-ctr,aes192-ctr,aes128-ctr " +
-		"macs hmac-sha2-512-etm@openssh.com,hmac-sha2-256-etm@openssh.com,hmac-sha2-512,hmac-sha2-256 passwordauthentication no permitrootlogin no",
+	"sshd": "banner /etc/issue.net " +
+		"ciphers aes256-gcm@openssh.com,aes128-gcm@openssh.com,aes256-ctr,aes192-ctr,aes128-ctr " +
+		"macs hmac-sha2-512-etm@openssh.com,hmac-sha2-256-etm@openssh.com,hmac-sha2-512,hmac-sha2-256 " +
+		"passwordauthentication no permitrootlogin no",
 	"core":                "0",
 	"min-days":            "1 1",
 	"hash":                "6",
@@ -77,8 +79,8 @@ var wantedOfKernel = map[string]string{
 	"clock":           "active _chrony yes",
 }
 
-// look has a machine run lookScript, and compares what it prints. A user logs in as with `bosh ssh`.
-func look(t *testing.T, l *lab.Lab, i *lab.Instance, wanted ...map[string]string) map[string]string {
+// inspectStemcell has a machine run lookScript, and compares what it prints. A user logs in as with `bosh ssh`.
+func inspectStemcell(t *testing.T, l *lab.Lab, i *lab.Instance, wanted ...map[string]string) map[string]string {
 	t.Helper()
 	public, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -96,7 +98,8 @@ func look(t *testing.T, l *lab.Lab, i *lab.Instance, wanted ...map[string]string
 		map[string]any{"user": "bosh_look", "public_key": string(ssh.MarshalAuthorizedKey(key))}); err != nil {
 		t.Fatal(err)
 	}
-	script := "KEY=$PWD/key\n(umask 077 && cat >$KEY) <<'E'\n" + string(pem.EncodeToMemory(block)) + "E\n{\n" + lookScript + "} >$BOSH_INSTALL_TARGET/seen\n"
+	script := "KEY=$PWD/key\n(umask 077 && cat >$KEY) <<'E'\n" + string(pem.EncodeToMemory(block)) + "E\n" +
+		"{\n" + lookScript + "} >$BOSH_INSTALL_TARGET/seen\n"
 	said := map[string]string{}
 	text := compileReport(t, l, i, script)("seen")
 	for line := range strings.Lines(text) {
@@ -126,7 +129,7 @@ func TestVMStemcellContainer(t *testing.T) {
 	i := labtest.Start(t, l, lab.VM{Ephemeral: lab.GiB})
 	kind.Ready(t, i)
 	// A host without CAP_SYS_RESOURCE gives what it has.
-	said := look(t, l, i, wanted)
+	said := inspectStemcell(t, l, i, wanted)
 	host := hostLimit(t)
 	if limit, err := strconv.Atoi(said["open-files"]); err != nil || limit < min(host, 65536) {
 		t.Errorf("jobs may open %q files, want at least %d", said["open-files"], min(host, 65536))

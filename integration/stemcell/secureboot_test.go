@@ -20,8 +20,8 @@ import (
 	"cambium/lab/machine/qemu"
 )
 
-// TestNightlySecureBoot boots the stemcell where the firmware starts only what Microsoft has signed, and looks at every line of
-// the hardening profile on that machine. A kernel without a signature is refused there, and boots elsewhere.
+// TestNightlySecureBoot boots the stemcell where the firmware starts only what Microsoft has signed, and looks at every
+// line of the hardening profile on that machine. A kernel without a signature is refused there, and boots elsewhere.
 func TestNightlySecureBoot(t *testing.T) {
 	disk := unpack(t, tarball(t, "qemu"))
 	kind := func(secure bool) labtest.Kind {
@@ -36,7 +36,7 @@ func TestNightlySecureBoot(t *testing.T) {
 		kind(true).Ready(t, i)
 		of := maps.Clone(wantedOfKernel)
 		of["secure-boot"] = "1"
-		look(t, l, i, wanted, of)
+		inspectStemcell(t, l, i, wanted, of)
 	})
 	removeSignature(t, disk)
 	t.Run("unsigned", func(t *testing.T) {

@@ -273,8 +273,8 @@ func (m *machine) onlyMounted() {
 	}
 }
 
-// keep writes a file that must never be lost from then on.
-func (m *machine) keep(dir string) {
+// writePrecious writes a file that must never be lost from then on.
+func (m *machine) writePrecious(dir string) {
 	m.t.Helper()
 	f, err := os.Create(filepath.Join(dir, "kept"))
 	m.ok(err)
@@ -283,7 +283,7 @@ func (m *machine) keep(dir string) {
 	m.ok(errors.Join(err, f.Sync(), f.Close(), openErr, top.Sync(), top.Close()))
 }
 
-func (m *machine) kept(dir string) {
+func (m *machine) wantPrecious(dir string) {
 	m.t.Helper()
 	if data, err := os.ReadFile(filepath.Join(dir, "kept")); err != nil || string(data) != "precious" {
 		m.t.Errorf("the kept file of %s holds %q: %v", dir, data, err)

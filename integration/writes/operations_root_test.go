@@ -34,21 +34,21 @@ var firstBoot = &operation{
 	disks: []disk{rootDisk, {name: "data", size: 48 * mib}, {name: "vol-1", size: 32 * mib}},
 	do: func(m *machine) error {
 		m.mark("booted")
-		m.keep(m.dirs.Data())
+		m.writePrecious(m.dirs.Data())
 		m.mark("data kept")
 		return m.mountVolume()
 	},
 	booted: func(m *machine, reached map[string]bool) {
 		m.wantMounts(map[string]string{m.dirs.Data(): "data 2"})
 		if reached["data kept"] {
-			m.kept(m.dirs.Data())
+			m.wantPrecious(m.dirs.Data())
 		}
 		m.volumeBooted(reached)
 	},
 	ended: func(m *machine) {
 		m.wantMounts(map[string]string{m.dirs.Data(): "data 2", m.dirs.Store(): "vol-1 1"})
-		m.kept(m.dirs.Data())
-		m.kept(m.dirs.Store())
+		m.wantPrecious(m.dirs.Data())
+		m.wantPrecious(m.dirs.Store())
 	},
 }
 
@@ -60,7 +60,7 @@ var mountDisk = &operation{
 	booted:  (*machine).volumeBooted,
 	ended: func(m *machine) {
 		m.wantMounts(map[string]string{m.dirs.Store(): "vol-1 1"})
-		m.kept(m.dirs.Store())
+		m.wantPrecious(m.dirs.Store())
 	},
 }
 
@@ -73,7 +73,7 @@ var mountElsewhere = &operation{
 	booted:  func(*machine, map[string]bool) {},
 	ended: func(m *machine) {
 		m.wantMounts(map[string]string{m.dirs.Store(): "vol-1 1"})
-		m.kept(m.dirs.Store())
+		m.wantPrecious(m.dirs.Store())
 	},
 }
 
@@ -83,7 +83,7 @@ func (m *machine) mountVolume() error {
 		return err
 	}
 	m.mark("mounted")
-	m.keep(m.dirs.Store())
+	m.writePrecious(m.dirs.Store())
 	m.mark("kept")
 	return nil
 }
@@ -94,7 +94,7 @@ func (m *machine) volumeBooted(reached map[string]bool) {
 		m.wantMounts(map[string]string{m.dirs.Store(): "vol-1 1"})
 	}
 	if reached["kept"] {
-		m.kept(m.dirs.Store())
+		m.wantPrecious(m.dirs.Store())
 	}
 }
 

@@ -34,8 +34,8 @@ func SearchSuperblocks(ctx context.Context, s layout.State) (found []probe.Super
 	return found, err
 }
 
-// withoutTable calls look with a reader of the disk, which returns zeros in place of the partition table, and with the
-// offsets of the partitions.
+// withoutTable calls look with the offsets of the partitions and a reader that shows zeros where the partition table
+// is.
 func withoutTable(s layout.State, unfinished string, look func(io.ReaderAt, []int64) error) error {
 	var starts []int64
 	for _, p := range s.Table.Partitions {

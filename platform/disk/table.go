@@ -111,8 +111,8 @@ func inspectDisk(path string, wanted func(layout.Table) bool) (layout.State, err
 	return s, nil
 }
 
-// olderSignatures returns the signatures on the whole disk other than its table and trailer. Errors are ignored, since
-// the result only informs.
+// olderSignatures returns the signatures on the whole disk other than its table and trailer. It ignores errors because
+// the result is only shown, never acted upon.
 func olderSignatures(r io.ReaderAt, size int64, trailer probe.Kind) []probe.Kind {
 	content, err := probe.Identify(r, size)
 	if err != nil || content.Blank() {

@@ -38,7 +38,7 @@ func (h *Host) observeCertificates() (s certificateState, err error) {
 	if s.bundle, err = h.read(storeBundle); err != nil {
 		return s, err
 	}
-	entries, err := os.ReadDir(h.at(certificateDir))
+	entries, err := os.ReadDir(h.joinRoot(certificateDir))
 	if errors.Is(err, fs.ErrNotExist) {
 		return s, nil
 	}

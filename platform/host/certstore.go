@@ -45,7 +45,7 @@ func (s *certificateStore) add(path string, content []byte) {
 // update-ca-certificates itself has to run: other packages have hooks, or the bundle was not built from the same files
 // in the same order.
 func (h *Host) updateStore(ctx context.Context) (updated bool, err error) {
-	if hooks, err := os.ReadDir(h.at(storeHooks)); err == nil && len(hooks) > 0 || command.Find("restorecon") != "" {
+	if hooks, err := os.ReadDir(h.joinRoot(storeHooks)); err == nil && len(hooks) > 0 || command.Find("restorecon") != "" {
 		return false, nil
 	}
 	store, known, err := h.wantedStore()
@@ -55,10 +55,11 @@ func (h *Host) updateStore(ctx context.Context) (updated bool, err error) {
 	if err := h.relink(store.links); err != nil {
 		return false, err
 	}
-	if _, err := command.Run(ctx, command.Cmd{Name: "openssl", Args: []string{"rehash", h.at(storeDir)}}); err != nil {
+	rehash := command.Cmd{Name: "openssl", Args: []string{"rehash", h.joinRoot(storeDir)}}
+	if _, err := command.Run(ctx, rehash); err != nil {
 		return false, err
 	}
-	return true, atomicfile.Write(h.at(storeBundle), store.bundle, 0o644)
+	return true, atomicfile.Write(h.joinRoot(storeBundle), store.bundle, 0o644)
 }
 
 // wantedStore returns the store with the certificates that the system and its administrators trust. known is false if
@@ -75,7 +76,7 @@ func (h *Host) wantedStore() (store certificateStore, known bool, err error) {
 			continue
 		}
 		path := filepath.Join(storeSource, line)
-		content, err := os.ReadFile(h.at(path))
+		content, err := os.ReadFile(h.joinRoot(path))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -90,7 +91,7 @@ func (h *Host) wantedStore() (store certificateStore, known bool, err error) {
 	}
 	local, err := h.localCertificates()
 	for _, path := range local {
-		content, err := os.ReadFile(h.at(path))
+		content, err := os.ReadFile(h.joinRoot(path))
 		if err != nil {
 			return store, false, err
 		}
@@ -102,7 +103,7 @@ func (h *Host) wantedStore() (store certificateStore, known bool, err error) {
 // localCertificates returns the paths of the certificates of administrators and of the deployment, in the order of the
 // bundle.
 func (h *Host) localCertificates() (paths []string, err error) {
-	dir := h.at(certificateDir)
+	dir := h.joinRoot(certificateDir)
 	err = filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(path, ".crt") {
 			return err
@@ -119,7 +120,7 @@ func (h *Host) localCertificates() (paths []string, err error) {
 
 // relink creates the links of the store, and removes outdated and broken ones.
 func (h *Host) relink(wanted map[string]string) error {
-	entries, err := os.ReadDir(h.at(storeDir))
+	entries, err := os.ReadDir(h.joinRoot(storeDir))
 	if err != nil {
 		return err
 	}
@@ -128,7 +129,7 @@ func (h *Host) relink(wanted map[string]string) error {
 		if e.Type()&fs.ModeSymlink == 0 {
 			continue
 		}
-		full := filepath.Join(h.at(storeDir), e.Name())
+		full := filepath.Join(h.joinRoot(storeDir), e.Name())
 		if have[e.Name()], err = os.Readlink(full); err != nil {
 			return err
 		}
@@ -144,7 +145,7 @@ func (h *Host) relink(wanted map[string]string) error {
 		if have[name] == target {
 			continue
 		}
-		full := filepath.Join(h.at(storeDir), name)
+		full := filepath.Join(h.joinRoot(storeDir), name)
 		if err := os.Remove(full); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -156,8 +157,8 @@ func (h *Host) relink(wanted map[string]string) error {
 		if !filepath.IsAbs(target) {
 			target = filepath.Join(storeDir, target)
 		}
-		if _, err := os.Stat(h.at(target)); errors.Is(err, fs.ErrNotExist) {
-			if err := os.Remove(filepath.Join(h.at(storeDir), name)); err != nil {
+		if _, err := os.Stat(h.joinRoot(target)); errors.Is(err, fs.ErrNotExist) {
+			if err := os.Remove(filepath.Join(h.joinRoot(storeDir), name)); err != nil {
 				return err
 			}
 		}

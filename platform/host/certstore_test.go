@@ -27,7 +27,7 @@ func TestCertificateStore(t *testing.T) {
 		}
 		_ = os.Remove(filepath.Join(bin, "runs"))
 	}
-	if err := os.Symlink(storeSource+"/a/two.crt", h.at(storeDir+"/two.pem")); err != nil {
+	if err := os.Symlink(storeSource+"/a/two.crt", h.joinRoot(storeDir+"/two.pem")); err != nil {
 		t.Fatal(err)
 	}
 	const block = "-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n"
@@ -40,13 +40,13 @@ func TestCertificateStore(t *testing.T) {
 	links := map[string]string{"one.pem": storeSource + "/a/one.crt", "two.pem": "",
 		"bosh-trusted-cert-1.pem": certificateDir + "/bosh-trusted-cert-1.crt"}
 	for name, target := range links {
-		if got, _ := os.Readlink(h.at(storeDir + "/" + name)); got != target {
+		if got, _ := os.Readlink(h.joinRoot(storeDir + "/" + name)); got != target {
 			t.Errorf("%s leads to %q, want %q", name, got, target)
 		}
 	}
 	converge(t, h, Desired{Certificates: &want})
 	ran("")
-	if err := os.WriteFile(h.at(storeBundle), []byte("one\n"), 0o644); err != nil {
+	if err := os.WriteFile(h.joinRoot(storeBundle), []byte("one\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	converge(t, h, Desired{Certificates: &want})

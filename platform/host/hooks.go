@@ -29,7 +29,7 @@ func (h *Host) observeHooks(names []string) map[string]hookState {
 
 func (h *Host) observeHook(name string) (s hookState) {
 	own := h.Dirs.Program(name)
-	if info, err := os.Stat(h.at(own)); err == nil && !info.IsDir() {
+	if info, err := os.Stat(h.joinRoot(own)); err == nil && !info.IsDir() {
 		s.path = own
 	} else if found := command.Find(name); found != "" {
 		s.path = found
@@ -50,7 +50,7 @@ func diffHooks(have State, names []string) (changes []Change) {
 
 // succeededMark returns the path of a file that exists from a hook's success until the next boot.
 func (h *Host) succeededMark(path string) string {
-	return h.at(vcap.RunDir.HookSucceeded(filepath.Base(path)))
+	return h.joinRoot(vcap.RunDir.HookSucceeded(filepath.Base(path)))
 }
 
 func (h *Host) runHook(ctx context.Context, path string) error {
@@ -60,7 +60,7 @@ func (h *Host) runHook(ctx context.Context, path string) error {
 	}
 	program := path
 	if filepath.Dir(path) == h.Dirs.BoshBin() {
-		program = h.at(path)
+		program = h.joinRoot(path)
 	}
 	if _, err := command.Run(ctx, command.Cmd{Name: program}); err != nil {
 		return err

@@ -38,7 +38,7 @@ type Host struct {
 	hostname    func() (string, error)
 }
 
-func (h *Host) at(path string) string { return filepath.Join(h.Root, path) }
+func (h *Host) joinRoot(path string) string { return filepath.Join(h.Root, path) }
 
 // Desired describes the wanted state of the machine. Zero fields are ignored.
 type Desired struct {
@@ -188,7 +188,7 @@ func (h *Host) Observe(ctx context.Context, want Desired) (s State, err error) {
 	}
 	s.Marks = make(map[string]bool, len(want.Marks))
 	for _, path := range want.Marks {
-		_, err := os.Lstat(h.at(path))
+		_, err := os.Lstat(h.joinRoot(path))
 		s.Marks[path] = err == nil
 	}
 	s.hooks = h.observeHooks(want.Hooks)
@@ -198,7 +198,7 @@ func (h *Host) Observe(ctx context.Context, want Desired) (s State, err error) {
 
 // read reads a file. It returns nil if the file does not exist.
 func (h *Host) read(path string) ([]byte, error) {
-	data, err := os.ReadFile(h.at(path))
+	data, err := os.ReadFile(h.joinRoot(path))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -292,11 +292,11 @@ func (h *Host) apply(ctx context.Context, c Change) error {
 	case OpWriteFile:
 		return h.write(c.Path, c.Content, c.Mode)
 	case OpRemoveFile:
-		return atomicfile.Remove(h.at(c.Path))
+		return atomicfile.Remove(h.joinRoot(c.Path))
 	case OpSetSysctl:
-		return os.WriteFile(h.at(c.Path), c.Content, 0o644)
+		return os.WriteFile(h.joinRoot(c.Path), c.Content, 0o644)
 	case OpReloadChrony:
-		return reloadChrony(ctx, h.at(chronySocket))
+		return reloadChrony(ctx, h.joinRoot(chronySocket))
 	case OpRestartTimesyncd:
 		if h.Units == nil {
 			return nil // timesyncd reads the file when it starts
@@ -317,7 +317,7 @@ func (h *Host) apply(ctx context.Context, c Change) error {
 // write replaces a file atomically. In a container the hosts file is often a mount point, which cannot be replaced; its
 // content is overwritten.
 func (h *Host) write(path string, data []byte, mode fs.FileMode) error {
-	full := h.at(path)
+	full := h.joinRoot(path)
 	if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
 		return err
 	}

@@ -23,11 +23,11 @@ func TestNSHostsFileIsAMountPoint(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		h, _ := newHost(t, map[string]string{"/etc/hosts": "old",
 			"/elsewhere": "of the container\nand longer than what comes\n" + strings.Repeat("x", 1000)})
-		if err := unix.Mount(h.at("/elsewhere"), h.at("/etc/hosts"), "", unix.MS_BIND, ""); err != nil {
+		if err := unix.Mount(h.joinRoot("/elsewhere"), h.joinRoot("/etc/hosts"), "", unix.MS_BIND, ""); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			if err := unix.Unmount(h.at("/etc/hosts"), 0); err != nil {
+			if err := unix.Unmount(h.joinRoot("/etc/hosts"), 0); err != nil {
 				t.Error(err)
 			}
 		})
@@ -39,7 +39,7 @@ func TestNSHostsFileIsAMountPoint(t *testing.T) {
 		if got := get(t, h, "/elsewhere"); got != hostsOfAgent {
 			t.Errorf("got %q, want the content behind the mount replaced", got)
 		}
-		if left, err := filepath.Glob(h.at("/etc/.hosts*")); err != nil || left != nil {
+		if left, err := filepath.Glob(h.joinRoot("/etc/.hosts*")); err != nil || left != nil {
 			t.Errorf("left behind: %q, %v", left, err)
 		}
 	})

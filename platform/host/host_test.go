@@ -35,7 +35,7 @@ func newHost(t *testing.T, files map[string]string) (*Host, *string) {
 
 func put(t *testing.T, h *Host, path, content string) {
 	t.Helper()
-	full := h.at(path)
+	full := h.joinRoot(path)
 	if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -139,12 +139,15 @@ func TestIPv6(t *testing.T) {
 	}
 	t.Run("turned on", func(t *testing.T) {
 		files := sysctls("0", "1")
-		files[sysctlFile] = "kernel.x = 1\nnet.ipv6.conf.all.disable_ipv6=1\nnet.ipv6.conf.default.disable_ipv6 = 1\nnet.ipv6.conf.lo.disable_ipv6=1\n"
+		files[sysctlFile] = "kernel.x = 1\nnet.ipv6.conf.all.disable_ipv6=1\nnet.ipv6.conf.default.disable_ipv6 = 1\n" +
+			"net.ipv6.conf.lo.disable_ipv6=1\n"
 		h, _ := newHost(t, files)
 		if got := converge(t, h, Desired{IPv6: true}); len(got) != 5 {
 			t.Errorf("got %q, want the file and four settings", got)
 		}
-		if got, want := get(t, h, sysctlFile), "kernel.x = 1\nnet.ipv6.conf.all.disable_ipv6=0\nnet.ipv6.conf.default.disable_ipv6 = 0\nnet.ipv6.conf.lo.disable_ipv6=1\n"; got != want {
+		const want = "kernel.x = 1\nnet.ipv6.conf.all.disable_ipv6=0\nnet.ipv6.conf.default.disable_ipv6 = 0\n" +
+			"net.ipv6.conf.lo.disable_ipv6=1\n"
+		if got := get(t, h, sysctlFile); got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
 		for _, w := range ipv6Wanted {
@@ -215,7 +218,7 @@ func TestTime(t *testing.T) {
 	})
 	t.Run("stemcell's program", func(t *testing.T) {
 		h, _ := newHost(t, nil)
-		put(t, h, "/var/vcap/bosh/bin/sync-time", "#!/bin/sh\ncp "+h.at(list)+" "+h.at("/seen")+"\n")
+		put(t, h, "/var/vcap/bosh/bin/sync-time", "#!/bin/sh\ncp "+h.joinRoot(list)+" "+h.joinRoot("/seen")+"\n")
 		converge(t, h, want)
 		if got := get(t, h, "/seen"); got != "0.pool.example 10.0.0.1" {
 			t.Errorf("the program saw %q", got)
@@ -226,7 +229,7 @@ func TestTime(t *testing.T) {
 			t.Errorf("after a change the program saw %q", got)
 		}
 		// The same ones are told again after the next boot, in which /run is empty.
-		if err := errors.Join(os.RemoveAll(h.at("/run")), os.Remove(h.at("/seen"))); err != nil {
+		if err := errors.Join(os.RemoveAll(h.joinRoot("/run")), os.Remove(h.joinRoot("/seen"))); err != nil {
 			t.Fatal(err)
 		}
 		converge(t, h, Desired{TimeServers: []string{"10.0.0.2"}})
@@ -243,18 +246,18 @@ func TestTime(t *testing.T) {
 	})
 	t.Run("chrony", func(t *testing.T) {
 		h, _ := newHost(t, map[string]string{"/etc/chrony/sources.d/README": "", "/run/chrony/x": ""})
-		asked := chronyd(t, h.at(chronySocket), 0)
+		asked := chronyd(t, h.joinRoot(chronySocket), 0)
 		converge(t, h, want)
 		if got := len(asked); got != 1 {
 			t.Errorf("chronyd was asked %d times, want once", got)
 		}
-		if left, err := filepath.Glob(h.at("/run/chrony/agent.*")); err != nil || left != nil {
+		if left, err := filepath.Glob(h.joinRoot("/run/chrony/agent.*")); err != nil || left != nil {
 			t.Errorf("left behind: %q, %v", left, err)
 		}
 	})
 	t.Run("chrony refuses, and is asked again", func(t *testing.T) {
 		h, _ := newHost(t, map[string]string{"/etc/chrony/sources.d/README": "", "/run/chrony/x": ""})
-		chronyd(t, h.at(chronySocket), 2)
+		chronyd(t, h.joinRoot(chronySocket), 2)
 		for range 2 {
 			if _, err := once(t, h, want); err == nil || !strings.Contains(err.Error(), "status 2") {
 				t.Errorf("got %v, want the refusal", err)
@@ -361,7 +364,7 @@ func TestCertificates(t *testing.T) {
 
 	none := ""
 	converge(t, h, Desired{Certificates: &none})
-	left, err := os.ReadDir(h.at(certificateDir))
+	left, err := os.ReadDir(h.joinRoot(certificateDir))
 	if err != nil || len(left) != 1 || left[0].Name() != "own.crt" {
 		t.Errorf("got %v, %v, want only what is not ours", left, err)
 	}
@@ -371,7 +374,8 @@ func TestRemoveListed(t *testing.T) {
 	const list = "/var/vcap/bosh/etc/dev_tools_file_list"
 	h, _ := newHost(t, map[string]string{"/usr/bin/gcc": "", "/usr/lib/gcc/x86/cc1": "", "/usr/bin/ls": "",
 		"/etc/passwd": "",
-		list:          "/usr/bin/gcc\n\n/usr/lib/gcc\n/usr/bin/never-there\nrelative\n/\n/usr\n/usr/../etc\n/var/vcap\n/var/vcap/../vcap\n"})
+		list: "/usr/bin/gcc\n\n/usr/lib/gcc\n/usr/bin/never-there\nrelative\n/\n/usr\n/usr/../etc\n/var/vcap\n" +
+			"/var/vcap/../vcap\n"})
 	want := Desired{RemoveListed: []string{list}}
 	planned, planErr := platform.Plan(t.Context(), h, Diff, want)
 	made, err := once(t, h, want)
@@ -384,7 +388,7 @@ func TestRemoveListed(t *testing.T) {
 	}
 	for path, kept := range map[string]bool{"/usr/bin/gcc": false, "/usr/lib/gcc": false, "/usr/bin/ls": true,
 		"/etc/passwd": true, list: true} {
-		if _, err := os.Stat(h.at(path)); (err == nil) != kept {
+		if _, err := os.Stat(h.joinRoot(path)); (err == nil) != kept {
 			t.Errorf("%s: there %v, want %v", path, err == nil, kept)
 		}
 	}

@@ -32,7 +32,7 @@ func (h *Host) observeLists(lists []string) (map[string][]listedPath, error) {
 			if path == "" {
 				continue
 			}
-			_, err := os.Lstat(h.at(path))
+			_, err := os.Lstat(h.joinRoot(path))
 			missing := errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR)
 			all[list] = append(all[list], listedPath{path, !missing})
 		}
@@ -80,7 +80,7 @@ func (h *Host) removeListed(ctx context.Context, paths []string) (removed []stri
 			failed = append(failed, context.Cause(ctx))
 			break
 		}
-		if err := os.RemoveAll(h.at(path)); err != nil {
+		if err := os.RemoveAll(h.joinRoot(path)); err != nil {
 			failed = append(failed, err)
 			continue
 		}

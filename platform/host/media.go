@@ -57,7 +57,7 @@ func (h *Host) observeMedia() (s mediaState, err error) {
 	if err != nil {
 		return s, err
 	}
-	_, err = os.Stat(h.at("/run/udev/control"))
+	_, err = os.Stat(h.joinRoot("/run/udev/control"))
 	s.udev = err == nil
 	s.drives, err = h.drives()
 	return s, err
@@ -67,7 +67,7 @@ func (h *Host) observeMedia() (s mediaState, err error) {
 func (h *Host) drives() (all []drive, err error) {
 	var names []string
 	for _, pattern := range []string{"/dev/sr[0-9]*", "/dev/fd[0-9]*"} {
-		found, err := filepath.Glob(h.at(pattern))
+		found, err := filepath.Glob(h.joinRoot(pattern))
 		if err != nil {
 			return nil, err
 		}
@@ -75,7 +75,7 @@ func (h *Host) drives() (all []drive, err error) {
 			names = append(names, filepath.Base(path))
 		}
 	}
-	types, err := filepath.Glob(h.at("/sys/class/scsi_generic/sg[0-9]*/device/type"))
+	types, err := filepath.Glob(h.joinRoot("/sys/class/scsi_generic/sg[0-9]*/device/type"))
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +86,7 @@ func (h *Host) drives() (all []drive, err error) {
 	}
 	for _, name := range names {
 		path := filepath.Join("/dev", name)
-		info, err := os.Lstat(h.at(path))
+		info, err := os.Lstat(h.joinRoot(path))
 		if errors.Is(err, fs.ErrNotExist) || err == nil && info.Mode().Type() == fs.ModeSymlink {
 			continue
 		}
@@ -140,7 +140,7 @@ func (h *Host) applyUdevRules(ctx context.Context) error {
 
 // keepToRoot changes owner and mode of a drive's device node. The node may be gone if the drive was removed.
 func (h *Host) keepToRoot(path string, mode fs.FileMode) error {
-	path = h.at(path)
+	path = h.joinRoot(path)
 	if err := errors.Join(os.Chmod(path, mode), os.Lchown(path, 0, 0)); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

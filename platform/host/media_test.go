@@ -19,23 +19,23 @@ func TestMedia(t *testing.T) {
 		"/sys/class/scsi_generic/sg1/device/type": "5\n", "/sys/class/scsi_generic/sg2/device/type": "5\n"})
 	nodes := []string{"/dev/fd0", "/dev/sda", "/dev/sg0", "/dev/sg1", "/dev/sr0", "/dev/sr1"}
 	for _, path := range nodes {
-		if err := os.Chown(h.at(path), 0, cdrom); err != nil {
+		if err := os.Chown(h.joinRoot(path), 0, cdrom); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Chmod(h.at(path), 0o660); err != nil {
+		if err := os.Chmod(h.joinRoot(path), 0o660); err != nil {
 			t.Fatal(err)
 		}
 	}
 	// A stemcell's hook has been there.
-	if err := os.Chown(h.at("/dev/sr1"), 0, 0); err != nil {
+	if err := os.Chown(h.joinRoot("/dev/sr1"), 0, 0); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink("sr0", h.at("/dev/sr9")); err != nil {
+	if err := os.Symlink("sr0", h.joinRoot("/dev/sr9")); err != nil {
 		t.Fatal(err)
 	}
 	asked := filepath.Join(t.TempDir(), "asked")
-	put(t, h, "/bin/udevadm", "#!/bin/sh\ntest -e '"+h.at(mediaRules)+"' && echo \"$@\" >>'"+asked+"'\n")
-	t.Setenv("PATH", h.at("/bin")+":"+os.Getenv("PATH"))
+	put(t, h, "/bin/udevadm", "#!/bin/sh\ntest -e '"+h.joinRoot(mediaRules)+"' && echo \"$@\" >>'"+asked+"'\n")
+	t.Setenv("PATH", h.joinRoot("/bin")+":"+os.Getenv("PATH"))
 	if !h.HasDrives() {
 		t.Error("the machine has no drives")
 	}
@@ -46,7 +46,7 @@ func TestMedia(t *testing.T) {
 		t.Errorf("changed %q, want %q", got, want)
 	}
 	for _, path := range nodes {
-		info, err := os.Stat(h.at(path))
+		info, err := os.Stat(h.joinRoot(path))
 		if err != nil {
 			t.Fatal(err)
 		}

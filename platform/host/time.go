@@ -46,7 +46,7 @@ func (h *Host) observeTime() (s timeState, err error) {
 		{[]string{"/usr/lib/systemd/systemd-timesyncd", "/lib/systemd/systemd-timesyncd"}, &s.timesyncd},
 	} {
 		for _, path := range probe.paths {
-			if _, err := os.Stat(h.at(path)); err == nil {
+			if _, err := os.Stat(h.joinRoot(path)); err == nil {
 				*probe.found = true
 			} else if !errors.Is(err, fs.ErrNotExist) {
 				return s, err

@@ -23,7 +23,7 @@ type Kernel struct {
 	Log  *logrus.Entry
 }
 
-func (k *Kernel) at(path string) string { return filepath.Join(k.Root, path) }
+func (k *Kernel) joinRoot(path string) string { return filepath.Join(k.Root, path) }
 
 // Observe inspects all paths of the entries, and logs differences that Diff will not change.
 func (k *Kernel) Observe(ctx context.Context, want Desired) (State, error) {
@@ -62,7 +62,7 @@ func (k *Kernel) Observe(ctx context.Context, want Desired) (State, error) {
 
 // names reads the ids in passwd or group: name:password:id:…
 func (k *Kernel) names(file string) (map[string]int, error) {
-	data, err := os.ReadFile(k.at(file))
+	data, err := os.ReadFile(k.joinRoot(file))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("read accounts: %w", err)
 	}
@@ -83,7 +83,7 @@ func (k *Kernel) names(file string) (map[string]int, error) {
 // inspect describes a path. statx reports whether it is the root of a mount, including bind mounts, so the mount table
 // need not be read. A path that jobs can replace is inspected by this single call.
 func (k *Kernel) inspect(path string, e Entry) (Found, error) {
-	full := k.at(path)
+	full := k.joinRoot(path)
 	flags := unix.AT_STATX_SYNC_AS_STAT | unix.AT_NO_AUTOMOUNT
 	if e.Kind == Symlink || e.NoFollow {
 		flags |= unix.AT_SYMLINK_NOFOLLOW
@@ -195,7 +195,7 @@ func (k *Kernel) Apply(ctx context.Context, changes []Change) (made []Change, er
 }
 
 func (k *Kernel) apply(c Change) error {
-	path := k.at(c.Entry.Path)
+	path := k.joinRoot(c.Entry.Path)
 	switch c.Op {
 	case OpMake:
 		return k.make(c, path)

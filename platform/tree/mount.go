@@ -31,7 +31,7 @@ func (f Flags) mountFlags() (m uintptr) {
 
 // bind attaches the source with its flags in one step, so that it is never mounted without them, even after a crash.
 func (k *Kernel) bind(e Entry) error {
-	source, target := k.at(e.Source), k.at(e.Path)
+	source, target := k.joinRoot(e.Source), k.joinRoot(e.Path)
 	if err := os.MkdirAll(target, 0o755); err != nil {
 		return err
 	}

@@ -81,8 +81,10 @@ func TestPlanHasEveryRow(t *testing.T) {
 		{Path: "/home", Kind: Bind, Source: "/home", Flags: NoDev | NoSuid},
 		{Path: "/dev/shm", Kind: Mounted, Flags: NoDev | NoSuid | NoExec},
 		{Path: "/run/shm", Kind: Mounted, Flags: NoDev | NoSuid | NoExec},
-		{Path: "/var/vcap/bosh/settings", Kind: Tmpfs, Size: "16m", Mode: 0o700, Owner: rootOnly, Flags: NoDev | NoSuid | NoExec},
-		{Path: "/var/vcap/bosh/canrestart", Kind: Tmpfs, Size: "16m", Mode: 0o740, Owner: rootVcap, Flags: NoDev | NoSuid | NoExec},
+		{Path: "/var/vcap/bosh/settings", Kind: Tmpfs, Size: "16m", Mode: 0o700, Owner: rootOnly,
+			Flags: NoDev | NoSuid | NoExec},
+		{Path: "/var/vcap/bosh/canrestart", Kind: Tmpfs, Size: "16m", Mode: 0o740, Owner: rootVcap,
+			Flags: NoDev | NoSuid | NoExec},
 		{Path: "/var/vcap/store", Mode: 0o700, Owner: rootOnly},
 		{Path: "/var/vcap/bosh_ssh", Mode: 0o755, Owner: rootOnly},
 		{Path: "/var/vcap/instance/disks", Mode: 0o755, Owner: rootOnly},
@@ -105,6 +107,20 @@ func TestDiff(t *testing.T) {
 	dir := func(mode fs.FileMode, uid, gid int) Found {
 		return Found{Exists: true, Type: fs.ModeDir, Mode: mode, UID: uid, GID: gid}
 	}
+	link := func(to string) Found { return Found{Exists: true, Type: fs.ModeSymlink, LinkTo: to} }
+	mounted := Found{Exists: true, Type: fs.ModeDir, MountRoot: true}
+	flagged := func(flags Flags) Found {
+		found := mounted
+		found.Flags = flags
+		return found
+	}
+	memory := func(dev, ino uint64) Found {
+		found := mounted
+		found.Tmpfs, found.Dev, found.Ino = true, dev, ino
+		return found
+	}
+	shared, linked := Entry{Mode: 0o750, Owner: rootVcap}, Entry{Kind: Symlink, Source: "/y"}
+	unowned := Entry{Mode: 0o750, Owner: Owner{"root", "nobody-here"}, OrRoot: true}
 	for _, tc := range []struct {
 		name string
 		have Found
@@ -112,33 +128,38 @@ func TestDiff(t *testing.T) {
 		do   []string
 		err  string
 	}{
-		{"directory as wanted", dir(0o750, 0, 1000), Entry{Mode: 0o750, Owner: rootVcap}, nil, ""},
-		{"directory too open", dir(0o777, 0, 1000), Entry{Mode: 0o750, Owner: rootVcap}, []string{"set mode of /x to 0750"}, ""},
-		{"directory of another owner", dir(0o750, 5, 1000), Entry{Mode: 0o750, Owner: rootVcap}, []string{"set owner of /x to root:vcap"}, ""},
+		{"directory as wanted", dir(0o750, 0, 1000), shared, nil, ""},
+		{"directory too open", dir(0o777, 0, 1000), shared, []string{"set mode of /x to 0750"}, ""},
+		{"directory of another owner", dir(0o750, 5, 1000), shared, []string{"set owner of /x to root:vcap"}, ""},
 		{"group of another program", dir(0o750, 0, 4), Entry{Mode: 0o750, Owner: Owner{User: "root"}}, nil, ""},
 		{"job's own mode stays", dir(0o700, 5, 5), Entry{Mode: 0o750, Owner: rootVcap, CreateOnly: true}, nil, ""},
-		{"setgid bit is not wanted", dir(0o750|fs.ModeSetgid, 0, 1000), Entry{Mode: 0o750, Owner: rootVcap}, []string{"set mode of /x to 0750"}, ""},
+		{"setgid bit is not wanted", dir(0o750|fs.ModeSetgid, 0, 1000), shared, []string{"set mode of /x to 0750"}, ""},
 		{"file where a directory belongs", Found{Exists: true}, Entry{Mode: 0o750}, nil, "/x is a file"},
 		{"unknown owner", Found{}, Entry{Mode: 0o750, Owner: Owner{"root", "nobody-here"}}, nil, `no group "nobody-here"`},
-		{"unknown owner, root will do", Found{}, Entry{Mode: 0o750, Owner: Owner{"root", "nobody-here"}, OrRoot: true}, []string{"make directory /x, mode 0750"}, ""},
+		{"unknown owner, root will do", Found{}, unowned, []string{"make directory /x, mode 0750"}, ""},
 		{"only for a user that is not there", Found{}, Entry{Mode: 0o750, IfUser: "nobody-here"}, nil, ""},
-		{"no link yet", Found{}, Entry{Kind: Symlink, Source: "/y"}, []string{"link /x to /y"}, ""},
-		{"link as wanted", Found{Exists: true, Type: fs.ModeSymlink, LinkTo: "/y"}, Entry{Kind: Symlink, Source: "/y"}, nil, ""},
-		{"link elsewhere", Found{Exists: true, Type: fs.ModeSymlink, LinkTo: "/z"}, Entry{Kind: Symlink, Source: "/y"}, []string{"link /x to /y"}, ""},
-		{"empty directory gives way to a link", Found{Exists: true, Type: fs.ModeDir, Empty: true}, Entry{Kind: Symlink, Source: "/y"}, []string{"link /x to /y"}, ""},
-		{"content is kept", dir(0o755, 0, 0), Entry{Kind: Symlink, Source: "/y"}, []string{"set aside what is at /x", "link /x to /y"}, ""},
-		{"file is kept", Found{Exists: true}, Entry{Kind: Symlink, Source: "/y"}, []string{"set aside what is at /x", "link /x to /y"}, ""},
-		{"mount point is not replaced", Found{Exists: true, Type: fs.ModeDir, MountRoot: true}, Entry{Kind: Symlink, Source: "/y"}, nil, "is a mount point"},
-		{"bound without flags", Found{Exists: true, Type: fs.ModeDir, MountRoot: true, Flags: NoDev}, Entry{Kind: Bind, Source: "/x", Flags: NoDev | NoSuid}, []string{"set mount flags of /x to nodev,nosuid"}, ""},
-		{"bound with more flags", Found{Exists: true, Type: fs.ModeDir, MountRoot: true, Flags: NoDev | NoExec}, Entry{Kind: Bind, Source: "/x", Flags: NoDev}, nil, ""},
-		{"a foreign volume", Found{Exists: true, Type: fs.ModeDir, MountRoot: true}, Entry{Kind: Bind, Source: "/y", Flags: NoDev}, []string{"set mount flags of /x to nodev"}, ""},
-		{"a foreign tmpfs", Found{Exists: true, Type: fs.ModeDir, MountRoot: true, Tmpfs: true, Dev: 1, Ino: 2}, Entry{Kind: Bind, Source: "/y", Flags: NoDev}, []string{"bind /y to /x (nodev)"}, ""},
-		{"bound from memory already", Found{Exists: true, Type: fs.ModeDir, MountRoot: true, Tmpfs: true, Dev: 3, Ino: 4}, Entry{Kind: Bind, Source: "/same"}, nil, ""},
+		{"no link yet", Found{}, linked, []string{"link /x to /y"}, ""},
+		{"link as wanted", link("/y"), linked, nil, ""},
+		{"link elsewhere", link("/z"), linked, []string{"link /x to /y"}, ""},
+		{"empty directory gives way to a link", Found{Exists: true, Type: fs.ModeDir, Empty: true}, linked,
+			[]string{"link /x to /y"}, ""},
+		{"content is kept", dir(0o755, 0, 0), linked, []string{"set aside what is at /x", "link /x to /y"}, ""},
+		{"file is kept", Found{Exists: true}, linked, []string{"set aside what is at /x", "link /x to /y"}, ""},
+		{"mount point is not replaced", mounted, linked, nil, "is a mount point"},
+		{"bound without flags", flagged(NoDev), Entry{Kind: Bind, Source: "/x", Flags: NoDev | NoSuid},
+			[]string{"set mount flags of /x to nodev,nosuid"}, ""},
+		{"bound with more flags", flagged(NoDev | NoExec), Entry{Kind: Bind, Source: "/x", Flags: NoDev}, nil, ""},
+		{"a foreign volume", mounted, Entry{Kind: Bind, Source: "/y", Flags: NoDev},
+			[]string{"set mount flags of /x to nodev"}, ""},
+		{"a foreign tmpfs", memory(1, 2), Entry{Kind: Bind, Source: "/y", Flags: NoDev},
+			[]string{"bind /y to /x (nodev)"}, ""},
+		{"bound from memory already", memory(3, 4), Entry{Kind: Bind, Source: "/same"}, nil, ""},
 		{"not a mount, no flags", dir(0o755, 0, 0), Entry{Kind: Mounted, Flags: NoDev}, nil, ""},
-		{"memory, mode of an older agent", Found{Exists: true, Type: fs.ModeDir, MountRoot: true, Tmpfs: true, Mode: 0o777 | fs.ModeSticky, GID: 1000},
+		{"memory, mode of an older agent", Found{Exists: true, Type: fs.ModeDir, MountRoot: true, Tmpfs: true,
+			Mode: 0o777 | fs.ModeSticky, GID: 1000},
 			Entry{Kind: Tmpfs, Size: "16m", Mode: 0o770 | fs.ModeSticky, Owner: rootVcap}, []string{"set mode of /x to 1770"},
 			""},
-		{"memory, other mount there", Found{Exists: true, Type: fs.ModeDir, MountRoot: true}, Entry{Kind: Tmpfs, Size: "16m"}, nil, ""},
+		{"memory, other mount there", mounted, Entry{Kind: Tmpfs, Size: "16m"}, nil, ""},
 		{"memory, smuggled option", Found{}, Entry{Kind: Tmpfs, Size: "16m,mode=0777"}, nil, `size "16m,mode=0777"`},
 		{"memory, no size", Found{}, Entry{Kind: Tmpfs}, nil, `size ""`},
 		{"memory on a file", Found{Exists: true}, Entry{Kind: Tmpfs, Size: "50%"}, nil, "not a directory to mount on"},
@@ -277,12 +298,12 @@ func TestReplacedJobDirs(t *testing.T) {
 	k := &Kernel{Root: t.TempDir()}
 	d := vcap.New("/base")
 	for _, dir := range []string{d.SysLog(), d.SysRun(), "/elsewhere"} {
-		if err := os.MkdirAll(k.at(dir), 0o755); err != nil {
+		if err := os.MkdirAll(k.joinRoot(dir), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(os.Symlink("/elsewhere", k.at(d.SysRun()+"/x")),
-		os.WriteFile(k.at(d.SysLog()+"/x"), nil, 0o600)); err != nil {
+	if err := errors.Join(os.Symlink("/elsewhere", k.joinRoot(d.SysRun()+"/x")),
+		os.WriteFile(k.joinRoot(d.SysLog()+"/x"), nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	want := JobDirs(d, []string{"x"})
@@ -302,10 +323,10 @@ func TestReplacedJobDirs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if info, err := os.Stat(k.at("/elsewhere")); err != nil || info.Mode().Perm() != 0o755 {
+	if info, err := os.Stat(k.joinRoot("/elsewhere")); err != nil || info.Mode().Perm() != 0o755 {
 		t.Errorf("what the link leads to has become %v, %v", info, err)
 	}
-	if info, err := os.Stat(k.at(d.Data() + "/x")); err != nil || info.Mode().Perm() != 0o770 {
+	if info, err := os.Stat(k.joinRoot(d.Data() + "/x")); err != nil || info.Mode().Perm() != 0o770 {
 		t.Errorf("the directory that was missing: %v, %v", info, err)
 	}
 	// Replaced between the look and the change.

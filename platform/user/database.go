@@ -31,7 +31,7 @@ func (a *Accounts) load() (*database, error) {
 		table  **table
 	}{{"passwd", 7, &db.passwd}, {"shadow", 9, &db.shadow}, {"group", 4, &db.group}, {"gshadow", 4, &db.gshadow},
 		{"subuid", 3, &db.subuid}, {"subgid", 3, &db.subgid}} {
-		if *f.table, err = readTable(a.at("etc/"+f.name), f.fields); err != nil {
+		if *f.table, err = readTable(a.joinRoot("etc/"+f.name), f.fields); err != nil {
 			return nil, err
 		}
 	}
@@ -40,7 +40,7 @@ func (a *Accounts) load() (*database, error) {
 	}
 	db.loginDefs = make(map[string]string)
 	// Without a readable file the defaults of the shadow tools apply.
-	if data, err := os.ReadFile(a.at("etc/login.defs")); err == nil {
+	if data, err := os.ReadFile(a.joinRoot("etc/login.defs")); err == nil {
 		for s := bufio.NewScanner(bytes.NewReader(data)); s.Scan(); {
 			if words := strings.Fields(s.Text()); len(words) >= 2 && !strings.HasPrefix(words[0], "#") {
 				db.loginDefs[words[0]] = words[1]
@@ -245,7 +245,7 @@ func (db *database) freeRange(t *table, kind string) (first, count int) {
 
 // running returns the uids that own processes.
 func (a *Accounts) running() map[int]bool {
-	entries, err := os.ReadDir(a.at("proc"))
+	entries, err := os.ReadDir(a.joinRoot("proc"))
 	if err != nil {
 		return nil // without /proc, no uid counts as in use
 	}

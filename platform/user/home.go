@@ -67,7 +67,7 @@ func (k keyFile) appendTo(keys []string) []string {
 
 // readKeys reads a user's authorized_keys. Fields are zero if something is missing or unreadable; it will be replaced.
 func (a *Accounts) readKeys(account Account) (k keyFile) {
-	home, err := os.OpenRoot(a.at(account.Home))
+	home, err := os.OpenRoot(a.joinRoot(account.Home))
 	if err != nil {
 		return keyFile{}
 	}
@@ -120,14 +120,14 @@ func (a *Accounts) writeKeys(account Account, keys []string) (err error) {
 			err = fmt.Errorf("authorized keys of %s: %w", account.Name, err)
 		}
 	}()
-	home, err := os.OpenRoot(a.at(account.Home))
+	home, err := os.OpenRoot(a.joinRoot(account.Home))
 	if errors.Is(err, fs.ErrNotExist) {
-		err = os.MkdirAll(filepath.Dir(a.at(account.Home)), 0o755) // in a directory of root alone
+		err = os.MkdirAll(filepath.Dir(a.joinRoot(account.Home)), 0o755) // in a directory of root alone
 		if err == nil {
-			err = os.Mkdir(a.at(account.Home), 0o700) // in a directory of root alone
+			err = os.Mkdir(a.joinRoot(account.Home), 0o700) // in a directory of root alone
 		}
 		if err == nil {
-			home, err = os.OpenRoot(a.at(account.Home))
+			home, err = os.OpenRoot(a.joinRoot(account.Home))
 		}
 		if err == nil {
 			err = setOwner(home, ".", account, 0o700)
@@ -210,7 +210,7 @@ func setOwner(root *os.Root, name string, account Account, mode fs.FileMode) err
 // makeHome creates the home of a new user. An existing directory of that name is left over from a removed user, and is
 // replaced.
 func (a *Accounts) makeHome(account Account, s Session) (err error) {
-	base := a.at(s.HomeBase)
+	base := a.joinRoot(s.HomeBase)
 	if err := os.MkdirAll(base, 0o755); err != nil { // in a directory of root alone
 		return err
 	}
@@ -245,7 +245,7 @@ func (a *Accounts) makeHome(account Account, s Session) (err error) {
 
 // copySkeleton copies /etc/skel to a new home.
 func (a *Accounts) copySkeleton(home *os.Root, account Account) error {
-	skeleton := a.at("etc/skel")
+	skeleton := a.joinRoot("etc/skel")
 	if _, err := os.Stat(skeleton); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -314,7 +314,7 @@ func (a *Accounts) removeHome(account Account, mailDir string) error {
 
 // removeOwned removes a directory or file that belongs to the user.
 func (a *Accounts) removeOwned(account Account, path string) (err error) {
-	parent, err := os.OpenRoot(filepath.Dir(a.at(path)))
+	parent, err := os.OpenRoot(filepath.Dir(a.joinRoot(path)))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

@@ -19,7 +19,7 @@ import (
 // lock prevents other programs from editing the account files. It takes the lock of the C library, which systemd and
 // the shadow tools use, and then the lock files of the shadow tools.
 func (a *Accounts) lock(ctx context.Context) (unlock func() error, err error) {
-	held, err := lockLibrary(ctx, a.at("etc/.pwd.lock"))
+	held, err := lockLibrary(ctx, a.joinRoot("etc/.pwd.lock"))
 	if err != nil {
 		return nil, fmt.Errorf("lock accounts: %w", err)
 	}
@@ -32,7 +32,7 @@ func (a *Accounts) lock(ctx context.Context) (unlock func() error, err error) {
 		return errors.Join(append(failed, held.Close())...)
 	}
 	for _, name := range []string{"passwd", "group", "gshadow", "shadow", "subuid", "subgid"} {
-		path := a.at("etc/" + name)
+		path := a.joinRoot("etc/" + name)
 		if err := a.lockFile(ctx, path); err != nil {
 			return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), unlock())
 		}
@@ -123,7 +123,7 @@ func (a *Accounts) abandoned(lock string) bool {
 	if pid == os.Getpid() {
 		return true // from an earlier agent with the same pid, since we hold the library's lock
 	}
-	started, err := startOf(a.at("proc"), pid)
+	started, err := startOf(a.joinRoot("proc"), pid)
 	if errors.Is(err, fs.ErrNotExist) {
 		return true
 	}

@@ -36,7 +36,7 @@ type Accounts struct {
 	Log  *logrus.Entry
 }
 
-func (a *Accounts) at(path string) string { return filepath.Join(a.Root, path) }
+func (a *Accounts) joinRoot(path string) string { return filepath.Join(a.Root, path) }
 
 // Account is a user account.
 type Account struct {
@@ -248,7 +248,7 @@ func diffSession(have State, s Session) ([]Change, error) {
 
 // Lookup returns the account with that name.
 func (a *Accounts) Lookup(name string) (Account, error) {
-	t, err := readTable(a.at("etc/passwd"), 7)
+	t, err := readTable(a.joinRoot("etc/passwd"), 7)
 	if err != nil {
 		return Account{}, err
 	}

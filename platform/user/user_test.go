@@ -37,40 +37,44 @@ func stemcell(t *testing.T) *Accounts {
 	uid, gid := ids()
 	a := &Accounts{Root: t.TempDir()}
 	for name, content := range map[string]string{
-		"etc/passwd":      fmt.Sprintf("root:x:0:0:root:/root:/bin/bash\n# kept\nbroken line\nvcap:x:%d:%d:BOSH:/home/vcap:/bin/bash\n+nis::::::\n", os.Geteuid(), os.Getegid()),
-		"etc/shadow":      "root:$6$old:19000:0:99999:7:::\nvcap:*:19000:0:99999:7:::\n",
-		"etc/group":       "root:x:0:\nvcap:x:7:syslog\nadmin:x:8:vcap\nbosh_sudoers:x:9:\nbosh_sshers:x:10:vcap\nother:x:11:\n",
-		"etc/gshadow":     "root:*::\nvcap:!::syslog\nadmin:!::vcap\nbosh_sudoers:!::\nbosh_sshers:!::vcap\nother:!::\n",
-		"etc/subuid":      "vcap:100000:65536\n",
-		"etc/subgid":      "vcap:100000:65536\n",
-		"etc/login.defs":  fmt.Sprintf("# comment\nUID_MIN %d\nUID_MAX 60000\nGID_MIN %d\nGID_MAX 60000\nPASS_MAX_DAYS\t60\n", uid, gid),
+		"etc/passwd": fmt.Sprintf("root:x:0:0:root:/root:/bin/bash\n# kept\nbroken line\n"+
+			"vcap:x:%d:%d:BOSH:/home/vcap:/bin/bash\n+nis::::::\n", os.Geteuid(), os.Getegid()),
+		"etc/shadow": "root:$6$old:19000:0:99999:7:::\nvcap:*:19000:0:99999:7:::\n",
+		"etc/group": "root:x:0:\nvcap:x:7:syslog\nadmin:x:8:vcap\nbosh_sudoers:x:9:\nbosh_sshers:x:10:vcap\n" +
+			"other:x:11:\n",
+		"etc/gshadow": "root:*::\nvcap:!::syslog\nadmin:!::vcap\nbosh_sudoers:!::\nbosh_sshers:!::vcap\nother:!::\n",
+		"etc/subuid":  "vcap:100000:65536\n",
+		"etc/subgid":  "vcap:100000:65536\n",
+		"etc/login.defs": fmt.Sprintf("# comment\nUID_MIN %d\nUID_MAX 60000\nGID_MIN %d\nGID_MAX 60000\n"+
+			"PASS_MAX_DAYS\t60\n", uid, gid),
 		"etc/skel/.rc":    "alias l=ls\n",
 		"home/vcap/.keep": "",
 	} {
 		put(t, a, name, content)
 	}
-	if err := os.Chmod(a.at("etc/shadow"), 0o640); err != nil {
+	if err := os.Chmod(a.joinRoot("etc/shadow"), 0o640); err != nil {
 		t.Fatal(err)
 	}
 	if uid == os.Geteuid() { // only one number may be given away, and vcap must not have it
-		put(t, a, "etc/passwd", "root:x:0:0:root:/root:/bin/bash\n# kept\nbroken line\nvcap:x:7:7:BOSH:/home/vcap:/bin/bash\n+nis::::::\n")
+		put(t, a, "etc/passwd", "root:x:0:0:root:/root:/bin/bash\n# kept\nbroken line\n"+
+			"vcap:x:7:7:BOSH:/home/vcap:/bin/bash\n+nis::::::\n")
 	}
 	return a
 }
 
 func put(t *testing.T, a *Accounts, path, content string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(a.at(path)), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(a.joinRoot(path)), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(a.at(path), []byte(content), 0o644); err != nil {
+	if err := os.WriteFile(a.joinRoot(path), []byte(content), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }
 
 func get(t *testing.T, a *Accounts, path string) string {
 	t.Helper()
-	data, err := os.ReadFile(a.at(path))
+	data, err := os.ReadFile(a.joinRoot(path))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,8 +89,8 @@ func once(t *testing.T, a *Accounts, want Desired) ([]Change, error) {
 func converge(t *testing.T, a *Accounts, want Desired) []string {
 	t.Helper()
 	changes := platformtest.Converge(t, a, Diff, want)
-	left, err := filepath.Glob(a.at("etc/*.*"))
-	if err != nil || !reflect.DeepEqual(left, []string{a.at("etc/.pwd.lock"), a.at("etc/login.defs")}) &&
+	left, err := filepath.Glob(a.joinRoot("etc/*.*"))
+	if err != nil || !reflect.DeepEqual(left, []string{a.joinRoot("etc/.pwd.lock"), a.joinRoot("etc/login.defs")}) &&
 		len(changes) > 0 {
 		t.Errorf("left behind: %q, %v", left, err)
 	}
@@ -101,10 +105,11 @@ func TestPasswords(t *testing.T) {
 	if want := []string{"set password of root"}; !reflect.DeepEqual(got, want) {
 		t.Errorf("got %q, want %q: vcap has none already", got, want)
 	}
-	if got, want := get(t, a, "etc/shadow"), "root:$6$new:"+today()+":0:99999:7:::\nvcap:*:19000:0:99999:7:::\n"; got != want {
+	want := "root:$6$new:" + today() + ":0:99999:7:::\nvcap:*:19000:0:99999:7:::\n"
+	if got := get(t, a, "etc/shadow"); got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	if info, err := os.Stat(a.at("etc/shadow")); err != nil || info.Mode() != 0o640 {
+	if info, err := os.Stat(a.joinRoot("etc/shadow")); err != nil || info.Mode() != 0o640 {
 		t.Errorf("got mode %v, %v, want 0640 as before", info.Mode(), err)
 	}
 	if get(t, a, "etc/passwd") != before {
@@ -137,11 +142,11 @@ func TestKeys(t *testing.T) {
 	}
 	for path, mode := range map[string]fs.FileMode{"home/vcap/.ssh": fs.ModeDir | 0o700,
 		"home/vcap/.ssh/authorized_keys": 0o600, "home/new": fs.ModeDir | 0o700} {
-		if info, err := os.Lstat(a.at(path)); err != nil || info.Mode() != mode {
+		if info, err := os.Lstat(a.joinRoot(path)); err != nil || info.Mode() != mode {
 			t.Errorf("%s: got %v, %v, want %v", path, info, err, mode)
 		}
 	}
-	if err := os.Chmod(a.at("home/vcap/.ssh/authorized_keys"), 0o644); err != nil {
+	if err := os.Chmod(a.joinRoot("home/vcap/.ssh/authorized_keys"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if got := converge(t, a, Desired{Keys: map[string][]string{"vcap": {"ssh-rsa A one",
@@ -170,10 +175,10 @@ func TestKeys(t *testing.T) {
 // TestKeysDoNotFollowLinksOutOfTheHome: the owner of a home may have created links to make root write elsewhere.
 func TestKeysDoNotFollowLinksOutOfTheHome(t *testing.T) {
 	for name, prepare := range map[string]func(a *Accounts) error{
-		"directory": func(a *Accounts) error { return os.Symlink(a.at("etc"), a.at("home/vcap/.ssh")) },
+		"directory": func(a *Accounts) error { return os.Symlink(a.joinRoot("etc"), a.joinRoot("home/vcap/.ssh")) },
 		"file": func(a *Accounts) error {
-			return errors.Join(os.Mkdir(a.at("home/vcap/.ssh"), 0o700),
-				os.Symlink(a.at("etc/group"), a.at("home/vcap/.ssh/authorized_keys")))
+			return errors.Join(os.Mkdir(a.joinRoot("home/vcap/.ssh"), 0o700),
+				os.Symlink(a.joinRoot("etc/group"), a.joinRoot("home/vcap/.ssh/authorized_keys")))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -190,7 +195,7 @@ func TestKeysDoNotFollowLinksOutOfTheHome(t *testing.T) {
 			if get(t, a, "etc/group") != before {
 				t.Error("a file outside of the home was written")
 			}
-			if _, err := os.Lstat(a.at("etc/authorized_keys")); err == nil {
+			if _, err := os.Lstat(a.joinRoot("etc/authorized_keys")); err == nil {
 				t.Error("a file outside of the home was made")
 			}
 		})
@@ -201,10 +206,10 @@ func TestKeysDoNotFollowLinksOutOfTheHome(t *testing.T) {
 // end the boot, and does not give the user a directory of root through a link.
 func TestSSHDirectoryOfAnotherKind(t *testing.T) {
 	for name, prepare := range map[string]func(a *Accounts) error{
-		"pipe": func(a *Accounts) error { return unix.Mkfifo(a.at("home/vcap/.ssh"), 0o600) },
-		"file": func(a *Accounts) error { return os.WriteFile(a.at("home/vcap/.ssh"), nil, 0o600) },
+		"pipe": func(a *Accounts) error { return unix.Mkfifo(a.joinRoot("home/vcap/.ssh"), 0o600) },
+		"file": func(a *Accounts) error { return os.WriteFile(a.joinRoot("home/vcap/.ssh"), nil, 0o600) },
 		"link to a directory of another user": func(a *Accounts) error {
-			return errors.Join(os.Mkdir(a.at("home/vcap/roots"), 0o711), os.Symlink("roots", a.at("home/vcap/.ssh")))
+			return errors.Join(os.Mkdir(a.joinRoot("home/vcap/roots"), 0o711), os.Symlink("roots", a.joinRoot("home/vcap/.ssh")))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -227,7 +232,7 @@ func TestSSHDirectoryOfAnotherKind(t *testing.T) {
 			case <-time.After(10 * time.Second):
 				t.Fatal("still waiting after 10 seconds")
 			}
-			if info, err := os.Stat(a.at("home/vcap/roots")); err == nil && info.Mode().Perm() != 0o711 {
+			if info, err := os.Stat(a.joinRoot("home/vcap/roots")); err == nil && info.Mode().Perm() != 0o711 {
 				t.Errorf("the directory of another user has become %v", info.Mode())
 			}
 		})
@@ -245,8 +250,8 @@ func TestKeysOverOddFiles(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a := stemcell(t)
 			put(t, a, "etc/passwd", fmt.Sprintf("vcap:x:%d:%d::/home/vcap:/bin/bash\n", os.Geteuid(), os.Getegid()))
-			if err := errors.Join(os.Mkdir(a.at("home/vcap/.ssh"), 0o700),
-				prepare(a.at("home/vcap/.ssh/authorized_keys"))); err != nil {
+			if err := errors.Join(os.Mkdir(a.joinRoot("home/vcap/.ssh"), 0o700),
+				prepare(a.joinRoot("home/vcap/.ssh/authorized_keys"))); err != nil {
 				t.Fatal(err)
 			}
 			converge(t, a, Desired{Keys: map[string][]string{"vcap": {"ssh-rsa A"}}})
@@ -278,12 +283,14 @@ func TestSession(t *testing.T) {
 			t.Errorf("%s: got %q, want %q in it", path, got, line)
 		}
 	}
-	if got, want := get(t, a, "etc/group"), "root:x:0:\nvcap:x:7:syslog,bosh_ab12\nadmin:x:8:vcap,bosh_ab12\nbosh_sudoers:x:9:bosh_ab12\nbosh_sshers:x:10:vcap,bosh_ab12\nother:x:11:\n"; !strings.HasPrefix(got, want) {
-		t.Errorf("got %q, want %q first", got, want)
+	const groups = "root:x:0:\nvcap:x:7:syslog,bosh_ab12\nadmin:x:8:vcap,bosh_ab12\nbosh_sudoers:x:9:bosh_ab12\n" +
+		"bosh_sshers:x:10:vcap,bosh_ab12\nother:x:11:\n"
+	if got := get(t, a, "etc/group"); !strings.HasPrefix(got, groups) {
+		t.Errorf("got %q, want %q first", got, groups)
 	}
 	for path, mode := range map[string]fs.FileMode{"": fs.ModeDir | 0o700, "/.ssh": fs.ModeDir | 0o700,
 		"/.ssh/authorized_keys": 0o600, "/.rc": 0o644, "/..": fs.ModeDir | 0o755} {
-		info, err := os.Lstat(a.at("var/vcap/bosh_ssh/bosh_ab12" + path))
+		info, err := os.Lstat(a.joinRoot("var/vcap/bosh_ssh/bosh_ab12" + path))
 		if err != nil || info.Mode() != mode {
 			t.Errorf("home%s: got %v, %v, want %v", path, info, err, mode)
 			continue
@@ -310,8 +317,8 @@ func TestSession(t *testing.T) {
 // check verifies the files with the shadow tools.
 func check(t *testing.T, a *Accounts) {
 	t.Helper()
-	for _, c := range [][]string{{"pwck", "-r", "-q", a.at("etc/passwd"), a.at("etc/shadow")},
-		{"grpck", "-r", a.at("etc/group"), a.at("etc/gshadow")}} {
+	for _, c := range [][]string{{"pwck", "-r", "-q", a.joinRoot("etc/passwd"), a.joinRoot("etc/shadow")},
+		{"grpck", "-r", a.joinRoot("etc/group"), a.joinRoot("etc/gshadow")}} {
 		if command.Find(c[0]) == "" {
 			t.Logf("no %s here to judge the files", c[0])
 			continue
@@ -371,7 +378,7 @@ func TestSessionsRemove(t *testing.T) {
 		t.Fatal(err)
 	}
 	put(t, a, "var/mail/bosh_one", "mail")
-	if err := os.Chown(a.at("var/mail/bosh_one"), account.UID, account.GID); err != nil {
+	if err := os.Chown(a.joinRoot("var/mail/bosh_one"), account.UID, account.GID); err != nil {
 		t.Fatal(err)
 	}
 	put(t, a, "var/mail/bosh_two", "of root")
@@ -381,7 +388,7 @@ func TestSessionsRemove(t *testing.T) {
 	}
 	for path, want := range map[string]bool{"var/vcap/bosh_ssh/bosh_one": false, "var/mail/bosh_one": false,
 		"var/vcap/bosh_ssh/bosh_two": true, "var/vcap/bosh_ssh/someone": true} {
-		if _, err := os.Lstat(a.at(path)); (err == nil) != want {
+		if _, err := os.Lstat(a.joinRoot(path)); (err == nil) != want {
 			t.Errorf("%s: there %v, want %v", path, err == nil, want)
 		}
 	}
@@ -393,7 +400,7 @@ func TestSessionsRemove(t *testing.T) {
 			t.Errorf("%s was removed as well: %v", name, err)
 		}
 	}
-	if _, err := os.Lstat(a.at("var/mail/bosh_two")); err != nil {
+	if _, err := os.Lstat(a.joinRoot("var/mail/bosh_two")); err != nil {
 		t.Error("mail of another user was removed")
 	}
 	if _, err := Diff(State{Accounts: map[string]Account{"root": {}}}, Desired{Remove: []string{"root"}}); err == nil {
@@ -493,7 +500,7 @@ func TestLock(t *testing.T) {
 	want := Desired{Passwords: map[string]secret.String{"root": secret.New("new")}}
 	t.Run("held by another", func(t *testing.T) {
 		a := stemcell(t)
-		f, err := os.OpenFile(a.at("etc/.pwd.lock"), os.O_WRONLY|os.O_CREATE, 0o600)
+		f, err := os.OpenFile(a.joinRoot("etc/.pwd.lock"), os.O_WRONLY|os.O_CREATE, 0o600)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -533,10 +540,10 @@ func TestLock(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := stemcell(t)
-			if err := os.Symlink("/proc", a.at("proc")); err != nil {
+			if err := os.Symlink("/proc", a.joinRoot("proc")); err != nil {
 				t.Fatal(err)
 			}
-			lock := a.at("etc/shadow.lock")
+			lock := a.joinRoot("etc/shadow.lock")
 			put(t, a, "etc/shadow.lock", tc.content)
 			if err := os.Chtimes(lock, tc.made, tc.made); err != nil {
 				t.Fatal(err)

@@ -67,26 +67,50 @@ const (
 	buffers = 1 << 20
 )
 
-// Survey searches a device for remaining content: in the places of SearchSuperblocks and, if these hold only zeros or
-// noise, in samples of the whole device. The number of reads is bounded. It is an error if one of them fails or hangs.
+// Survey searches a device for remaining content. It reads the same places as SearchSuperblocks. If these contain only
+// zeros or noise, it also reads samples spread over the device. The number of reads is bounded. It returns an error if
+// a read fails or hangs.
 func Survey(ctx context.Context, r io.ReaderAt, size int64, starts []int64) (Residue, error) {
-	s := newSurvey(r, size, starts)
-	spread := s.samples()
-	s.total += len(spread)
-	err := s.search(ctx)
-	if err == nil && (s.residue.NonZero < 0 || s.residue.Noise) {
-		err = s.read(ctx, spread)
-	}
-	return s.result(err)
+	return search(ctx, r, size, starts, true)
 }
 
-// SearchSuperblocks searches a device for superblocks of ext and xfs: in its head and tail, around the quarter where a
-// new xfs has its second one, and at each MiB of the first GiB. starts are the offsets of the partitions. There, and at
-// each MiB, even a damaged superblock counts. The rest is not sampled, since a sample would hardly ever hit one.
+// SearchSuperblocks looks for superblocks of ext and xfs: in the head and the tail of a device, around its first
+// quarter, where a new xfs keeps its second superblock, and at each MiB of the first GiB. At a MiB and at a partition's
+// offset in starts, even a damaged superblock counts. Samples of the rest would hardly ever hit one, so it takes none.
 func SearchSuperblocks(ctx context.Context, r io.ReaderAt, size int64, starts []int64) ([]Superblock, error) {
-	s := newSurvey(r, size, starts)
-	found, err := s.result(s.search(ctx))
+	found, err := search(ctx, r, size, starts, false)
 	return found.Superblocks(), err
+}
+
+// search reads the places at which superblocks and other signatures are stored. If sampled is set and these contain
+// only zeros or noise, it also reads samples spread over the device.
+func search(ctx context.Context, r io.ReaderAt, size int64, starts []int64, sampled bool) (Residue, error) {
+	s := &survey{r: r, size: size, starts: starts, residue: Residue{NonZero: -1, Noise: true}}
+	// The readers of one batch have buffers as large as its longest place, so short places are a batch of their own.
+	fixed, short, samples := s.fixed(), slices.Concat(s.grid(), s.backups()), []place(nil)
+	if sampled {
+		samples = s.samples()
+	}
+	s.total = len(fixed) + len(short) + len(samples)
+	err := s.read(ctx, fixed)
+	if err == nil {
+		err = s.read(ctx, short)
+	}
+	if err == nil && (s.residue.NonZero < 0 || s.residue.Noise) {
+		err = s.read(ctx, samples)
+	}
+	if err == nil {
+		err = s.signatures() // from the page cache
+	}
+	if err != nil {
+		return Residue{}, err
+	}
+	s.residue.Found = firstCopies(s.residue.Found)
+	s.residue.Noise = s.residue.Noise && s.residue.NonZero >= 0 && !s.strong
+	if s.residue.Noise {
+		s.residue.Found = nil // two matching bytes are accidental in random data
+	}
+	return s.residue, nil
 }
 
 // FirstSuperblockLost reports whether the backups at the usual offsets are those of a managed file system that starts
@@ -108,7 +132,6 @@ type survey struct {
 	r      io.ReaderAt
 	size   int64
 	starts []int64
-	places [2][]place // where superblocks may be: long places, and short ones
 	// total is the number of places to read, and done the number already read.
 	total, done int
 
@@ -116,36 +139,6 @@ type survey struct {
 	residue Residue
 	// strong is set if a signature was found that is too long to be accidental.
 	strong bool
-}
-
-func newSurvey(r io.ReaderAt, size int64, starts []int64) *survey {
-	s := &survey{r: r, size: size, starts: starts, residue: Residue{NonZero: -1, Noise: true}}
-	s.places = [2][]place{s.fixed(), slices.Concat(s.grid(), s.backups())}
-	s.total = len(s.places[0]) + len(s.places[1])
-	return s
-}
-
-// search reads the places where superblocks may be, and looks for signatures.
-func (s *survey) search(ctx context.Context) error {
-	for _, places := range s.places {
-		if err := s.read(ctx, places); err != nil {
-			return err
-		}
-	}
-	return s.signatures() // from the page cache
-}
-
-// result returns what was found, unless err is set.
-func (s *survey) result(err error) (Residue, error) {
-	if err != nil {
-		return Residue{}, err
-	}
-	s.residue.Found = firstCopies(s.residue.Found)
-	s.residue.Noise = s.residue.Noise && s.residue.NonZero >= 0 && !s.strong
-	if s.residue.Noise {
-		s.residue.Found = nil // two matching bytes are accidental in random data
-	}
-	return s.residue, nil
 }
 
 // place is a range of bytes.

@@ -149,7 +149,7 @@ type countedReader struct {
 	hang    int64
 	text    int64 // from there on, up to its tail, it holds text
 	size    int64
-	// reading is the number of bytes that are being read, and most the highest so far.
+	// reading counts the bytes being read at the moment, and most is its maximum.
 	reading, most atomic.Int64
 }
 
@@ -189,7 +189,7 @@ func TestSurveyIsBounded(t *testing.T) {
 	}
 }
 
-// TestSurveyNeedsAMegabyte: the readers of a slow device need one MiB of buffers together.
+// TestSurveyNeedsAMegabyte: the buffers of all readers of a slow device add up to at most one MiB.
 func TestSurveyNeedsAMegabyte(t *testing.T) {
 	const size = 10 << 30
 	r := &countedReader{size: size, latency: time.Millisecond}
