@@ -83,31 +83,32 @@ nightly: build ## What takes too long for every change: the lab for macOS, relea
 	@$(MAKE) --no-print-directory docs
 
 .PHONY: test
-test: setup test-host test-machine test-vm ## Set-up and the tests of all tiers
+test: setup test-host ## Set-up and the tests of all tiers; the last two at once, because containers mostly wait
+	@$(MAKE) --no-print-directory -j2 test-machine test-vm
 
 .PHONY: test-host
 test-host: ## The tiers unit, ns and root in one run, which links each package once (needs root)
-	@scripts/test pkgname -race -tags ns,root -p $(PROCESSES) -timeout 40m ./...
+	@scripts/test host pkgname -race -tags ns,root -p $(PROCESSES) -timeout 40m ./...
 
 .PHONY: unit
 unit: ## Tests that need nothing but Go and a C compiler
-	@scripts/test pkgname -race -timeout 30m ./...
+	@scripts/test unit pkgname -race -timeout 30m ./...
 
 .PHONY: test-ns
 test-ns: ## Tests in network and mount namespaces (needs root or user namespaces)
-	@scripts/test testname -race -tags ns -run '^TestNS' -count=1 -timeout 30m $$(scripts/tier ns)
+	@scripts/test ns testname -race -tags ns -run '^TestNS' -count=1 -timeout 30m $$(scripts/tier ns)
 
 .PHONY: test-root
 test-root: ## Tests on loop devices (needs root)
-	@scripts/test testname -race -tags root -run '^TestRoot' -count=1 -p 2 -timeout 40m $$(scripts/tier root)
+	@scripts/test root testname -race -tags root -run '^TestRoot' -count=1 -p 2 -timeout 40m $$(scripts/tier root)
 
 .PHONY: test-machine
 test-machine: build ## Tests of the real binary under a real systemd (needs root, nspawn)
-	@scripts/inotify-limit 512 scripts/test testname -race -tags machine -run '^TestMachine' -count=1 -p 2 -parallel 8 -timeout 60m $$(scripts/tier machine)
+	@scripts/inotify-limit 512 scripts/test machine testname -race -tags machine -run '^TestMachine' -count=1 -p 2 -parallel 8 -timeout 60m $$(scripts/tier machine)
 
 .PHONY: test-vm
 test-vm: build ## Tests in QEMU virtual machines, built as the programs are: what both need is compiled once
-	@CGO_ENABLED=0 scripts/test testname -tags vm,nethttpomithttp2 -run '^TestVM' -count=1 -p 2 -parallel 2 -timeout 60m $$(scripts/tier vm)
+	@CGO_ENABLED=0 scripts/test vm testname -tags vm,nethttpomithttp2 -run '^TestVM' -count=1 -p 2 -parallel 2 -timeout 60m $$(scripts/tier vm)
 
 .PHONY: lint
 lint: ## Format, vet, staticcheck, errcheck, misspell, tidy go.mod
