@@ -433,7 +433,7 @@ func TestPortsAreOpenedInOnePlace(t *testing.T) {
 // data/blobs, /etc. platform/tree makes the directories of jobs, by single calls that fail where something is there.
 var byHandle = map[string][]string{
 	"jobs/script":              nil,
-	"jobs/logs":                {"rotation.go"},                                     // writes to /etc/logrotate.d
+	"jobs/logs":                {"bundle.go", "rotation.go"},                        // in data/tmp, /etc/logrotate.d
 	"jobs/bundle":              {"collection.go", "links.go"},                       // in directories that root alone can write to
 	"jobs/monit":               {"client.go", "start.go", "checks.go", "dropin.go"}, // monit's own files
 	"agent/action":             {"dns.go", "ssh.go"},                                // the records of sync_dns, the host's keys
@@ -453,7 +453,7 @@ var byPath = map[string]bool{
 	"os.Mkdir": true, "os.MkdirAll": true, "os.MkdirTemp": true, "os.Symlink": true, "os.Link": true,
 	"os.Remove": true, "os.RemoveAll": true, "os.Rename": true, "os.CopyFS": true,
 	"filepath.Walk": true, "filepath.WalkDir": true, "filepath.Glob": true,
-	"atomicfile.Write": true, "atomicfile.WriteIfChanged": true, "atomicfile.Remove": true,
+	"atomicfile.Write": true, "atomicfile.WriteFrom": true, "atomicfile.WriteIfChanged": true, "atomicfile.Remove": true,
 	"unix.Mkdir": true, "unix.Rmdir": true, "unix.Unlink": true, "unix.Rename": true, "unix.Link": true,
 	"unix.Symlink": true,
 	"unix.Chown":   true, "unix.Lchown": true, "unix.Chmod": true, "unix.Truncate": true, "unix.Mknod": true,

@@ -18,9 +18,6 @@ type Dir struct{ Path string }
 
 var errBadID = errors.New("not a valid blob id")
 
-// tempPrefix begins the names of unfinished blobs. checkID refuses ids that begin with it.
-const tempPrefix = ".tmp-"
-
 // checkID refuses an id that is not a plain file name, or that could name an unfinished blob or an option.
 func checkID(id string) error {
 	if id == "" || len(id) > 200 || strings.HasPrefix(id, ".") || strings.HasPrefix(id, "-") || id == "tmp" ||
@@ -81,36 +78,20 @@ func (d *Dir) WriteChecked(id string, content io.Reader, digest blob.Digest) err
 	return d.Write(id, verified)
 }
 
-func (d *Dir) write(id string, produce func(io.Writer) error) (err error) {
+func (d *Dir) write(id string, produce func(io.Writer) error) error {
 	if err := checkID(id); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(d.Path, 0o700); err != nil {
 		return fmt.Errorf("store blob: %w", err)
 	}
-	file, err := os.CreateTemp(d.Path, tempPrefix)
-	if err != nil {
-		return fmt.Errorf("store blob: %w", err)
-	}
-	defer func() {
+	return atomicfile.WriteFrom(filepath.Join(d.Path, id), 0o640, func(file *os.File) error {
+		bounded, err := tempfile.NewWriter(file)
 		if err != nil {
-			err = errors.Join(fmt.Errorf("store blob: %w", err), os.Remove(file.Name()))
+			return err
 		}
-	}()
-	bounded, err := tempfile.NewWriter(file)
-	if err == nil {
-		err = produce(bounded)
-	}
-	if err == nil {
-		err = errors.Join(file.Chmod(0o640), file.Sync())
-	}
-	if err := errors.Join(err, file.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(file.Name(), filepath.Join(d.Path, id)); err != nil {
-		return err
-	}
-	return atomicfile.SyncDir(d.Path)
+		return produce(bounded)
+	})
 }
 
 // Remove deletes a blob; a missing one is not an error.
@@ -124,23 +105,11 @@ func (d *Dir) Remove(id string) error {
 	return nil
 }
 
-// sweep removes unfinished blobs that a crash left.
-func (d *Dir) sweep() error {
-	left, err := filepath.Glob(filepath.Join(d.Path, tempPrefix+"*"))
-	if err != nil {
-		return err
-	}
-	var faults []error
-	for _, path := range left {
-		faults = append(faults, os.Remove(path))
-	}
-	return errors.Join(faults...)
-}
-
 // sweep removes unfinished blobs and temporary files that a crash left.
 func (s *Store) sweep() error {
 	left, err := filepath.Glob(filepath.Join(s.tmp, "blob-*"))
-	faults := []error{err, tempfile.Sweep(s.tmp), s.sensitive.sweep(), s.blobs.sweep()}
+	faults := []error{err, tempfile.Sweep(s.tmp), atomicfile.Sweep(s.sensitive.Path),
+		atomicfile.Sweep(s.blobs.Path)}
 	for _, path := range left {
 		faults = append(faults, os.RemoveAll(path))
 	}

@@ -29,7 +29,7 @@ type options struct {
 	volatile     bool
 }
 
-// Option changes how Write works.
+// Option changes how Write and WriteFrom work.
 type Option func(*options)
 
 // Owner makes uid and gid the owner of the file before it becomes visible.
@@ -46,7 +46,15 @@ func Volatile() Option { return func(o *options) { o.volatile = true } }
 
 // Write replaces the file at path. It sets mode exactly, regardless of the umask. A missing parent directory is an
 // error, because its owner must create it with the right mode.
-func Write(path string, data []byte, mode fs.FileMode, opts ...Option) (err error) {
+func Write(path string, data []byte, mode fs.FileMode, opts ...Option) error {
+	return WriteFrom(path, mode, func(file *os.File) error {
+		_, err := file.Write(data)
+		return err
+	}, opts...)
+}
+
+// WriteFrom is like Write, for content that fill writes. If fill fails, the file stays as it was.
+func WriteFrom(path string, mode fs.FileMode, fill func(*os.File) error, opts ...Option) (err error) {
 	var o options
 	for _, apply := range opts {
 		apply(&o)
@@ -66,10 +74,10 @@ func Write(path string, data []byte, mode fs.FileMode, opts ...Option) (err erro
 			err = errors.Join(fmt.Errorf("write %s: %w", path, err), removeIfThere(temp))
 		}
 	}()
-	if err = fill(file, data, mode, o); err != nil {
-		return errors.Join(err, file.Close())
+	if err = fill(file); err == nil {
+		err = finish(file, mode, o)
 	}
-	if err = file.Close(); err != nil {
+	if err = errors.Join(err, file.Close()); err != nil {
 		return err
 	}
 	if o.keepPrevious {
@@ -83,10 +91,7 @@ func Write(path string, data []byte, mode fs.FileMode, opts ...Option) (err erro
 	return SyncDir(dir)
 }
 
-func fill(file *os.File, data []byte, mode fs.FileMode, o options) error {
-	if _, err := file.Write(data); err != nil {
-		return err
-	}
+func finish(file *os.File, mode fs.FileMode, o options) error {
 	if o.owner {
 		if err := file.Chown(o.uid, o.gid); err != nil {
 			return err

@@ -1,6 +1,8 @@
 package atomicfile
 
 import (
+	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -58,6 +60,12 @@ func TestFailedWriteLeavesTheOldFileAndNothingElse(t *testing.T) {
 	}
 	if err := Write(path, []byte("new"), 0o600); err == nil {
 		t.Fatal("replacing a directory succeeded")
+	}
+	if err := WriteFrom(filepath.Join(dir, "new"), 0o600, func(file *os.File) error {
+		_, err := file.WriteString("half")
+		return errors.Join(err, io.ErrUnexpectedEOF)
+	}); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("content that ends too early: got %v", err)
 	}
 	if got := names(t, dir); len(got) != 1 {
 		t.Errorf("directory holds %v, want only the old files", got)

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"cambium/internal/atomicfile"
 	"cambium/internal/blob"
 	"cambium/jobs"
 	"cambium/jobs/bundle"
@@ -63,7 +64,7 @@ func (c Compiler) Release(ctx context.Context, tarball, dir, stemcell string) (p
 		return "", err
 	}
 	path = filepath.Join(dir, fmt.Sprintf("%s-%s-%s.tgz", m.Name, m.Version, strings.ReplaceAll(stemcell, "/", "-")))
-	return path, writeRelease(ctx, work, path)
+	return path, atomicfile.WriteFrom(path, 0o644, func(file *os.File) error { return packRelease(ctx, work, file) })
 }
 
 func unpackRelease(ctx context.Context, tarball, work string) error {
@@ -216,27 +217,7 @@ func (c Compiler) releasePackages(ctx context.Context, work string, order []mani
 	return compiled, nil
 }
 
-// writeRelease packs all of a directory, or nothing. The manifest comes first, because readers stop after it.
-func writeRelease(ctx context.Context, work, path string) (err error) {
-	file, err := os.CreateTemp(filepath.Dir(path), ".compiled-release-")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(file.Name()))
-		}
-	}()
-	err = packRelease(ctx, work, file)
-	if err == nil {
-		err = errors.Join(file.Chmod(0o644), file.Sync())
-	}
-	if err := errors.Join(err, file.Close()); err != nil {
-		return err
-	}
-	return os.Rename(file.Name(), path)
-}
-
+// packRelease packs all of a directory. The manifest comes first, because readers stop after it.
 func packRelease(ctx context.Context, work string, w io.Writer) error {
 	z := gzip.NewWriter(w)
 	archive := tar.NewWriter(z)

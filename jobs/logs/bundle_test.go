@@ -28,7 +28,7 @@ func TestCanceledBundleLeavesNothing(t *testing.T) {
 		result <- err
 	}()
 	for begun := time.Now(); ; {
-		partial, _ := filepath.Glob(filepath.Join(c.Dirs.Tmp(), partialPrefix+"*"))
+		partial, _ := filepath.Glob(filepath.Join(c.Dirs.Tmp(), "."+bundlePrefix+"*"))
 		if len(partial) == 1 {
 			if info, err := os.Stat(partial[0]); err == nil && info.Size() > 0 {
 				break // in the middle of the file

@@ -164,7 +164,7 @@ func TestSweep(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	partial := filepath.Join(c.Dirs.Tmp(), ".logs-x.tgz")
+	partial := filepath.Join(c.Dirs.Tmp(), ".logs-x.tgz.cambium-tmp-0a")
 	write(t, partial, "half")
 	write(t, filepath.Join(c.Dirs.Tmp(), "other"), "stays")
 	for range 2 {
