@@ -5,6 +5,7 @@
 package bounded
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -19,17 +20,19 @@ var ErrHangs = errors.New("it does not answer")
 var ErrTooMany = fmt.Errorf("not tried, because %d other calls wait for an answer: %w", maxLeft, ErrHangs)
 
 const (
-	// patience is the time limit of a call. A disk under load may need that long.
+	// patience is the time limit of a call unless the group has its own. A disk under load may need that long.
 	patience = 5 * time.Second
-	// shortPatience is the limit while other calls of the group are blocked, because a user who blocks one can block many.
-	shortPatience = patience / 10
+	// shorter divides the limit while other calls of the group are blocked, because a user who blocks one can block many.
+	shorter = 10
 	// maxLeft bounds the blocked calls of a group, each of which has a thread.
 	maxLeft = 64
 )
 
 // Group counts the blocked calls of callers that share a limit. The zero value can be used.
 type Group struct {
-	mu   sync.Mutex
+	Patience time.Duration // the time limit of a call; zero: five seconds
+
+	mu   sync.Mutex     // guards the fields below
 	left map[string]int // blocked calls, by what they access
 	sum  int
 }
@@ -85,9 +88,9 @@ func (g *Group) wait(what string) (time.Duration, error) {
 	case g.sum >= maxLeft:
 		return 0, ErrTooMany
 	case g.sum > 0:
-		return shortPatience, nil
+		return cmp.Or(g.Patience, patience) / shorter, nil
 	}
-	return patience, nil
+	return cmp.Or(g.Patience, patience), nil
 }
 
 // add counts blocked calls. The caller holds the mutex.

@@ -1,5 +1,5 @@
 // Package vitals measures CPU, memory, swap, load, disks and uptime of the machine. It reads /proc and calls statfs(2).
-// It starts no programs. A file system that does not respond blocks at most one goroutine.
+// It starts no programs.
 //
 // Format and rounding are those of cloudfoundry/bosh-agent, which the Health Monitor expects.
 package vitals
@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"cambium/internal/bounded"
 )
 
 // Vitals is the part of heartbeats and get_state with the measurements.
@@ -62,22 +64,34 @@ const window = 10 * time.Second
 // Gauge measures the vitals. It is created when the agent starts, since CPU usage is counted from then on; otherwise
 // the first value would be the average since boot.
 type Gauge struct {
-	root  string
-	disks map[string]*mount // by name
+	root    string
+	paths   map[string]string // where disks are mounted, by name
+	calls   bounded.Group
+	measure func(path string) (usage, error)
+	now     func() time.Time
 
-	mu    sync.Mutex
-	now   func() time.Time
-	older sample // start of the average
-	newer sample // start of the next average
+	mu    sync.Mutex       // guards the fields below
+	older sample           // start of the average
+	newer sample           // start of the next average
+	last  map[string]usage // the last result, by path
+}
+
+// mountTimeout bounds the wait for a file system to respond: statfs(2) on one that hangs does not return until it is
+// unmounted.
+const mountTimeout = 2 * time.Second
+
+// usage is the result of a measurement.
+type usage struct {
+	Disk
+	mounted bool
+	at      time.Time
 }
 
 // New returns a gauge for the machine below root. ephemeral and persistent are the mount points of its data disks.
 func New(root, ephemeral, persistent string) *Gauge {
-	g := &Gauge{root: root, now: time.Now, disks: map[string]*mount{}}
-	for name, path := range map[string]string{"system": "/", "ephemeral": ephemeral, "persistent": persistent} {
-		path = filepath.Join(root, path)
-		g.disks[name] = &mount{measure: func() (Disk, bool, error) { return measure(path) }}
-	}
+	g := &Gauge{root: root, now: time.Now, calls: bounded.Group{Patience: mountTimeout}, measure: measure,
+		last: map[string]usage{}, paths: map[string]string{"system": root, "ephemeral": filepath.Join(root, ephemeral),
+			"persistent": filepath.Join(root, persistent)}}
 	// If this fails, the first measurement fails, too, and returns the error.
 	if first, err := g.sample(); err == nil {
 		g.older, g.newer = first, first
@@ -112,7 +126,7 @@ func (g *Gauge) Measure(ctx context.Context) (Vitals, error) {
 	if v.Uptime.Secs, err = g.uptime(); err != nil {
 		return Vitals{}, err
 	}
-	v.Disk, err = g.measureDisks(ctx)
+	v.Disk, err = g.measureDisks()
 	return v, err
 }
 
@@ -241,36 +255,48 @@ func (g *Gauge) uptime() (uint64, error) {
 }
 
 // measureDisks measures the mounted disks. The system disk must be measurable; others may be unmounted at any time.
-func (g *Gauge) measureDisks(ctx context.Context) (map[string]Disk, error) {
-	for _, m := range g.disks {
-		m.begin()
-	}
+func (g *Gauge) measureDisks() (map[string]Disk, error) {
 	disks := make(map[string]Disk)
-	for name, m := range g.disks {
-		d, mounted, err := m.await(ctx)
+	for name, path := range g.paths {
+		u, err := g.measureDisk(path)
 		if err != nil && name == "system" {
 			return nil, fmt.Errorf("vitals: %w", err)
 		}
-		if err == nil && mounted {
-			disks[name] = d
+		if err == nil && u.mounted {
+			disks[name] = u.Disk
 		}
 	}
 	return disks, nil
 }
 
-func measure(path string) (d Disk, mounted bool, err error) {
+// measureDisk returns the previous result, with its age, for a file system that does not respond.
+func (g *Gauge) measureDisk(path string) (usage, error) {
+	u, err := bounded.Call(&g.calls, path, func() (usage, error) { return g.measure(path) })
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if errors.Is(err, bounded.ErrHangs) {
+		u = g.last[path]
+		u.AgeSecs = max(1, uint64(time.Since(u.at).Seconds()))
+		return u, nil
+	}
+	u.at = time.Now()
+	g.last[path] = u
+	return u, err
+}
+
+func measure(path string) (usage, error) {
 	var x unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_NO_AUTOMOUNT, unix.STATX_INO, &x); err != nil {
-		return Disk{}, false, fmt.Errorf("statx %s: %w", path, err)
+		return usage{}, fmt.Errorf("statx %s: %w", path, err)
 	}
 	if x.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0 {
-		return Disk{}, false, nil
+		return usage{}, nil
 	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
-		return Disk{}, false, fmt.Errorf("statfs %s: %w", path, err)
+		return usage{}, fmt.Errorf("statfs %s: %w", path, err)
 	}
-	return full(st), true, nil
+	return usage{Disk: full(st), mounted: true}, nil
 }
 
 func full(st unix.Statfs_t) Disk {

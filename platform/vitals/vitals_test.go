@@ -18,7 +18,7 @@ func gauge(t *testing.T, capture string) (*Gauge, *time.Time, string) {
 		t.Fatal(err)
 	}
 	now := time.Unix(1_000_000, 0)
-	g := &Gauge{root: root, now: func() time.Time { return now }}
+	g := &Gauge{root: root, now: func() time.Time { return now }, last: map[string]usage{}}
 	first, err := g.sample()
 	if err != nil {
 		t.Fatal(err)

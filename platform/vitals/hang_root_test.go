@@ -14,7 +14,7 @@ import (
 )
 
 // TestRootDeadFileSystem: a FUSE file system that hangs, like a network file system without its server, does not affect
-// the vitals of others and blocks only one goroutine.
+// the vitals of others.
 func TestRootDeadFileSystem(t *testing.T) {
 	skiptest.WithoutRoot(t, "to mount FUSE")
 	dir := t.TempDir()

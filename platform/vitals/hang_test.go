@@ -16,15 +16,18 @@ func TestFileSystemThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked atomic.Int32
 		hang := make(chan struct{})
-		dead := &mount{measure: func() (Disk, bool, error) {
+		g, _, _ := gauge(t, "jammy")
+		g.calls.Patience = mountTimeout
+		g.paths = map[string]string{"system": "/", "persistent": "/store"}
+		g.measure = func(path string) (usage, error) {
+			if path == "/" {
+				return usage{Disk: Disk{Percent: "7"}, mounted: true}, nil
+			}
 			if asked.Add(1) == 2 {
 				<-hang
 			}
-			return Disk{Percent: "42", InodePercent: "3"}, true, nil
-		}}
-		well := &mount{measure: func() (Disk, bool, error) { return Disk{Percent: "7"}, true, nil }}
-		g, _, _ := gauge(t, "jammy")
-		g.disks = map[string]*mount{"system": well, "persistent": dead}
+			return usage{Disk: Disk{Percent: "42", InodePercent: "3"}, mounted: true}, nil
+		}
 		measured := func(within time.Duration, want string) {
 			t.Helper()
 			begin := time.Now()
@@ -61,7 +64,8 @@ func TestFileSystemThatHangsFromTheBeginning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hang := make(chan struct{})
 		g, _, _ := gauge(t, "jammy")
-		g.disks = map[string]*mount{"persistent": {measure: func() (Disk, bool, error) { <-hang; return Disk{}, true, nil }}}
+		g.paths = map[string]string{"persistent": "/store"}
+		g.measure = func(string) (usage, error) { <-hang; return usage{mounted: true}, nil }
 		v, err := g.Measure(t.Context())
 		if err != nil || len(v.Disk) != 0 || v.CPU.User == "" {
 			t.Errorf("got %+v, %v, want all but the disk", v, err)
