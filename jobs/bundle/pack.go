@@ -8,15 +8,16 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"syscall"
 
 	"github.com/klauspost/compress/gzip"
 )
 
 // PackGzip is like Pack, and compresses the archive with gzip.
-func PackGzip(ctx context.Context, dir string, w io.Writer) error {
+func PackGzip(ctx context.Context, dir string, w io.Writer, first ...string) error {
 	z := gzip.NewWriter(w)
-	if err := Pack(ctx, dir, z); err != nil {
+	if err := Pack(ctx, dir, z, first...); err != nil {
 		return err
 	}
 	return z.Close()
@@ -24,21 +25,18 @@ func PackGzip(ctx context.Context, dir string, w io.Writer) error {
 
 type inode struct{ dev, ino uint64 }
 
-// Pack writes a directory as a tar archive with names that begin with "./". Hard links are kept. Files without content,
-// such as sockets, are an error.
-func Pack(ctx context.Context, dir string, w io.Writer) error {
+// Pack writes a directory as a tar archive with names that begin with "./". The files named first precede all others.
+// Hard links are kept. Files without content, such as sockets, are an error.
+func Pack(ctx context.Context, dir string, w io.Writer, first ...string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return fmt.Errorf("pack: %w", err)
 	}
 	defer root.Close()
 	archive := tar.NewWriter(w)
-	first := map[inode]string{}
+	linked := map[inode]string{}
 	buffer := make([]byte, 256<<10)
-	err = fs.WalkDir(root.FS(), ".", func(rel string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
+	add := func(rel string) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -65,10 +63,10 @@ func Pack(ctx context.Context, dir string, w io.Writer) error {
 		header.Uname, header.Gname = "", ""
 		if stat, ok := info.Sys().(*syscall.Stat_t); ok && info.Mode().IsRegular() && stat.Nlink > 1 {
 			key := inode{uint64(stat.Dev), stat.Ino}
-			if earlier, seen := first[key]; seen {
+			if earlier, seen := linked[key]; seen {
 				header.Typeflag, header.Linkname, header.Size = tar.TypeLink, earlier, 0
 			} else {
-				first[key] = header.Name
+				linked[key] = header.Name
 			}
 		}
 		if err := archive.WriteHeader(header); err != nil {
@@ -83,6 +81,17 @@ func Pack(ctx context.Context, dir string, w io.Writer) error {
 		}
 		_, err = io.CopyBuffer(onlyWriter{archive}, &contextReader{ctx, file}, buffer)
 		return errors.Join(err, file.Close())
+	}
+	for _, rel := range first {
+		if err := add(rel); err != nil {
+			return fmt.Errorf("pack: %w", err)
+		}
+	}
+	err = fs.WalkDir(root.FS(), ".", func(rel string, _ fs.DirEntry, err error) error {
+		if err != nil || slices.Contains(first, rel) {
+			return err
+		}
+		return add(rel)
 	})
 	if err != nil {
 		return fmt.Errorf("pack: %w", err)

@@ -1,12 +1,10 @@
 package compile
 
 import (
-	"archive/tar"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,7 +15,6 @@ import (
 	"cambium/jobs"
 	"cambium/jobs/bundle"
 
-	"github.com/klauspost/compress/gzip"
 	"github.com/sirupsen/logrus"
 )
 
@@ -60,11 +57,14 @@ func (c Compiler) Release(ctx context.Context, tarball, dir, stemcell string) (p
 		return "", err
 	}
 	if err := errors.Join(os.WriteFile(filepath.Join(work, manifestFile), []byte(text), 0o644),
-		os.RemoveAll(filepath.Join(work, "packages"))); err != nil {
+		os.RemoveAll(filepath.Join(work, "packages")),
+		os.Chmod(work, 0o755)); err != nil { // tar gives its mode to the directory into which it unpacks
 		return "", err
 	}
 	path = filepath.Join(dir, fmt.Sprintf("%s-%s-%s.tgz", m.Name, m.Version, strings.ReplaceAll(stemcell, "/", "-")))
-	return path, atomicfile.WriteFrom(path, 0o644, func(file *os.File) error { return packRelease(ctx, work, file) })
+	return path, atomicfile.WriteFrom(path, 0o644, func(file *os.File) error {
+		return bundle.PackGzip(ctx, work, file, manifestFile) // first, because readers stop after it
+	})
 }
 
 func unpackRelease(ctx context.Context, tarball, work string) error {
@@ -215,60 +215,4 @@ func (c Compiler) releasePackages(ctx context.Context, work string, order []mani
 		compiled = append(compiled, p)
 	}
 	return compiled, nil
-}
-
-// packRelease packs all of a directory. The manifest comes first, because readers stop after it.
-func packRelease(ctx context.Context, work string, w io.Writer) error {
-	z := gzip.NewWriter(w)
-	archive := tar.NewWriter(z)
-	var names []string
-	err := filepath.WalkDir(work, func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.Type().IsRegular() {
-			rel, relErr := filepath.Rel(work, path)
-			err = relErr
-			names = append(names, rel)
-		}
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	slices.SortStableFunc(names, func(a, b string) int {
-		switch {
-		case a == b:
-			return 0
-		case a == manifestFile:
-			return -1
-		case b == manifestFile:
-			return 1
-		}
-		return strings.Compare(a, b)
-	})
-	for _, name := range names {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if err := addFile(archive, filepath.Join(work, name), name); err != nil {
-			return err
-		}
-	}
-	return errors.Join(archive.Close(), z.Close())
-}
-
-func addFile(archive *tar.Writer, path, name string) error {
-	file, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	info, err := file.Stat()
-	if err != nil {
-		return err
-	}
-	if err := archive.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: info.Size(),
-		ModTime: info.ModTime()}); err != nil {
-		return err
-	}
-	_, err = io.Copy(archive, file)
-	return err
 }

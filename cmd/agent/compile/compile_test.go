@@ -121,16 +121,17 @@ packages:
 		t.Fatal(err)
 	}
 	files, order := untgz(t, data)
-	if got := strings.Join(order, " "); got != "release.MF compiled_packages/app.tgz compiled_packages/base.tgz compiled_packages/lib.tgz jobs/j.tgz" {
+	if got := strings.Join(order, " "); got != "./release.MF ./ ./compiled_packages/ ./compiled_packages/app.tgz "+
+		"./compiled_packages/base.tgz ./compiled_packages/lib.tgz ./jobs/ ./jobs/j.tgz" {
 		t.Errorf("got %s", got)
 	}
-	compiled, _ := untgz(t, []byte(files["compiled_packages/app.tgz"]))
+	compiled, _ := untgz(t, []byte(files["./compiled_packages/app.tgz"]))
 	if compiled["./words"] != "lib\nbase\n" {
 		t.Errorf("got %v", compiled)
 	}
-	text := files["release.MF"]
+	text := files["./release.MF"]
 	for _, want := range []string{"version: 1.10\n", "commit_hash: 0012345\n", "compiled_packages:\n",
-		`stemcell: "ubuntu-noble/1.10"`, fmt.Sprintf(`sha1: "%x"`, sha1.Sum([]byte(files["compiled_packages/app.tgz"])))} {
+		`stemcell: "ubuntu-noble/1.10"`, fmt.Sprintf(`sha1: "%x"`, sha1.Sum([]byte(files["./compiled_packages/app.tgz"])))} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the manifest lacks %q:\n%s", want, text)
 		}
