@@ -104,14 +104,3 @@ func (d *Dir) Remove(id string) error {
 	}
 	return nil
 }
-
-// sweep removes unfinished blobs and temporary files that a crash left.
-func (s *Store) sweep() error {
-	left, err := filepath.Glob(filepath.Join(s.tmp, "blob-*"))
-	faults := []error{err, tempfile.Sweep(s.tmp), atomicfile.Sweep(s.sensitive.Path),
-		atomicfile.Sweep(s.blobs.Path)}
-	for _, path := range left {
-		faults = append(faults, os.RemoveAll(path))
-	}
-	return errors.Join(faults...)
-}

@@ -38,7 +38,7 @@ func Probe(ctx context.Context, o Options) (asked bool, err error) {
 	if err := os.MkdirAll(o.Dirs.Tmp(), 0o700); err != nil {
 		return false, err
 	}
-	store, err := New(o)
+	store, err := configure(o)
 	if err != nil {
 		return true, err
 	}

@@ -15,7 +15,9 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"sync"
 
+	"cambium/internal/atomicfile"
 	"cambium/internal/blob"
 	"cambium/internal/retry"
 	"cambium/internal/secret"
@@ -54,8 +56,16 @@ type backend interface {
 	put(ctx context.Context, id string, content *spool) error
 }
 
-// Store reads blobs from local directories first, then from the configured store. It writes to the configured store.
+// Store reads blobs from local directories first, then from the configured store. It writes to the configured store,
+// which update_settings may replace at any time. Before there is one, methods return the error of the last Prepare.
 type Store struct {
+	mu   sync.RWMutex // guards the fields below
+	used *configured
+	err  error // of the last Prepare while used is nil
+}
+
+// configured is a store with one configuration.
+type configured struct {
 	backend   backend
 	local     []*Dir
 	web       *web
@@ -67,6 +77,38 @@ type Store struct {
 
 // New creates a store without connecting to it. Invalid options and missing programs fail here, not at the first blob.
 func New(o Options) (*Store, error) {
+	c, err := configure(o)
+	return &Store{used: c}, err
+}
+
+// Prepare checks a configuration without using it yet. Calling use puts it into use.
+func (s *Store) Prepare(o Options) (use func(), err error) {
+	c, err := configure(o)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.used == nil {
+		s.err = err
+	}
+	if err != nil {
+		return nil, err
+	}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.used, s.err = c, nil
+	}, nil
+}
+
+func (s *Store) current() (*configured, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.used == nil && s.err == nil {
+		return nil, errors.New("there is no blobstore")
+	}
+	return s.used, s.err
+}
+
+func configure(o Options) (*configured, error) {
 	if o.Backoff == (retry.Backoff{}) {
 		o.Backoff = defaultBackoff
 	}
@@ -86,34 +128,34 @@ func New(o Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("blobstore %s: %w", o.Provider, err)
 	}
-	s := &Store{
+	c := &configured{
 		web:       web,
 		tmp:       o.Dirs.Tmp(),
 		sensitive: &Dir{Path: o.Dirs.SensitiveBlobs()},
 		blobs:     &Dir{Path: o.Dirs.Blobs()},
 	}
-	s.local = []*Dir{s.sensitive, s.blobs}
+	c.local = []*Dir{c.sensitive, c.blobs}
 	switch o.Provider {
 	case "", "dummy":
-		s.backend = dummy{}
+		c.backend = dummy{}
 	case "local":
 		dir, err := localDir(o)
 		if err != nil {
 			return nil, err
 		}
-		s.backend, s.localDir = local{dir}, dir
+		c.backend, c.localDir = local{dir}, dir
 	case "dav":
-		s.backend, err = newDAV(o.Options, web)
+		c.backend, err = newDAV(o.Options, web)
 		if err != nil {
 			return nil, err
 		}
 	default:
-		s.backend, err = newExternal(o)
+		c.backend, err = newExternal(o)
 		if err != nil {
 			return nil, err
 		}
 	}
-	return s, nil
+	return c, nil
 }
 
 func localDir(o Options) (*Dir, error) {
@@ -131,8 +173,12 @@ func localDir(o Options) (*Dir, error) {
 
 // Remove deletes the local copies of a blob. The configured store keeps its own.
 func (s *Store) Remove(id string) error {
+	c, err := s.current()
+	if err != nil {
+		return err
+	}
 	var faults []error
-	for _, dir := range s.local {
+	for _, dir := range c.local {
 		if err := dir.Remove(id); err != nil && !errors.Is(err, errBadID) {
 			faults = append(faults, err)
 		}
@@ -143,17 +189,20 @@ func (s *Store) Remove(id string) error {
 // Open implements blob.Opener. It uses the signed URL if there is one; otherwise it looks for the ID in the local
 // directories, then in the configured store.
 func (s *Store) Open(ctx context.Context, ref blob.Ref) (io.ReadCloser, error) {
-	if _, err := ref.Digest.Check(); err != nil {
+	c, err := s.current()
+	if err == nil {
+		_, err = ref.Digest.Check()
+	}
+	if err != nil {
 		return nil, err
 	}
 	var content io.ReadCloser
-	var err error
 	switch {
 	case !ref.SignedURL.Empty():
-		content, err = s.web.get(ctx, ref.SignedURL, func(h http.Header) { setHeaders(h, ref.Headers) })
+		content, err = c.web.get(ctx, ref.SignedURL, func(h http.Header) { setHeaders(h, ref.Headers) })
 		err = named(err, "get", ref.SignedURL.String())
 	case ref.ID != "":
-		content, err = s.openID(ctx, ref)
+		content, err = c.openID(ctx, ref)
 	default:
 		err = errors.New("a blob has neither a signed URL nor an id")
 	}
@@ -170,9 +219,9 @@ func named(err error, verb, what string) error {
 	return fmt.Errorf("%s %s: %w", verb, what, err)
 }
 
-func (s *Store) openID(ctx context.Context, ref blob.Ref) (io.ReadCloser, error) {
+func (c *configured) openID(ctx context.Context, ref blob.Ref) (io.ReadCloser, error) {
 	var doubts []error
-	for _, dir := range s.local {
+	for _, dir := range c.local {
 		content, err := dir.openChecked(ref.ID, ref.Digest)
 		if err == nil {
 			return content, nil
@@ -182,7 +231,7 @@ func (s *Store) openID(ctx context.Context, ref blob.Ref) (io.ReadCloser, error)
 			doubts = append(doubts, err)
 		}
 	}
-	content, err := s.backend.open(ctx, ref.ID)
+	content, err := c.backend.open(ctx, ref.ID)
 	if err == nil {
 		return content, nil
 	}
@@ -195,18 +244,22 @@ func (s *Store) openID(ctx context.Context, ref blob.Ref) (io.ReadCloser, error)
 
 // Put stores the output of produce as a new blob in the configured store. It returns the blob's id and SHA-1.
 func (s *Store) Put(ctx context.Context, produce func(io.Writer) error) (id, digest string, err error) {
+	c, err := s.current()
+	if err != nil {
+		return "", "", err
+	}
 	id = uuid.NewString()
-	if s.localDir != nil {
+	if c.localDir != nil {
 		sums := blob.NewSums()
-		err := s.localDir.write(id, func(w io.Writer) error { return produce(io.MultiWriter(w, sums)) })
+		err := c.localDir.write(id, func(w io.Writer) error { return produce(io.MultiWriter(w, sums)) })
 		return id, sums.SHA1(), err
 	}
-	content, err := newSpool(s.tmp, produce)
+	content, err := newSpool(c.tmp, produce)
 	if err != nil {
 		return "", "", err
 	}
 	defer content.close()
-	if err := s.backend.put(ctx, id, content); err != nil {
+	if err := c.backend.put(ctx, id, content); err != nil {
 		return "", "", fmt.Errorf("put blob %s: %w", id, err)
 	}
 	return id, content.sums.SHA1(), nil
@@ -215,15 +268,42 @@ func (s *Store) Put(ctx context.Context, produce func(io.Writer) error) (id, dig
 // PutSigned uploads the output of produce to a signed URL and returns its digests.
 func (s *Store) PutSigned(ctx context.Context, url secret.URL, headers map[string]secret.String,
 	produce func(io.Writer) error) (digest string, err error) {
-	content, err := newSpool(s.tmp, produce)
+	c, err := s.current()
+	if err != nil {
+		return "", err
+	}
+	content, err := newSpool(c.tmp, produce)
 	if err != nil {
 		return "", err
 	}
 	defer content.close()
-	if err := s.web.put(ctx, url, func(h http.Header) { setHeaders(h, headers) }, content); err != nil {
+	if err := c.web.put(ctx, url, func(h http.Header) { setHeaders(h, headers) }, content); err != nil {
 		return "", fmt.Errorf("put %s: %w", url, err)
 	}
 	return content.sums.BothDigests(), nil
+}
+
+// WriteChecked stores a blob with secrets that the Director uploads, and fails if content does not match the digest.
+func (s *Store) WriteChecked(id string, content io.Reader, digest blob.Digest) error {
+	c, err := s.current()
+	if err != nil {
+		return err
+	}
+	return c.sensitive.WriteChecked(id, content, digest)
+}
+
+// Sweep removes unfinished blobs and temporary files that a crash left. Without a store it does nothing.
+func (s *Store) Sweep() error {
+	c, err := s.current()
+	if err != nil {
+		return nil // Prepare has returned the reason
+	}
+	left, err := filepath.Glob(filepath.Join(c.tmp, "blob-*"))
+	faults := []error{err, tempfile.Sweep(c.tmp), atomicfile.Sweep(c.sensitive.Path), atomicfile.Sweep(c.blobs.Path)}
+	for _, path := range left {
+		faults = append(faults, os.RemoveAll(path))
+	}
+	return errors.Join(faults...)
 }
 
 func setHeaders(h http.Header, headers map[string]secret.String) {

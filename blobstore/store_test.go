@@ -379,13 +379,13 @@ func TestCascade(t *testing.T) {
 	content := []byte("rendered templates")
 	s.blobs[davPath("b")] = content
 	ref := blob.Ref{ID: "b", Digest: digestOf(t, content)}
-	if err := store.sensitive.WriteChecked("b", bytes.NewReader(content), ref.Digest); err != nil {
+	if err := store.used.sensitive.WriteChecked("b", bytes.NewReader(content), ref.Digest); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := read(t.Context(), store, ref); err != nil || !bytes.Equal(got, content) || len(s.requests) != 0 {
 		t.Errorf("got %q, %v after %d requests, want the local copy", got, err, len(s.requests))
 	}
-	if err := store.sensitive.WriteChecked("c", strings.NewReader("x"), ref.Digest); !errors.As(err, new(*blob.Mismatch)) {
+	if err := store.used.sensitive.WriteChecked("c", strings.NewReader("x"), ref.Digest); !errors.As(err, new(*blob.Mismatch)) {
 		t.Errorf("got %v, want a mismatch", err)
 	}
 	info, err := os.Stat(filepath.Join(d.SensitiveBlobs(), "b"))
@@ -393,7 +393,7 @@ func TestCascade(t *testing.T) {
 		t.Errorf("got %v, %v; want mode 0640", info, err)
 	}
 	// A damaged copy is passed over.
-	if err := store.sensitive.Write("b", strings.NewReader("damaged")); err != nil {
+	if err := store.used.sensitive.Write("b", strings.NewReader("damaged")); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := read(t.Context(), store, ref); err != nil || !bytes.Equal(got, content) || len(s.requests) != 1 {
@@ -414,10 +414,10 @@ func TestHostileIDs(t *testing.T) {
 	_, store, _, _ := davStore(t)
 	for _, id := range []string{"", "..", "../x", "/etc/passwd", "a/b", ".hidden", "-c", "tmp", "a\x00b", "a\nb",
 		strings.Repeat("x", 300)} {
-		if err := store.blobs.Write(id, strings.NewReader("x")); !errors.Is(err, errBadID) {
+		if err := store.used.blobs.Write(id, strings.NewReader("x")); !errors.Is(err, errBadID) {
 			t.Errorf("write %q: got %v", id, err)
 		}
-		if _, err := store.blobs.Open(id); !errors.Is(err, errBadID) {
+		if _, err := store.used.blobs.Open(id); !errors.Is(err, errBadID) {
 			t.Errorf("open %q: got %v", id, err)
 		}
 	}
@@ -470,7 +470,7 @@ func TestStalledDownloadIsTakenUpAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store.web.stall = 50 * time.Millisecond
+	store.used.web.stall = 50 * time.Millisecond
 	got, err := read(t.Context(), store, blob.Ref{SignedURL: secret.NewURL(web.URL), Digest: digestOf(t, content)})
 	if err != nil || !bytes.Equal(got, content) {
 		t.Errorf("got %d bytes, %v", len(got), err)

@@ -49,14 +49,14 @@ func showChange(ctx context.Context, what string) (made func()) {
 
 // blobs is the blobstore in use.
 type blobs struct {
-	blobstore.Replaceable
+	blobstore.Store
 	dirs vcap.Dirs
 	log  *logrus.Entry
 }
 
 // Prepare checks the blobstore of the settings. Calling use switches to it.
 func (b *blobs) Prepare(s settings.Blobstore) (use func(), err error) {
-	return b.Replaceable.Prepare(blobstore.Options{Provider: s.Provider, Options: s.Options, Dirs: b.dirs, Log: b.log})
+	return b.Store.Prepare(blobstore.Options{Provider: s.Provider, Options: s.Options, Dirs: b.dirs, Log: b.log})
 }
 
 type certificates struct{ host *host.Host }

@@ -9,46 +9,46 @@ import (
 	"cambium/internal/secret"
 )
 
-// TestReplaceable: a store is replaced only by a valid one, and only on request. Without a store, each call returns the
+// TestPrepare: a store is replaced only by a valid one, and only on request. Without a store, each call returns the
 // reason.
-func TestReplaceable(t *testing.T) {
+func TestPrepare(t *testing.T) {
 	d := dirs(t)
 	local := func(path string) Options {
 		return Options{Provider: "local", Options: secret.NewJSON([]byte(fmt.Sprintf(`{"blobstore_path":%q}`, path))),
 			Dirs: d, Log: entry(t), Backoff: quick}
 	}
-	put := func(r *Replaceable) (id string, err error) {
-		id, _, err = r.Put(t.Context(), func(w io.Writer) error { _, err := io.WriteString(w, "content"); return err })
+	put := func(s *Store) (id string, err error) {
+		id, _, err = s.Put(t.Context(), func(w io.Writer) error { _, err := io.WriteString(w, "content"); return err })
 		return id, err
 	}
-	var r Replaceable
-	if _, err := put(&r); err == nil || err.Error() != "there is no blobstore" {
+	var s Store
+	if _, err := put(&s); err == nil || err.Error() != "there is no blobstore" {
 		t.Errorf("before the first store: %v", err)
 	}
-	if _, err := r.Prepare(Options{Provider: "local", Dirs: d, Log: entry(t)}); err == nil {
+	if _, err := s.Prepare(Options{Provider: "local", Dirs: d, Log: entry(t)}); err == nil {
 		t.Fatal("a store without a path is accepted")
 	}
-	if _, err := put(&r); err == nil || !strings.Contains(err.Error(), "blobstore_path is missing") {
+	if _, err := put(&s); err == nil || !strings.Contains(err.Error(), "blobstore_path is missing") {
 		t.Errorf("without a store: %v, want why", err)
 	}
-	if err := r.Sweep(); err != nil {
+	if err := s.Sweep(); err != nil {
 		t.Errorf("sweeping without a store: %v", err)
 	}
 
 	first, second := t.TempDir(), t.TempDir()
-	use, err := r.Prepare(local(first))
+	use, err := s.Prepare(local(first))
 	if err != nil {
 		t.Fatal(err)
 	}
 	use()
-	id, err := put(&r)
+	id, err := put(&s)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Prepare(Options{Provider: "local", Dirs: d, Log: entry(t)}); err == nil {
+	if _, err := s.Prepare(Options{Provider: "local", Dirs: d, Log: entry(t)}); err == nil {
 		t.Fatal("a store without a path is accepted")
 	}
-	use, err = r.Prepare(local(second))
+	use, err = s.Prepare(local(second))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func TestReplaceable(t *testing.T) {
 		}
 	}
 	use()
-	if id, err = put(&r); err != nil || !exists(t, second, id) {
+	if id, err = put(&s); err != nil || !exists(t, second, id) {
 		t.Errorf("after the replacement: %v", err)
 	}
 }
