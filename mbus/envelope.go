@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"unicode"
+
+	"cambium/internal/jsoncut"
 )
 
 // Request is one decoded request envelope.
@@ -183,6 +185,16 @@ func encodeException(text string, limit int) []byte {
 		}
 	}
 	return exceptionBytes(TooLong)
+}
+
+// truncated replaces the middle of a long exception.
+const truncated = "\n...[truncated]...\n"
+
+// shorten keeps the beginning and the end of text, so that both together need at most room bytes in JSON. The end gets
+// one byte more if room is odd, because tools print the cause last.
+func shorten(text string, room int) string {
+	head := jsoncut.Head(text, room/2)
+	return head + truncated + jsoncut.Tail(text[len(head):], room-room/2)
 }
 
 func exceptionBytes(text string) []byte {

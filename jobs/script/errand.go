@@ -7,9 +7,9 @@ import (
 	"io"
 	"os"
 	"strings"
-	"unicode/utf8"
 
 	"cambium/internal/command"
+	"cambium/internal/jsoncut"
 	"cambium/internal/tempfile"
 )
 
@@ -68,23 +68,24 @@ func excerpt(file *os.File, max int) (string, error) {
 	size := info.Size()
 	if size <= int64(max) {
 		all, err := section(file, 0, size)
-		if err != nil || encodedLen(all) <= max {
+		if err != nil || jsoncut.Head(all, max) == all {
 			return all, err
 		}
 	}
 	const mark = 64 // room for the text in the middle
+	headRoom := (max - mark) / 4
 	headSize := min(size, int64(max/4))
 	head, err := section(file, 0, headSize)
 	if err != nil {
 		return "", err
 	}
-	head = cutEncoded(head, (max-mark)/4, true)
+	head = jsoncut.Head(head, headRoom)
 	tailSize := min(size-int64(len(head)), int64(max))
 	tail, err := section(file, size-tailSize, tailSize)
 	if err != nil {
 		return "", err
 	}
-	tail = cutEncoded(tail, max-mark-encodedLen(head), false)
+	tail = jsoncut.Tail(tail, max-mark-headRoom)
 	return fmt.Sprintf("%s\n...[%d bytes left out]...\n%s", head, size-int64(len(head))-int64(len(tail)), tail), nil
 }
 
@@ -94,50 +95,4 @@ func section(file io.ReaderAt, from, size int64) (string, error) {
 		return "", fmt.Errorf("read output: %w", err)
 	}
 	return b.String(), nil
-}
-
-// encodedLen returns the length of a text in JSON, without the quotes.
-func encodedLen(text string) int {
-	n := 0
-	for i := 0; i < len(text); {
-		r, size := utf8.DecodeRuneInString(text[i:])
-		n += encodedRune(r, size)
-		i += size
-	}
-	return n
-}
-
-func encodedRune(r rune, size int) int {
-	switch {
-	case r == utf8.RuneError && size <= 1, r == '\u2028', r == '\u2029', r == '<', r == '>', r == '&':
-		return 6
-	case r == '"', r == '\\', r == '\n', r == '\r', r == '\t', r == '\b', r == '\f':
-		return 2
-	case r < ' ':
-		return 6
-	}
-	return size
-}
-
-// cutEncoded keeps the beginning or the end of text, so that its encoding has at most max bytes.
-func cutEncoded(text string, max int, beginning bool) string {
-	n := 0
-	if beginning {
-		for i := 0; i < len(text); {
-			r, size := utf8.DecodeRuneInString(text[i:])
-			if n += encodedRune(r, size); n > max {
-				return text[:i]
-			}
-			i += size
-		}
-		return text
-	}
-	for i := len(text); i > 0; {
-		r, size := utf8.DecodeLastRuneInString(text[:i])
-		if n += encodedRune(r, size); n > max {
-			return text[i:]
-		}
-		i -= size
-	}
-	return text
 }
