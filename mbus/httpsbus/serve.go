@@ -14,35 +14,11 @@ import (
 	"cambium/mbus"
 )
 
-// recorder records the status for the audit line.
-type recorder struct {
-	http.ResponseWriter
-	status int
-	reason string
-}
-
-func (r *recorder) WriteHeader(status int) {
-	if r.status == 0 {
-		r.status = status
-	}
-	r.ResponseWriter.WriteHeader(status)
-}
-
-func (r *recorder) Write(p []byte) (int, error) {
-	if r.status == 0 {
-		r.status = http.StatusOK
-	}
-	return r.ResponseWriter.Write(p)
-}
-
-// Unwrap gives http.ResponseController access to the connection.
-func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
-
 // ServeHTTP answers a request. Until the caller has authenticated, it uses only the path.
 func (b *Bus) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// Deadlines outlive a request on a connection that is kept open.
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Time{})
-	var serve func(*recorder, *http.Request)
+	var serve func(http.ResponseWriter, *http.Request) (status int, reason string)
 	switch {
 	case r.URL.Path == "/agent":
 		serve = b.serveAgent
@@ -52,27 +28,25 @@ func (b *Bus) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusNotFound)
 		return
 	}
-	rec := &recorder{ResponseWriter: w}
-	user := ""
+	status, reason, user := http.StatusUnauthorized, "wrong user or password", ""
 	caller, _ := r.Context().Value(pendingKey{}).(*pendingConn)
 	if b.auth.valid(r) {
 		user = b.user
 		caller.admit()
-		serve(rec, r)
+		status, reason = serve(w, r)
 	} else {
 		// The delay occupies one of the peer's few pending connections, and ends when that one is closed in
 		// favor of a new one.
 		caller.wait(r.Context(), b.auth.delay(caller.peer, time.Now()))
-		rec.reason = "wrong user or password"
-		rec.Header().Set("WWW-Authenticate", `Basic realm=""`)
-		rec.Header().Set("Connection", "close")
-		rec.WriteHeader(http.StatusUnauthorized)
+		w.Header().Set("WWW-Authenticate", `Basic realm=""`)
+		w.Header().Set("Connection", "close")
+		w.WriteHeader(status)
 	}
-	b.record(rec, r, user)
+	b.record(r, user, status, reason)
 	writeWithin(w, 0) // what is still buffered
 }
 
-func (b *Bus) record(rec *recorder, r *http.Request, user string) {
+func (b *Bus) record(r *http.Request, user string, status int, reason string) {
 	if b.options.Audit == nil {
 		return
 	}
@@ -82,7 +56,7 @@ func (b *Bus) record(rec *recorder, r *http.Request, user string) {
 	}
 	b.options.Audit.Record(mbus.HTTPSEvent(mbus.HTTPRequest{
 		Path: r.URL.Path, User: user, Method: r.Method, Source: host, Port: port, Hostname: b.hostname,
-		Headers: summary(r), Status: rec.status, Reason: rec.reason,
+		Headers: summary(r), Status: status, Reason: reason,
 	}))
 }
 
@@ -97,23 +71,24 @@ func summary(r *http.Request) string {
 	return strings.Join(parts, "&")
 }
 
-func (b *Bus) serveAgent(w *recorder, r *http.Request) {
+// empty answers without a body.
+func empty(w http.ResponseWriter, status int, reason string) (int, string) {
+	w.WriteHeader(status)
+	return status, reason
+}
+
+func (b *Bus) serveAgent(w http.ResponseWriter, r *http.Request) (status int, reason string) {
 	if r.Method != http.MethodPost {
-		w.WriteHeader(http.StatusNotFound)
-		return
+		return empty(w, http.StatusNotFound, "")
 	}
 	body := http.MaxBytesReader(w, io.NopCloser(newPaced(w, r.Body)), maxEnvelope)
 	data, err := io.ReadAll(body)
 	if err != nil {
-		w.reason = "request body not read"
-		w.WriteHeader(http.StatusBadRequest)
-		return
+		return empty(w, http.StatusBadRequest, "request body not read")
 	}
 	request, err := mbus.DecodeRequest(data)
 	if err != nil {
-		w.reason = err.Error()
-		w.WriteHeader(http.StatusInternalServerError)
-		return
+		return empty(w, http.StatusInternalServerError, err.Error())
 	}
 	request.KeepsWaiting = true
 	// No read deadline any more: net/http cancels the context when the caller disconnects.
@@ -123,53 +98,47 @@ func (b *Bus) serveAgent(w *recorder, r *http.Request) {
 	select {
 	case reply := <-replies:
 		if reply.Silent() {
-			w.reason = "not answered"
 			w.Header().Set("Connection", "close")
-			w.WriteHeader(http.StatusServiceUnavailable)
-			return
+			return empty(w, http.StatusServiceUnavailable, "not answered")
 		}
-		w.reason, _ = reply.ExceptionText()
 		data := reply.Encode(0)
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Content-Length", strconv.Itoa(len(data)))
 		writeWithin(w, int64(len(data)))
 		_, _ = w.Write(data) // fails if the caller has disconnected
+		reason, _ = reply.ExceptionText()
+		return http.StatusOK, reason
 	case <-r.Context().Done():
-		w.reason = "caller disconnected"
-		w.WriteHeader(http.StatusServiceUnavailable)
+		return empty(w, http.StatusServiceUnavailable, "caller disconnected")
 	}
 }
 
 // serveBlob serves a blob. The last segment of the path is its id.
-func (b *Bus) serveBlob(w *recorder, r *http.Request) {
+func (b *Bus) serveBlob(w http.ResponseWriter, r *http.Request) (status int, reason string) {
 	id := path.Base(r.URL.Path)
 	if id == "." || id == "/" || strings.HasSuffix(r.URL.Path, "/") {
 		if r.Method == http.MethodPut {
-			b.blobError(w, errors.New("store blob: the path does not name a blob"))
-			return
+			return blobError(w, errors.New("store blob: the path does not name a blob"))
 		}
-		w.WriteHeader(http.StatusNotFound)
-		return
+		return empty(w, http.StatusNotFound, "")
 	}
 	switch r.Method {
 	case http.MethodPut:
 		if err := b.options.Blobs.Write(id, newPaced(w, r.Body)); err != nil {
-			b.blobError(w, err)
-			return
+			return blobError(w, err)
 		}
-		w.WriteHeader(http.StatusCreated)
+		return empty(w, http.StatusCreated, "")
 	case http.MethodGet:
-		b.sendBlob(w, id)
+		return b.sendBlob(w, id)
 	default: // HEAD and DELETE too: cloudfoundry/bosh-agent knows neither
-		w.WriteHeader(http.StatusNotFound)
+		return empty(w, http.StatusNotFound, "")
 	}
 }
 
-func (b *Bus) sendBlob(w *recorder, id string) {
+func (b *Bus) sendBlob(w http.ResponseWriter, id string) (status int, reason string) {
 	file, err := b.options.Blobs.Open(id)
 	if err != nil {
-		b.blobError(w, err)
-		return
+		return blobError(w, err)
 	}
 	defer func() { _ = file.Close() }() // read only
 	info, err := file.Stat()
@@ -177,26 +146,25 @@ func (b *Bus) sendBlob(w *recorder, id string) {
 		err = fs.ErrNotExist
 	}
 	if err != nil {
-		b.blobError(w, err)
-		return
+		return blobError(w, err)
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")
 	w.Header().Set("Content-Length", strconv.FormatInt(info.Size(), 10))
 	writeWithin(w, info.Size())
 	if _, err := io.CopyN(w, file, info.Size()); err != nil {
-		w.reason = "blob not sent: " + err.Error()
+		reason = "blob not sent: " + err.Error()
 	}
+	return http.StatusOK, reason
 }
 
-func (b *Bus) blobError(w *recorder, err error) {
-	w.reason = err.Error()
+func blobError(w http.ResponseWriter, err error) (status int, reason string) {
 	if errors.Is(err, fs.ErrNotExist) {
-		w.WriteHeader(http.StatusNotFound)
-		return
+		return empty(w, http.StatusNotFound, err.Error())
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(http.StatusInternalServerError)
 	_, _ = io.WriteString(w, err.Error()) // fails if the caller has disconnected
+	return http.StatusInternalServerError, err.Error()
 }
 
 // paced enforces a minimum rate while a body is read. The deadline moves with the bytes that arrive, so that bodies of
