@@ -148,21 +148,19 @@ type quietly struct{ error }
 func (quietly) Error() string   { return "" }
 func (q quietly) Unwrap() error { return q.error }
 
-// readVolumes returns the first of the named files found on any volume.
-func readVolumes(all []*medium.Volume, names []string) (body []byte, name string, err error) {
+// readVolume returns the first of the named files that the volume has.
+func readVolume(v *medium.Volume, names []string) (body []byte, name string, err error) {
 	var missing error
-	for _, v := range all {
-		for _, name := range names {
-			body, err := v.ReadFile(name, source.MaxDocument)
-			if err == nil {
-				return body, name, nil
-			}
-			if !errors.Is(err, fs.ErrNotExist) {
-				return nil, "", err
-			}
-			if missing == nil {
-				missing = err
-			}
+	for _, name := range names {
+		body, err := v.ReadFile(name, source.MaxDocument)
+		if err == nil {
+			return body, name, nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return nil, "", err
+		}
+		if missing == nil {
+			missing = err
 		}
 	}
 	return nil, "", source.Final(missing)

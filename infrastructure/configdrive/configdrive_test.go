@@ -97,6 +97,10 @@ const byLabel = "/dev/disk/by-label/"
 
 func TestConfigDrive(t *testing.T) {
 	image := makeFAT(t, "config-2", files)
+	partitioned := filepath.Join(t.TempDir(), "disk.img")
+	if err := os.WriteFile(partitioned, append(make([]byte, 510), 0x55, 0xaa), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	cases := []struct {
 		name  string
 		setup func(machine) *Source
@@ -115,6 +119,11 @@ func TestConfigDrive(t *testing.T) {
 			m.attach("sda", makeFAT(t, "first", map[string]string{"x": "y"}), "first")
 			m.attach("sdb", image, "config-2")
 			return m.drive(byLabel+"first", byLabel+"config-2")
+		}, byLabel + "config-2"},
+		{"in a partition", func(m machine) *Source {
+			m.attach("sdb", partitioned, "")
+			m.attach("sdb1", image, "")
+			return m.drive(byLabel + "config-2")
 		}, byLabel + "config-2"},
 		{"between foreign devices", func(m machine) *Source {
 			m.attach("loop0", makeFAT(t, "other", nil), "")

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"sort"
 	"strings"
 	"sync"
 	"time"
@@ -138,11 +137,11 @@ func (f finder) readNow(ctx context.Context, path string, names []string) (body 
 		return nil, "", fmt.Errorf("%s: %w", path, err)
 	}
 	defer d.Close()
-	all, err := medium.Volumes(ctx, d, d.size)
+	v, err := medium.Open(ctx, d, d.size)
 	if err != nil {
 		return nil, "", fmt.Errorf("%s: %w", path, damaged(err))
 	}
-	body, name, err := readVolumes(preferred(all, label), names)
+	body, name, err := readVolume(v, names)
 	if err != nil {
 		return nil, "", fmt.Errorf("%s: %w", path, damaged(err))
 	}
@@ -157,16 +156,6 @@ func damaged(err error) error {
 		return source.Final(err)
 	}
 	return err
-}
-
-// preferred sorts volumes with the label first.
-func preferred(all []*medium.Volume, label string) []*medium.Volume {
-	if label == "" {
-		return all
-	}
-	sorted := append([]*medium.Volume(nil), all...)
-	sort.SliceStable(sorted, func(i, j int) bool { return sorted[i].HasLabel(label) && !sorted[j].HasLabel(label) })
-	return sorted
 }
 
 // unescape decodes udev's \x20 in link names.
@@ -244,7 +233,7 @@ func (d *device) prepare(path string) error {
 	return nil
 }
 
-// scan searches all block devices for a volume with the label.
+// scan searches all block devices, which include partitions, for a volume with the label.
 func (f finder) scan(ctx context.Context, label string) (*device, error) {
 	entries, err := os.ReadDir(filepath.Join(f.root, "sys/class/block"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -263,14 +252,9 @@ func (f finder) scan(ctx context.Context, label string) (*device, error) {
 		if err != nil {
 			continue // in use, or without a medium
 		}
-		all, err := medium.Volumes(ctx, d, d.size)
-		if err == nil {
-			for _, v := range all {
-				if v.HasLabel(label) {
-					f.log.WithFields(logrus.Fields{"device": path, "label": label}).Info("found a medium by its label")
-					return d, nil
-				}
-			}
+		if v, err := medium.Open(ctx, d, d.size); err == nil && v.HasLabel(label) {
+			f.log.WithFields(logrus.Fields{"device": path, "label": label}).Info("found a medium by its label")
+			return d, nil
 		}
 		d.Close()
 	}

@@ -1,6 +1,6 @@
 // Package medium reads files from config drives and CDs without mounting them: ISO 9660 (plain, Rock Ridge, Joliet) and
-// FAT, on a whole device or in a partition. It never writes and does not trust the medium: sizes, depths and the number
-// of bytes read are limited, and a damaged medium is an error.
+// FAT. It never writes and does not trust the medium: sizes, depths and the number of bytes read are limited, and a
+// damaged medium is an error.
 //
 // FAT is read by go-diskfs, after the structures that it does not check were checked here (see fat.go). ISO 9660 is
 // read here (iso.go), because go-diskfs allocates any size that a descriptor claims, and finds nothing below the first
@@ -20,10 +20,9 @@ import (
 
 // Limits. A config drive has at most a few tens of MiB, with a handful of short files.
 const (
-	maxReadBytes  = 64 << 20 // read from a volume in total
-	maxDirectory  = 1 << 20  // bytes of one directory
-	maxDepth      = 16       // names in a path
-	maxPartitions = 16
+	maxReadBytes = 64 << 20 // read from a volume in total
+	maxDirectory = 1 << 20  // bytes of one directory
+	maxDepth     = 16       // names in a path
 )
 
 // ErrUnknown means that there is no file system that this package can read.
@@ -58,32 +57,11 @@ type entry struct {
 	path    string   // FAT
 }
 
-// Volumes returns the file systems on r: the one at its start, or those in partitions. It returns ErrUnknown if there
-// is none. Reads fail after ctx has ended.
-func Volumes(ctx context.Context, r io.ReaderAt, size int64) ([]*Volume, error) {
-	v, err := volume(ctx, r, 0, size)
-	if err == nil {
-		return []*Volume{v}, nil
-	}
-	if !errors.Is(err, ErrUnknown) {
-		return nil, err
-	}
-	var found []*Volume
-	for _, p := range partitions(newGuarded(ctx, r, 0, size)) {
-		// An unreadable partition does not prevent reading the others.
-		if v, err := volume(ctx, r, p.start, p.size); err == nil {
-			found = append(found, v)
-		}
-	}
-	if len(found) == 0 {
-		return nil, ErrUnknown
-	}
-	return found, nil
-}
-
-func volume(ctx context.Context, r io.ReaderAt, start, size int64) (v *Volume, err error) {
+// Open returns the file system on r. It returns ErrUnknown if there is none: like mount, it does not look into the
+// partitions of a device, which have devices of their own. Reads fail after ctx has ended.
+func Open(ctx context.Context, r io.ReaderAt, size int64) (v *Volume, err error) {
 	defer recovered(&err)
-	in := newGuarded(ctx, r, start, size)
+	in := newGuarded(ctx, r, size)
 	if v, err = openISO(in); err == nil || !errors.Is(err, ErrUnknown) {
 		return v, err
 	}
@@ -223,18 +201,17 @@ func isShort(name string) bool {
 	return name == strings.ToUpper(name) && len(base) <= 8 && len(extension) <= 3
 }
 
-// guarded is the part of a device that contains a volume, with a limit on the bytes read from it.
+// guarded is a device that contains a volume, with a limit on the bytes read from it.
 type guarded struct {
 	ctx    context.Context
 	r      io.ReaderAt
-	start  int64
 	size   int64
 	budget atomic.Int64
 	failed atomic.Pointer[error]
 }
 
-func newGuarded(ctx context.Context, r io.ReaderAt, start, size int64) *guarded {
-	g := &guarded{ctx: ctx, r: r, start: start, size: size}
+func newGuarded(ctx context.Context, r io.ReaderAt, size int64) *guarded {
+	g := &guarded{ctx: ctx, r: r, size: size}
 	g.budget.Store(maxReadBytes)
 	return g
 }
@@ -258,7 +235,7 @@ func (g *guarded) readAt(p []byte, off int64) (int, error) {
 	case g.budget.Add(-int64(len(p))-512) < 0:
 		return 0, fmt.Errorf("%w: more than %d MiB to read", ErrDamaged, maxReadBytes>>20)
 	}
-	n, err := g.r.ReadAt(p, g.start+off)
+	n, err := g.r.ReadAt(p, off)
 	if n == len(p) {
 		return n, nil
 	}

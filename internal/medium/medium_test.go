@@ -17,7 +17,6 @@ import (
 	"github.com/diskfs/go-diskfs/disk"
 	"github.com/diskfs/go-diskfs/filesystem"
 	"github.com/diskfs/go-diskfs/filesystem/iso9660"
-	"github.com/diskfs/go-diskfs/partition/gpt"
 
 	"cambium/internal/fattest"
 	"cambium/internal/skiptest"
@@ -109,14 +108,11 @@ func makeFAT(t testing.TB, bits, kib int, label string, files map[string]string)
 
 func open(t testing.TB, image []byte) *Volume {
 	t.Helper()
-	all, err := Volumes(context.Background(), bytes.NewReader(image), int64(len(image)))
+	v, err := Open(context.Background(), bytes.NewReader(image), int64(len(image)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(all) != 1 {
-		t.Fatalf("%d volumes, want 1", len(all))
-	}
-	return all[0]
+	return v
 }
 
 func check(t *testing.T, v *Volume, files map[string]string) {
@@ -367,50 +363,6 @@ func TestFATWithoutLongNames(t *testing.T) {
 	}
 }
 
-func TestPartitions(t *testing.T) {
-	fat := makeFAT(t, 12, 1024, "CONFIG-2", drive)
-	iso := makeISO(t, drive, "-V", "azure_cfg_dsk", "-r")
-	const first = 2048 * 512
-	t.Run("MBR", func(t *testing.T) {
-		image := make([]byte, first+len(fat)+1<<20)
-		copy(image[first:], fat)
-		entry := image[446:]
-		entry[4], entry[9], entry[12], entry[13] = 0x0c, 0x08, byte(len(fat)/512), byte(len(fat)/512>>8)
-		image[510], image[511] = 0x55, 0xaa
-		v := open(t, image)
-		if !v.HasLabel("CONFIG-2") {
-			t.Errorf("labels %q", v.Labels)
-		}
-		check(t, v, drive)
-	})
-	t.Run("GPT with two", func(t *testing.T) {
-		second := first + (len(fat)+1<<20)&^(1<<20-1)
-		size := second + (len(iso)+1<<20)&^(1<<20-1) + 1<<20
-		out := filepath.Join(t.TempDir(), "gpt.img")
-		d, err := diskfs.Create(out, int64(size), diskfs.SectorSize512)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := d.Partition(&gpt.Table{ProtectiveMBR: true, Partitions: []*gpt.Partition{
-			{Index: 1, Start: first / 512, End: uint64(second/512 - 1), Type: gpt.MicrosoftBasicData},
-			{Index: 2, Start: uint64(second / 512), End: uint64(size/512 - 2048), Type: gpt.LinuxFilesystem},
-		}}); err != nil {
-			t.Fatal(err)
-		}
-		d.Close()
-		image := read(t, out)
-		copy(image[first:], fat)
-		copy(image[second:], iso)
-		all, err := Volumes(t.Context(), bytes.NewReader(image), int64(len(image)))
-		if err != nil || len(all) != 2 {
-			t.Fatalf("%d volumes, %v; want 2", len(all), err)
-		}
-		for _, v := range all {
-			check(t, v, drive)
-		}
-	})
-}
-
 func TestNothingToRead(t *testing.T) {
 	for name, image := range map[string][]byte{
 		"empty":           nil,
@@ -420,7 +372,7 @@ func TestNothingToRead(t *testing.T) {
 		"truncated ISO":   append(make([]byte, 32769), "CD001"...),
 		"partition table": append(bytes.Repeat([]byte{0xff}, 510), 0x55, 0xaa),
 	} {
-		if _, err := Volumes(t.Context(), bytes.NewReader(image), int64(len(image))); !errors.Is(err, ErrUnknown) {
+		if _, err := Open(t.Context(), bytes.NewReader(image), int64(len(image))); !errors.Is(err, ErrUnknown) {
 			t.Errorf("%s: error %v, want ErrUnknown", name, err)
 		}
 	}
@@ -443,15 +395,15 @@ func TestReadErrorIsNotZeros(t *testing.T) {
 	for name, image := range map[string][]byte{"FAT": makeFAT(t, 12, 1024, "X", drive), "ISO": makeISO(t, drive, "-r")} {
 		at := int64(bytes.Index(image, []byte("xxxxxxxxxxxxxxxx")))
 		r := failing{bytes.NewReader(image), at + 512, at + 1024}
-		all, err := Volumes(t.Context(), r, int64(len(image)))
+		v, err := Open(t.Context(), r, int64(len(image)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := all[0].ReadFile("openstack/latest/user_data", 1<<20); err == nil ||
+		if _, err := v.ReadFile("openstack/latest/user_data", 1<<20); err == nil ||
 			!strings.Contains(err.Error(), "input/output error") {
 			t.Errorf("%s: error %v, want the device's", name, err)
 		}
-		if got, err := all[0].ReadFile("env", 1<<20); err != nil || string(got) != drive["env"] {
+		if got, err := v.ReadFile("env", 1<<20); err != nil || string(got) != drive["env"] {
 			t.Errorf("%s: a good file after the bad one: %q, %v", name, got, err)
 		}
 	}
@@ -459,14 +411,14 @@ func TestReadErrorIsNotZeros(t *testing.T) {
 
 func TestCircularChainIsDamage(t *testing.T) {
 	image := makeFAT(t, 16, 16<<10, "X", drive)
-	g, err := readGeometry(newGuarded(t.Context(), bytes.NewReader(image), 0, int64(len(image))))
+	g, err := readGeometry(newGuarded(t.Context(), bytes.NewReader(image), int64(len(image))))
 	if err != nil {
 		t.Fatal(err)
 	}
 	// Cluster 5 follows cluster 4 follows cluster 5.
 	table := image[g.tableStart:]
 	table[8], table[9], table[10], table[11] = 5, 0, 4, 0
-	if _, err := Volumes(t.Context(), bytes.NewReader(image), int64(len(image))); !errors.Is(err, ErrDamaged) {
+	if _, err := Open(t.Context(), bytes.NewReader(image), int64(len(image))); !errors.Is(err, ErrDamaged) {
 		t.Errorf("error %v, want damage", err)
 	}
 }
@@ -474,12 +426,12 @@ func TestCircularChainIsDamage(t *testing.T) {
 func TestEndOfContextStopsReading(t *testing.T) {
 	image := makeISO(t, drive, "-r")
 	ctx, cancel := context.WithCancel(t.Context())
-	all, err := Volumes(ctx, bytes.NewReader(image), int64(len(image)))
+	v, err := Open(ctx, bytes.NewReader(image), int64(len(image)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	cancel()
-	if _, err := all[0].ReadFile("env", 1024); !errors.Is(err, context.Canceled) {
+	if _, err := v.ReadFile("env", 1024); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v, want canceled", err)
 	}
 }
