@@ -3,12 +3,12 @@ package medium
 import (
 	"encoding/binary"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"strings"
-	"time"
 
-	"github.com/diskfs/go-diskfs/backend"
+	"github.com/diskfs/go-diskfs/backend/file"
 	"github.com/diskfs/go-diskfs/filesystem"
 	"github.com/diskfs/go-diskfs/filesystem/fat12"
 	"github.com/diskfs/go-diskfs/filesystem/fat16"
@@ -38,7 +38,11 @@ func openFAT(in *guarded) (*Volume, error) {
 	if err := checkChains(in, g); err != nil {
 		return nil, err
 	}
-	storage := &storage{in: in}
+	// go-diskfs expects a file, but only calls ReadAt.
+	storage := file.New(struct {
+		fs.File
+		io.ReaderAt
+	}{ReaderAt: in}, true)
 	var fat filesystem.FileSystem
 	switch g.bits {
 	case 12:
@@ -211,42 +215,3 @@ func (t *fatTree) read(file entry, limit int64) ([]byte, error) {
 	}
 	return content, nil
 }
-
-// storage lets go-diskfs, which expects a file, read a volume. Writes fail.
-type storage struct {
-	in *guarded
-	at int64
-}
-
-func (s *storage) ReadAt(p []byte, off int64) (int, error) { return s.in.ReadAt(p, off) }
-func (s *storage) Read(p []byte) (int, error) {
-	n, err := s.in.ReadAt(p, s.at)
-	s.at += int64(n)
-	return n, err
-}
-func (s *storage) Seek(off int64, whence int) (int64, error) {
-	switch whence {
-	case 1:
-		off += s.at
-	case 2:
-		off += s.in.size
-	}
-	s.at = off
-	return off, nil
-}
-func (s *storage) Close() error               { return nil }
-func (s *storage) Stat() (fs.FileInfo, error) { return info{size: s.in.size}, nil }
-func (s *storage) Sys() (*os.File, error)     { return nil, backend.ErrNotSuitable }
-func (s *storage) Path() string               { return "" }
-func (s *storage) Writable() (backend.WritableFile, error) {
-	return nil, backend.ErrIncorrectOpenMode
-}
-
-type info struct{ size int64 }
-
-func (i info) Name() string       { return "" }
-func (i info) Size() int64        { return i.size }
-func (i info) Mode() fs.FileMode  { return 0o400 }
-func (i info) ModTime() time.Time { return time.Time{} }
-func (i info) IsDir() bool        { return false }
-func (i info) Sys() any           { return nil }

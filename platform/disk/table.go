@@ -15,7 +15,6 @@ import (
 	"slices"
 	"sort"
 	"strings"
-	"time"
 
 	"github.com/diskfs/go-diskfs/partition/gpt"
 	"github.com/diskfs/go-diskfs/partition/mbr"
@@ -268,7 +267,7 @@ func readGPT(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
 			t.Fixed = "its entries are not at the usual location"
 		}
 	}
-	read, err := gpt.Read(file{r: r, size: size}, sector, sector)
+	read, err := gpt.Read(newFile(r, size), sector, sector)
 	if err != nil {
 		// If the disk has grown, the second copy is at its former end, to which the protective entry extends.
 		before, sizeErr := protectedSize(r, sector)
@@ -313,7 +312,7 @@ func missingPart(t *gpt.Table, r io.ReaderAt, sector int) (layout.Part, error) {
 	}
 	// With the first header hidden, the library reads the second one, at the former end of the disk.
 	length := int64(t.TotalSize())
-	second, err := gpt.Read(file{r: masked{r, []extent{place(sector)}}, size: length}, sector, sector)
+	second, err := gpt.Read(newFile(masked{r, []extent{place(sector)}}, length), sector, sector)
 	if err != nil || !second.Equal(t) {
 		return layout.SecondCopy, nil
 	}
@@ -342,7 +341,7 @@ func protectedSize(r io.ReaderAt, sector int) (int64, error) {
 }
 
 func readMBR(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
-	read, err := mbr.Read(file{r: r, size: size}, sector, sector)
+	read, err := mbr.Read(newFile(r, size), sector, sector)
 	if err != nil {
 		return layout.Table{}, fmt.Errorf("%w: %w", layout.ErrDamaged, err)
 	}
@@ -408,26 +407,10 @@ func check(t *layout.Table) error {
 	return nil
 }
 
-// file adapts a reader to the file interface of go-diskfs.
-type file struct {
-	r    io.ReaderAt
-	size int64
-}
+// file adapts a reader to the file interface of go-diskfs, which uses ReadAt and Seek.
+type file struct{ *io.SectionReader }
 
-func (f file) ReadAt(b []byte, o int64) (int, error) { return f.r.ReadAt(b, o) }
-func (f file) Read([]byte) (int, error)              { return 0, errors.ErrUnsupported }
-func (f file) Close() error                          { return nil }
-func (f file) Stat() (fs.FileInfo, error)            { return f, nil }
-func (f file) Seek(o int64, whence int) (int64, error) {
-	if whence == io.SeekEnd {
-		return f.size + o, nil
-	}
-	return o, nil
-}
+func newFile(r io.ReaderAt, size int64) file { return file{io.NewSectionReader(r, 0, size)} }
 
-func (f file) Name() string       { return "disk" }
-func (f file) Size() int64        { return f.size }
-func (f file) Mode() fs.FileMode  { return 0 }
-func (f file) ModTime() time.Time { return time.Time{} }
-func (f file) IsDir() bool        { return false }
-func (f file) Sys() any           { return nil }
+func (file) Close() error               { return nil }
+func (file) Stat() (fs.FileInfo, error) { return nil, errors.ErrUnsupported }

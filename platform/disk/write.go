@@ -283,7 +283,7 @@ func preserve(f *os.File, g *gpt.Table, size int64, sector int) error {
 	if g.GUID == "" {
 		return nil
 	}
-	old, err := gpt.Read(file{r: f, size: size}, sector, sector)
+	old, err := gpt.Read(newFile(f, size), sector, sector)
 	if err != nil || !strings.EqualFold(old.GUID, g.GUID) {
 		return nil
 	}
@@ -297,13 +297,13 @@ func preserve(f *os.File, g *gpt.Table, size int64, sector int) error {
 	return nil
 }
 
-func writeMBR(t layout.Table, f *os.File, _ int64, sector int) error {
+func writeMBR(t layout.Table, f *os.File, size int64, sector int) error {
 	sector0 := make([]byte, 512)
 	if err := probe.ReadFull(f, sector0, 0); err != nil {
 		return err
 	}
 	// Keep the boot code, disk signature and boot flags of an existing table.
-	old, err := mbr.Read(file{r: f}, sector, sector)
+	old, err := mbr.Read(newFile(f, size), sector, sector)
 	if fresh := err != nil; fresh {
 		old = nil
 		_, _ = rand.Read(sector0[bootCode:][:4]) // never fails on supported systems
