@@ -38,7 +38,7 @@ func SetReadOnly(ctx context.Context, target string, readOnly bool, report func(
 	if readOnly {
 		flag = "ro"
 	}
-	err := whileBusy(ctx, target, report, func() error {
+	return whileBusy(ctx, "set "+flag+" on", target, occupants, report, func() error {
 		fd, err := unix.Fspick(unix.AT_FDCWD, target, unix.FSPICK_CLOEXEC|unix.FSPICK_NO_AUTOMOUNT)
 		if err != nil {
 			return err
@@ -49,11 +49,6 @@ func SetReadOnly(ctx context.Context, target string, readOnly bool, report func(
 		}
 		return unix.FsconfigReconfigure(fd)
 	})
-	var busy *BusyError
-	if err != nil && !errors.As(err, &busy) {
-		return fmt.Errorf("make %s %s: %w", target, flag, err)
-	}
-	return err
 }
 
 // SetBindReadOnly makes a single mount read-only or writable, but not its file system or other mounts. To make it
@@ -63,30 +58,26 @@ func SetBindReadOnly(ctx context.Context, target string, readOnly bool, report f
 	if readOnly {
 		change = unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
 	}
-	err := whileBusy(ctx, target, report, func() error { return unix.MountSetattr(unix.AT_FDCWD, target, 0, &change) })
-	var busy *BusyError
-	if err != nil && !errors.As(err, &busy) {
-		return fmt.Errorf("change the mount %s: %w", target, err)
-	}
-	return err
+	return whileBusy(ctx, "change the mount", target, occupants, report,
+		func() error { return unix.MountSetattr(unix.AT_FDCWD, target, 0, &change) })
 }
 
-// whileBusy calls try again while it returns EBUSY. It reports the processes that use target whenever they change.
-func whileBusy(ctx context.Context, target string, report func([]Process), try func() error) error {
+// whileBusy calls try again while it returns EBUSY. It reports the processes that use target whenever they change. Other
+// errors get the operation and the target.
+func whileBusy(ctx context.Context, operation, target string, usersOf func(target string) ([]Process, error),
+	report func([]Process), try func() error) error {
 	var last string
 	for {
 		err := try()
-		if !errors.Is(err, unix.EBUSY) {
-			return err
-		}
-		users, err := users(target)
 		if err == nil {
-			var mounts []Process
-			mounts, err = inside(target)
-			users = append(users, mounts...)
+			return nil
 		}
+		if !errors.Is(err, unix.EBUSY) {
+			return fmt.Errorf("%s %s: %w", operation, target, err)
+		}
+		users, err := usersOf(target)
 		if err != nil {
-			return fmt.Errorf("busy: %w", err)
+			return fmt.Errorf("%s %s: busy: %w", operation, target, err)
 		}
 		if now := fmt.Sprint(users); now != last {
 			last = now
@@ -96,7 +87,7 @@ func whileBusy(ctx context.Context, target string, report func([]Process), try f
 			return &BusyError{Target: target, Users: users, Cause: context.Cause(ctx)}
 		}
 		if err := awaitChange(ctx, users); err != nil {
-			return err
+			return fmt.Errorf("%s %s: %w", operation, target, err)
 		}
 	}
 }

@@ -131,26 +131,14 @@ var goneErrors = []error{unix.ENOENT, unix.ENXIO, unix.ENODEV, unix.ENOMEDIUM}
 
 // AwaitReleased waits until Released returns true. If ctx ends before, the error names the processes.
 func AwaitReleased(ctx context.Context, m Entry, bind bool, report func([]Process)) error {
-	var last string
-	for {
-		if released, err := Released(m, bind); released || err != nil {
-			return err
+	users := func(string) ([]Process, error) { return holders(m, bind) }
+	return whileBusy(ctx, "await the release of", m.Source, users, report, func() error {
+		released, err := Released(m, bind)
+		if err == nil && !released {
+			err = unix.EBUSY
 		}
-		holders, err := holders(m, bind)
-		if err != nil {
-			return err
-		}
-		if now := fmt.Sprint(holders); now != last {
-			last = now
-			report(holders)
-		}
-		if ctx.Err() != nil {
-			return &BusyError{Target: m.Source, Users: holders, Cause: context.Cause(ctx)}
-		}
-		if err := awaitChange(ctx, holders); err != nil {
-			return err
-		}
-	}
+		return err
+	})
 }
 
 // holders returns the processes that use the file system of m after it was unmounted: those with open files, and one

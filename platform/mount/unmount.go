@@ -74,22 +74,17 @@ func UnmountReporting(ctx context.Context, target string, report func([]Process)
 	if err != nil {
 		return fmt.Errorf("unmount: %w", err)
 	}
-	err = whileBusy(ctx, target, report, func() error {
+	return whileBusy(ctx, "unmount", target, occupants, report, func() error {
 		if _, there, err := At(target); err != nil || !there {
 			return err
 		}
 		return unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
 	})
-	var busy *BusyError
-	if err != nil && !errors.As(err, &busy) {
-		return fmt.Errorf("unmount %s: %w", target, err)
-	}
-	return err
 }
 
 // AwaitUnused waits until the mount at target could be unmounted, but does not unmount it.
 func AwaitUnused(ctx context.Context, target string, report func([]Process)) error {
-	return whileBusy(ctx, target, report, func() error {
+	return whileBusy(ctx, "await the end of use of", target, occupants, report, func() error {
 		path, err := resolve(target) // clears the mark of an earlier call
 		if err != nil {
 			return err
@@ -152,8 +147,12 @@ func users(target string) ([]Process, error) {
 	})
 }
 
-// inside returns the mounts below target.
-func inside(target string) (found []Process, err error) {
+// occupants returns the users of target and the mounts below it.
+func occupants(target string) ([]Process, error) {
+	found, err := users(target)
+	if err != nil {
+		return nil, err
+	}
 	if target, err = resolve(target); err != nil {
 		return nil, err
 	}
