@@ -291,7 +291,6 @@ func onlyStrings(t *testing.T, name string, disk any) {
 
 // withoutForm removes what may differ: where a document came from.
 func withoutForm(s Settings) Settings {
-	s = s.Clone()
 	s.name = ""
 	return s
 }

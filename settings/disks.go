@@ -2,7 +2,7 @@ package settings
 
 import (
 	"encoding/json"
-	"slices"
+	"maps"
 
 	"cambium/internal/jsondoc"
 	"cambium/internal/report"
@@ -111,9 +111,9 @@ func EncodeHints(disks map[string]PersistentDisk) secret.JSON {
 func (s Settings) Disk(cid string, h DiskHint) PersistentDisk {
 	return PersistentDisk{
 		CID:          cid,
-		Hint:         h.clone(),
+		Hint:         h,
 		FileSystem:   s.Env.PersistentDiskFS,
-		MountOptions: slices.Clone(s.Env.PersistentDiskMountOptions),
+		MountOptions: s.Env.PersistentDiskMountOptions,
 		Partitioner:  s.Env.PersistentDiskPartitioner,
 	}
 }
@@ -125,19 +125,6 @@ func (s Settings) PersistentDisks(records map[string]PersistentDisk) map[string]
 	for cid, hint := range s.Disks.Persistent {
 		all[cid] = s.Disk(cid, hint)
 	}
-	for cid, d := range records {
-		all[cid] = d.clone()
-	}
+	maps.Copy(all, records)
 	return all
-}
-
-func (h DiskHint) clone() DiskHint {
-	h.ISCSI = copied(h.ISCSI)
-	return h
-}
-
-func (d PersistentDisk) clone() PersistentDisk {
-	d.Hint = d.Hint.clone()
-	d.MountOptions = slices.Clone(d.MountOptions)
-	return d
 }

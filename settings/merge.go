@@ -1,11 +1,6 @@
 package settings
 
-import (
-	"maps"
-	"slices"
-
-	"cambium/internal/secret"
-)
+import "cambium/internal/secret"
 
 // Origin tells which member of which document an effective value came from.
 type Origin struct {
@@ -28,7 +23,8 @@ type origins struct {
 	urls, cert, blobstore, ntp, trustedCerts, associations Origin
 }
 
-// Merge combines a settings document with updates. There is one rule for each value:
+// Merge combines a settings document with updates. The result shares their slices, maps and pointers. There is one rule
+// for each value:
 //
 //  1. Bus URLs: the first of update_settings mbus.urls, env.bosh.mbus.urls and the root's mbus
 //     that is not empty. The lists are never joined.
@@ -40,15 +36,15 @@ type origins struct {
 //  5. Trusted certificates and disk associations: update_settings only.
 //  6. Everything else comes from the settings document.
 func Merge(s Settings, u Update) Effective {
-	e := Effective{Settings: s.Clone(), TrustedCerts: u.TrustedCerts, Associations: slices.Clone(u.Associations)}
+	e := Effective{Settings: s, TrustedCerts: u.TrustedCerts, Associations: u.Associations}
 	o := &e.origins
 	bosh := e.Settings.Env.Bosh
 
 	switch {
 	case len(u.Mbus.URLs) > 0:
-		e.Bus.URLs, o.urls = slices.Clone(u.Mbus.URLs), updateOrigin("mbus.urls")
+		e.Bus.URLs, o.urls = u.Mbus.URLs, updateOrigin("mbus.urls")
 	case len(bosh.Mbus.URLs) > 0:
-		e.Bus.URLs, o.urls = slices.Clone(bosh.Mbus.URLs), s.origin("env.bosh.mbus.urls")
+		e.Bus.URLs, o.urls = bosh.Mbus.URLs, s.origin("env.bosh.mbus.urls")
 	case !s.Mbus.Empty():
 		e.Bus.URLs, o.urls = []secret.URL{s.Mbus}, s.origin("mbus")
 	}
@@ -68,9 +64,9 @@ func Merge(s Settings, u Update) Effective {
 	}
 	switch {
 	case bosh.NTP != nil:
-		e.NTP, o.ntp = slices.Clone(bosh.NTP), s.origin("env.bosh.ntp")
+		e.NTP, o.ntp = bosh.NTP, s.origin("env.bosh.ntp")
 	case s.NTP != nil:
-		e.NTP, o.ntp = slices.Clone(s.NTP), s.origin("ntp")
+		e.NTP, o.ntp = s.NTP, s.origin("ntp")
 	}
 	if u.TrustedCerts != "" {
 		o.trustedCerts = updateOrigin("trusted_certs")
@@ -87,52 +83,4 @@ func updateOrigin(path string) Origin {
 
 func (s Settings) origin(path string) Origin {
 	return Origin{Path: path, Document: s.name}
-}
-
-// Clone returns a copy that shares no mutable state with s.
-func (s Settings) Clone() Settings {
-	s.NTP = slices.Clone(s.NTP)
-	s.Networks = maps.Clone(s.Networks)
-	for name, n := range s.Networks {
-		n.DNS, n.Default, n.Routes = slices.Clone(n.DNS), slices.Clone(n.Default), slices.Clone(n.Routes)
-		s.Networks[name] = n
-	}
-	if s.Disks.Ephemeral != nil {
-		ephemeral := s.Disks.Ephemeral.clone()
-		s.Disks.Ephemeral = &ephemeral
-	}
-	s.Disks.Persistent = maps.Clone(s.Disks.Persistent)
-	for cid, h := range s.Disks.Persistent {
-		s.Disks.Persistent[cid] = h.clone()
-	}
-	s.Disks.RawEphemeral = slices.Clone(s.Disks.RawEphemeral)
-	s.Env.PersistentDiskMountOptions = slices.Clone(s.Env.PersistentDiskMountOptions)
-	b := &s.Env.Bosh
-	b.AuthorizedKeys, b.NTP, b.Blobstores = slices.Clone(b.AuthorizedKeys), slices.Clone(
-		b.NTP,
-	), slices.Clone(b.Blobstores)
-	b.Mbus = b.Mbus.clone()
-	a := &b.Agent
-	b.SwapSizeMiB, a.TaskAnswerHoldSeconds = copied(b.SwapSizeMiB), copied(a.TaskAnswerHoldSeconds)
-	a.EarlyPings, a.Firewall = copied(a.EarlyPings), copied(a.Firewall)
-	a.ScriptsOnBoot = copied(a.ScriptsOnBoot)
-	a.MetadataUsers = slices.Clone(a.MetadataUsers)
-	return s
-}
-
-func copied[T any](from *T) *T {
-	if from == nil {
-		return nil
-	}
-	value := *from
-	return &value
-}
-
-// Clone returns a copy that shares no mutable state with e.
-func (e Effective) Clone() Effective {
-	e.Settings = e.Settings.Clone()
-	e.Bus = e.Bus.clone()
-	e.NTP = slices.Clone(e.NTP)
-	e.Associations = slices.Clone(e.Associations)
-	return e
 }

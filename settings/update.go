@@ -125,11 +125,6 @@ func canonical(j secret.JSON) []byte {
 	return out
 }
 
-func (b Bus) clone() Bus {
-	b.URLs = slices.Clone(b.URLs)
-	return b
-}
-
 // Blank reports whether the update has the same effect as no update.
 func (u Update) Blank() bool {
 	known := 0

@@ -92,7 +92,8 @@ func (c *Current) writeUpdate(place vcap.Place, u settings.Update) error {
 	return c.disk.write(path, u.Encode().Reveal())
 }
 
-// Disks returns all known persistent disks by CID. Those of add_persistent_disk replace those of the settings.
+// Disks returns all known persistent disks by CID, in a map of the caller's own. Those of add_persistent_disk replace
+// those of the settings.
 func (c *Current) Disks() map[string]settings.PersistentDisk {
 	s := c.state.Load()
 	return s.settings.PersistentDisks(s.hints)
