@@ -25,6 +25,34 @@ func quiet() *logrus.Entry {
 	return logrus.NewEntry(l)
 }
 
+// complete returns options of a boot without a cache where none are set.
+func complete(o Options) Options {
+	if o.Accept == nil {
+		o.Accept = func(raw []byte) error {
+			var document struct {
+				AgentID string `json:"agent_id"`
+			}
+			if json.Unmarshal(raw, &document) != nil || document.AgentID == "" {
+				return errors.New("no agent_id")
+			}
+			return nil
+		}
+	}
+	if o.Status == nil {
+		o.Status = func(context.Context, string) {}
+	}
+	if o.Asked == nil {
+		o.Asked = func(context.Context, time.Time, Results, bool) {}
+	}
+	if o.HasCache == nil {
+		o.HasCache = func() bool { return false }
+	}
+	if o.Log == nil {
+		o.Log = quiet()
+	}
+	return o
+}
+
 // scripted is a source that returns settings after a number of errors, each after some time.
 type scripted struct {
 	name   string
@@ -140,8 +168,8 @@ func TestOrderDecidesAndSlowFailuresDoNotAddUp(t *testing.T) {
 					s.name = fmt.Sprintf("S%d place", i)
 					list = append(list, s)
 				}
-				s := newSources(list, false, Options{HasCache: func() bool { return c.cached }, CacheBudget: c.budget,
-					SideEffects: true, Log: quiet()})
+				s := newSources(list, false, complete(Options{HasCache: func() bool { return c.cached }, CacheBudget: c.budget,
+					SideEffects: true}))
 				start := time.Now()
 				answer, results, err := s.Settings(t.Context())
 				took := time.Since(start)
@@ -178,7 +206,7 @@ func TestPauses(t *testing.T) {
 				s := &scripted{name: "S", fails: never, err: c.err}
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
-				_, results, err := newSources([]Source{s}, false, Options{Log: quiet()}).Settings(ctx)
+				_, results, err := newSources([]Source{s}, false, complete(Options{})).Settings(ctx)
 				if !errors.Is(err, context.DeadlineExceeded) {
 					t.Errorf("error %v, want the end of the context", err)
 				}
@@ -203,7 +231,7 @@ func TestNetworkIsAskedForWhenItIsTheSourcesTurn(t *testing.T) {
 				&scripted{name: "drive", takes: 4 * time.Second, fails: never, err: absent},
 				&scripted{name: "http", fails: never, err: needNet},
 				&scripted{name: "file", answer: good("late")},
-			}, false, Options{Log: quiet()})
+			}, false, complete(Options{}))
 			start := time.Now()
 			_, results, err := s.Settings(t.Context())
 			var need *NeedNetwork
@@ -223,7 +251,7 @@ func TestNetworkIsAskedForWhenItIsTheSourcesTurn(t *testing.T) {
 			s := newSources([]Source{
 				&scripted{name: "file", takes: 4 * time.Second, answer: good("f")},
 				&scripted{name: "http", fails: never, err: needNet},
-			}, false, Options{Log: quiet()})
+			}, false, complete(Options{}))
 			if answer, _, err := s.Settings(t.Context()); err != nil || idOf(t, answer) != "f" {
 				t.Errorf("got %v, want the file's answer", err)
 			}
@@ -234,7 +262,7 @@ func TestNetworkIsAskedForWhenItIsTheSourcesTurn(t *testing.T) {
 			s := newSources([]Source{
 				&scripted{name: "http", fails: never, err: needNet},
 				&scripted{name: "file", answer: good("f")},
-			}, false, Options{Log: quiet()})
+			}, false, complete(Options{}))
 			if _, _, err := s.Settings(t.Context()); !errors.Is(err, neednet.Err) {
 				t.Fatalf("first call: error %v, want need of a network", err)
 			}
@@ -245,7 +273,7 @@ func TestNetworkIsAskedForWhenItIsTheSourcesTurn(t *testing.T) {
 	})
 	t.Run("is asked for again where nothing else answers", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			s := newSources([]Source{&scripted{name: "http", fails: never, err: needNet}}, false, Options{Log: quiet()})
+			s := newSources([]Source{&scripted{name: "http", fails: never, err: needNet}}, false, complete(Options{}))
 			for range 3 {
 				if _, _, err := s.Settings(t.Context()); !errors.Is(err, neednet.Err) {
 					t.Fatalf("error %v, want need of a network", err)
@@ -263,11 +291,11 @@ func TestStatusSaysWhatIsWaitedFor(t *testing.T) {
 			&scripted{name: "drive", fails: never, err: source.Final(errors.New("absent"))},
 			&scripted{name: "HTTP http://m/u", fails: 5, err: source.NotYet(errors.New("http://m/u: 404 Not Found")),
 				answer: good("a")},
-		}, false, Options{Log: quiet(), Status: func(_ context.Context, text string) {
+		}, false, complete(Options{Status: func(_ context.Context, text string) {
 			mu.Lock()
 			said = append(said, text)
 			mu.Unlock()
-		}})
+		}}))
 		if _, _, err := s.Settings(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -289,7 +317,7 @@ func TestAskedReportsResultsMeanwhile(t *testing.T) {
 		s := newSources([]Source{
 			&scripted{name: "drive", takes: time.Second, fails: never, err: source.Final(errors.New("absent"))},
 			&scripted{name: "HTTP", fails: 2, err: source.NotYet(errors.New("404 Not Found")), answer: good("a")},
-		}, false, Options{Log: quiet(), Asked: func(_ context.Context, began time.Time, v Results, over bool) {
+		}, false, complete(Options{Asked: func(_ context.Context, began time.Time, v Results, over bool) {
 			if start.IsZero() {
 				start = began
 			}
@@ -298,7 +326,7 @@ func TestAskedReportsResultsMeanwhile(t *testing.T) {
 			}
 			statuses = append(statuses, fmt.Sprintf("%s %s, %s %s, over %v", v[0].Source, v[0].Outcome, v[1].Source,
 				v[1].Outcome, over))
-		}})
+		}}))
 		if _, _, err := s.Settings(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -314,7 +342,7 @@ func TestFailureNamesEverySource(t *testing.T) {
 	s := newSources([]Source{
 		&scripted{name: "File /a", fails: never, err: source.Final(errors.New("/a: no such file or directory"))},
 		&scripted{name: "CDROM /dev/sr0 env", fails: never, err: source.Final(errors.New("no medium"))},
-	}, false, Options{Log: quiet(), Once: true})
+	}, false, complete(Options{Once: true}))
 	_, results, err := s.Settings(t.Context())
 	want := "no source has settings: File /a: failed: no such file or directory; CDROM /dev/sr0 env: failed: no medium"
 	if err == nil || err.Error() != want {
@@ -348,7 +376,7 @@ func TestSpentSources(t *testing.T) {
 
 func TestSideEffectsOnlyWhenAllowed(t *testing.T) {
 	for _, allowed := range []bool{false, true} {
-		s := newSources([]Source{&scripted{name: "S", answer: good("a")}}, false, Options{Log: quiet(), SideEffects: allowed})
+		s := newSources([]Source{&scripted{name: "S", answer: good("a")}}, false, complete(Options{SideEffects: allowed}))
 		answer, _, err := s.Settings(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -365,7 +393,7 @@ func TestKeySearchEndsAtTheFirstSourceWithoutAnError(t *testing.T) {
 			&scripted{name: "File", fails: never, err: source.Final(errors.New("missing"))},
 			&scripted{name: "CDROM", takes: time.Second, answer: ""},
 			&scripted{name: "HTTP", answer: "ssh-rsa later"},
-		}, false, Options{Log: quiet()})
+		}, false, complete(Options{}))
 		key, results, err := s.PublicKey(t.Context())
 		if err != nil || key != "" || results[1].Outcome != Used {
 			t.Errorf("key %q, error %v, results %v; want no key, from the second source", key, err, results)
@@ -376,7 +404,7 @@ func TestKeySearchEndsAtTheFirstSourceWithoutAnError(t *testing.T) {
 func TestKeyQuestionIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSources([]Source{&scripted{name: "HTTP", fails: never, err: errors.New("connection refused")}}, false,
-			Options{Log: quiet()})
+			complete(Options{}))
 		start := time.Now()
 		if _, _, err := s.PublicKey(t.Context()); err == nil {
 			t.Error("no error, want one")
@@ -398,7 +426,7 @@ func TestLongWaitsAreLoggedOnce(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 				defer cancel()
 				_, _, _ = newSources([]Source{&scripted{name: "S", fails: never, err: err}}, false,
-					Options{Log: logrus.NewEntry(l)}).Settings(ctx)
+					complete(Options{Log: logrus.NewEntry(l)})).Settings(ctx)
 				if lines := strings.Count(out.String(), "\n"); lines == 0 || lines > 3 {
 					t.Errorf("%d lines in an hour, want one to three\n%s", lines, out.String())
 				}
@@ -412,7 +440,7 @@ func TestWhoOnlyLooksGetsTheFirstAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begun := time.Now()
 		s := newSources([]Source{&scripted{name: "File /a", fails: never, err: source.NotYet(errors.New("/a: not JSON"))}},
-			false, Options{Log: quiet(), Once: true})
+			false, complete(Options{Once: true}))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		_, _, err := s.Settings(ctx)

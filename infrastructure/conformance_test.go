@@ -127,10 +127,7 @@ func mediumIn(t *testing.T, device, label, file string) (root string, put func(s
 func (r rig) sources(t *testing.T, o Options) *Sources {
 	t.Helper()
 	o.Root = r.root
-	if o.Log == nil {
-		o.Log = quiet()
-	}
-	s, err := New(agentjson.Config{Infrastructure: agentjson.Infrastructure{Settings: agentjson.Settings{Sources: []agentjson.Source{r.config}}}}, o)
+	s, err := New(agentjson.Config{Infrastructure: agentjson.Infrastructure{Settings: agentjson.Settings{Sources: []agentjson.Source{r.config}}}}, complete(o))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -343,12 +340,12 @@ func TestRegistryThroughEveryMetadataService(t *testing.T) {
 			}
 			s, err := New(agentjson.Config{Infrastructure: agentjson.Infrastructure{Settings: agentjson.Settings{
 				Sources: []agentjson.Source{r.config}, UseRegistry: true, UseServerName: c.useServerName}}},
-				Options{Root: r.root, Log: quiet(),
+				complete(Options{Root: r.root,
 					Connecting: func(_ context.Context, server netip.AddrPort) {
 						mu.Lock()
 						defer mu.Unlock()
 						announced = append(announced, "http://"+server.String())
-					}})
+					}}))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -6,8 +6,8 @@
 package infrastructure
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -56,23 +56,22 @@ const (
 	keyBudget = 30 * time.Second
 )
 
-// Options connects the sources to the rest of the agent. The zero value behaves like a boot without a cache.
+// Options connects the sources to the rest of the agent.
 type Options struct {
 	// NetworkUp reports whether a usable network is up. If it is nil, there always is one.
 	NetworkUp func(context.Context) bool
 	// Connecting, if not nil, is called before each connection to a metadata service or a registry, from any goroutine.
 	Connecting func(ctx context.Context, server netip.AddrPort)
-	// Accept returns an error if a document cannot be used; by default, if it has no agent_id. Errors must not quote
-	// the document.
+	// Accept returns an error if a document cannot be used. Errors must not quote the document.
 	Accept func(raw []byte) error
 	// Status is called, from any goroutine, with a description of the current wait, and with "" at its end.
 	Status func(ctx context.Context, text string)
 	// Asked is called with the results of all sources: when Settings begins, whenever a result changes, and at the end.
 	Asked func(ctx context.Context, began time.Time, v Results, over bool)
-	// HasCache reports whether there is a usable cached copy; nil means that there is none. With a copy, Settings
-	// returns after CacheBudget at the latest; without one, it keeps waiting.
+	// HasCache reports whether there is a usable cached copy. With a copy, Settings returns after CacheBudget at the
+	// latest; without one, it keeps waiting.
 	HasCache    func() bool
-	CacheBudget time.Duration
+	CacheBudget time.Duration // 0 means DefaultCacheBudget
 	// Once makes Settings return if all sources have definitely failed, even without a cached copy. Command-line
 	// commands set it; a boot waits for sources to come up.
 	Once bool
@@ -93,7 +92,6 @@ type Sources struct {
 
 // New creates the sources without contacting them.
 func New(cfg agentjson.Config, o Options) (*Sources, error) {
-	o = o.withDefaults()
 	var list []Source
 	var problems []error
 	for i, c := range cfg.Infrastructure.Settings.Sources {
@@ -114,48 +112,8 @@ func New(cfg agentjson.Config, o Options) (*Sources, error) {
 }
 
 func newSources(list []Source, useServerName bool, o Options) *Sources {
-	o = o.withDefaults()
 	return &Sources{sources: list, o: o, registry: registry.Client{UseServerName: useServerName, NetworkUp: o.NetworkUp,
 		Connecting: o.Connecting}}
-}
-
-func (o Options) withDefaults() Options {
-	if o.NetworkUp == nil {
-		o.NetworkUp = func(context.Context) bool { return true }
-	}
-	if o.Accept == nil {
-		o.Accept = hasAgentID
-	}
-	if o.Status == nil {
-		o.Status = func(context.Context, string) {}
-	}
-	if o.Asked == nil {
-		o.Asked = func(context.Context, time.Time, Results, bool) {}
-	}
-	if o.HasCache == nil {
-		o.HasCache = func() bool { return false }
-	}
-	if o.CacheBudget <= 0 {
-		o.CacheBudget = DefaultCacheBudget
-	}
-	if o.Log == nil {
-		o.Log = logrus.NewEntry(logrus.StandardLogger())
-	}
-	o.Log = o.Log.WithField("component", "sources")
-	if o.Root == "" {
-		o.Root = "/"
-	}
-	return o
-}
-
-func hasAgentID(raw []byte) error {
-	var document struct {
-		AgentID string `json:"agent_id"`
-	}
-	if err := json.Unmarshal(raw, &document); err != nil || document.AgentID == "" {
-		return errors.New("no agent_id")
-	}
-	return nil
 }
 
 // Settings fetches the settings document. The error is a *Failure if no source has a document, or the NeedNetwork of
@@ -177,7 +135,7 @@ func (s *Sources) askForSettings(ctx context.Context, began time.Time) (Answer, 
 		cached := s.o.HasCache()
 		p.passOver, p.budget = !cached, 0
 		if cached {
-			p.budget = s.o.CacheBudget
+			p.budget = cmp.Or(s.o.CacheBudget, DefaultCacheBudget)
 		}
 		answer, results, err := ask(ctx, p, s.names(), s.settings)
 		var failure *Failure

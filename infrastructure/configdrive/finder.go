@@ -1,6 +1,7 @@
 package configdrive
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,12 +36,7 @@ type finder struct {
 }
 
 func newFinder(root string, log *logrus.Entry) finder {
-	if root == "" {
-		root = "/"
-	}
-	if log == nil {
-		log = logrus.NewEntry(logrus.StandardLogger())
-	}
+	root = cmp.Or(root, "/")
 	return finder{root: root, log: log, enum: &enumeration{root: root}, reads: &reads{}}
 }
 

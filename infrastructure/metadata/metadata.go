@@ -127,7 +127,7 @@ func (s *Source) PublicKey(ctx context.Context) (string, error) {
 	at := s.printablePath(s.o.SSHKeysPath)
 	if !response.OK() {
 		if response.Status != http.StatusNotFound {
-			s.log().
+			s.o.Log.
 				WithFields(logrus.Fields{"url": at, "status": response.Status}).
 				Warn("no ssh key: the metadata service refused")
 		}
@@ -212,17 +212,10 @@ func (s *Source) token(ctx context.Context) (secret.String, error) {
 		return secret.New(token), nil
 	}
 	if !s.warned.Swap(true) {
-		s.log().WithError(err).Warn("no metadata token; asking without one (IMDSv1)")
+		s.o.Log.WithError(err).Warn("no metadata token; asking without one (IMDSv1)")
 	}
 	return secret.String{}, nil
 }
 
 // printablePath returns the URL of path without credentials.
 func (s *Source) printablePath(path string) string { return secret.RedactURL(s.o.URI.Reveal() + path) }
-
-func (s *Source) log() *logrus.Entry {
-	if s.o.Log != nil {
-		return s.o.Log
-	}
-	return logrus.NewEntry(logrus.StandardLogger())
-}

@@ -63,10 +63,11 @@ func (m *imds) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func aws(uri string) Options {
+	log, _ := logger()
 	return Options{URI: secret.NewURL(uri), SettingsPath: "/latest/user-data",
 		InstanceIDPath: "/latest/meta-data/instance-id",
 		SSHKeysPath:    "/latest/meta-data/public-keys/0/openssh-key", TokenPath: "/latest/api/token",
-		Headers: map[string]secret.String{"X-Extra": secret.New("1")}}
+		Headers: map[string]secret.String{"X-Extra": secret.New("1")}, Log: log}
 }
 
 // Contract S.10.
@@ -142,7 +143,6 @@ func TestSilentTokenServiceCostsLittle(t *testing.T) {
 	}))
 	defer server.Close()
 	o := aws(server.URL)
-	o.Log, _ = logger()
 	s := NewHTTP(o)
 	s.client.Timeouts = &fetch.Timeouts{Dial: 3 * time.Second, TLS: 3 * time.Second, Header: 3 * time.Second,
 		Request: 3 * time.Second}
@@ -237,7 +237,6 @@ func TestPublicKey(t *testing.T) {
 			defer server.Close()
 			o := aws(server.URL)
 			o.TokenPath = ""
-			o.Log, _ = logger()
 			key, err := NewHTTP(o).PublicKey(t.Context())
 			if key != c.want || (err != nil) != c.fails || asked != c.asked {
 				t.Errorf("key %q, error %v, asked %d times; want %q, %v, %d", key, err, asked, c.want, c.fails, c.asked)
@@ -266,7 +265,6 @@ func TestNeedsANetwork(t *testing.T) {
 	defer server.Close()
 	o = aws(server.URL)
 	o.NetworkUp = down
-	o.Log, _ = logger()
 	if _, err := NewHTTP(o).Settings(t.Context()); err != nil {
 		t.Errorf("a service on this machine: error %v, want none without a network", err)
 	}

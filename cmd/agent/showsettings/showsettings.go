@@ -115,6 +115,7 @@ func Ask(ctx context.Context, config agentjson.Config, dirs vcap.Dirs, budget ti
 	sources, err := infrastructure.New(config, infrastructure.Options{
 		NetworkUp: networkUp, Accept: cache.Check, HasCache: cache.Present, CacheBudget: budget, Once: true, Log: log,
 		Status: func(_ context.Context, text string) { waiting(text) },
+		Asked:  func(context.Context, time.Time, infrastructure.Results, bool) {},
 	})
 	if err != nil {
 		return a, err
