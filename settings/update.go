@@ -45,18 +45,7 @@ func DecodeUpdate(name string, raw secret.JSON) (Update, report.Report) {
 // Has reports whether the update contains a member, even an empty one.
 func (u Update) Has(key string) bool { _, there := u.members[key]; return there }
 
-// Changes records which parts an update changes.
-type Changes struct {
-	Mbus         bool
-	Blobstores   bool
-	TrustedCerts bool
-	Associations bool
-}
-
-// Any reports whether anything changed.
-func (c Changes) Any() bool { return c != Changes{} }
-
-// Apply merges a newer update into the earlier ones, and reports the changes.
+// Apply merges a newer update into the earlier ones.
 //
 //  1. An absent member keeps the earlier value.
 //  2. trusted_certs and disk_associations replace the earlier value, even if they are empty.
@@ -65,7 +54,7 @@ func (c Changes) Any() bool { return c != Changes{} }
 //  4. blobstores replaces the earlier list. After an empty list, the settings' blobstore is used
 //     again.
 //  5. Unknown members replace those of the same name.
-func (u Update) Apply(newer Update) (next Update, c Changes) {
+func (u Update) Apply(newer Update) (next Update) {
 	next = u
 	next.members = maps.Clone(u.members)
 	if next.members == nil {
@@ -74,25 +63,20 @@ func (u Update) Apply(newer Update) (next Update, c Changes) {
 	for key, value := range newer.members {
 		switch key {
 		case "trusted_certs":
-			c.TrustedCerts = newer.TrustedCerts != u.TrustedCerts
 			next.TrustedCerts = newer.TrustedCerts
 		case "disk_associations":
-			c.Associations = !slices.Equal(newer.Associations, u.Associations)
 			next.Associations = newer.Associations
 		case "mbus":
-			if newer.Mbus.empty() || newer.Mbus.Equal(u.Mbus) {
+			if newer.Mbus.empty() {
 				continue
 			}
-			c.Mbus, next.Mbus = true, newer.Mbus
+			next.Mbus = newer.Mbus
 		case "blobstores":
-			if u.Has("blobstores") && slices.EqualFunc(newer.Blobstores, u.Blobstores, Blobstore.Equal) {
-				continue
-			}
-			c.Blobstores, next.Blobstores = true, newer.Blobstores
+			next.Blobstores = newer.Blobstores
 		}
 		next.members[key] = value
 	}
-	return next, c
+	return next
 }
 
 // empty reports whether the bus has neither URLs nor certificates.

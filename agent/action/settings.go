@@ -136,7 +136,7 @@ func (s UpdateSettings) apply(ctx context.Context, u settings.Update, before set
 	}
 	if u.Has("trusted_certs") {
 		defer func() {
-			if err != nil && pending.Changes.TrustedCerts {
+			if err != nil && pending.Effective.TrustedCerts != before.TrustedCerts {
 				err = errors.Join(err, s.Certificates.Trust(context.WithoutCancel(ctx), before.TrustedCerts))
 			}
 		}()

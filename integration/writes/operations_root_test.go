@@ -253,8 +253,7 @@ func (m *machine) update(version string) error {
 	if err := report.Err(); err != nil {
 		return err
 	}
-	_, err := m.current.Update(m.t.Context(), u)
-	return err
+	return m.current.Preview(u).Commit(m.t.Context())
 }
 
 func sum(data []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(data)) }

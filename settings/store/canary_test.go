@@ -98,7 +98,7 @@ func TestNoSecretIsEverPrinted(t *testing.T) {
 		t.Fatal(rep)
 	}
 	pending := c.Preview(u)
-	o.print(loaded, c.Effective(), c.Disks(), c.Last(), u, rep, pending.Effective, pending.Changes, raw)
+	o.print(loaded, c.Effective(), c.Disks(), c.Last(), u, rep, pending.Effective, raw)
 	if err := pending.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -111,8 +111,8 @@ func TestNoSecretIsEverPrinted(t *testing.T) {
 	}
 	e := c.Effective()
 	o.print(e, e.Settings, e.Bus, e.Blobstore, c.Disks(), hint, settings.Validate("doc", raw))
-	next, changes := u.Apply(u)
-	o.print(next, changes, next.Encode(), e.Settings.Encode(), settings.EncodeHints(c.Disks()))
+	next := u.Apply(u)
+	o.print(next, next.Encode(), e.Settings.Encode(), settings.EncodeHints(c.Disks()))
 	for _, line := range e.Explain() {
 		o.print(line, line.String())
 	}

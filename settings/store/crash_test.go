@@ -63,7 +63,7 @@ func TestACrashBetweenAnyTwoChangesConverges(t *testing.T) {
 			prepare: func(t *testing.T, m *machine) { m.answer = doc("a-1"); m.load(t, m.open(t)) },
 			answer:  doc("a-1"),
 			work: func(t *testing.T, _ *machine, c *Current) {
-				_, err := c.Update(t.Context(), update(t, longer))
+				err := commit(t, c, longer)
 				if err := errors.Join(err, c.PutHint("d-1", settings.DiskHint{Path: "/dev/x"}),
 					c.SetManagedCID("d-1")); err != nil {
 					t.Fatal(err)
@@ -179,7 +179,7 @@ func withEverything(more string) func(*testing.T, *machine) {
 		m.answer = doc("a-1", more)
 		c := m.open(t)
 		m.load(t, c)
-		_, err := c.Update(t.Context(), update(t, `{"trusted_certs":"new"}`))
+		err := commit(t, c, `{"trusted_certs":"new"}`)
 		if err := errors.Join(err, c.PutHint("d-1", settings.DiskHint{Path: "/dev/x"}), c.SetManagedCID("d-1")); err != nil {
 			t.Fatal(err)
 		}
@@ -243,7 +243,7 @@ func TestConcurrentUseIsConsistent(t *testing.T) {
 				if err := c.PutHint(cid, settings.DiskHint{Path: "/dev/" + cid}); err != nil {
 					t.Error(err)
 				}
-				if _, err := c.Update(t.Context(), update(t, `{"trusted_certs":"`+cid+`"}`)); err != nil {
+				if err := commit(t, c, `{"trusted_certs":"`+cid+`"}`); err != nil {
 					t.Error(err)
 				}
 				if err := c.SetManagedCID(cid); err != nil {

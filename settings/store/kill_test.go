@@ -95,7 +95,7 @@ func changeUntilKilled(t *testing.T, base string) {
 			t.Fatal(err, l.NotCached)
 		}
 		update, _ := settings.DecodeUpdate(round, secret.NewJSON([]byte(`{"trusted_certs":"`+round+`"}`)))
-		if _, err := c.Update(t.Context(), update); err != nil {
+		if err := c.Preview(update).Commit(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if err := c.PutHint("d", settings.DiskHint{Path: filepath.Join("/dev", round)}); err != nil {

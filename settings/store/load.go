@@ -111,7 +111,7 @@ func (c *Current) accept(ctx context.Context, next settings.Settings, loaded Loa
 	}
 	change := func(s *state) {
 		if loaded.Foreign != "" {
-			*s = state{place: s.place, version: s.version + 1}
+			*s = state{place: s.place}
 		}
 		s.present, s.settings = true, next
 		s.effective = settings.Merge(next, s.update)

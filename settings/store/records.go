@@ -18,31 +18,21 @@ import (
 	"cambium/settings"
 )
 
-// errSuperseded is returned if another update was committed after the Preview; the caller calls Preview again.
-var errSuperseded = errors.New("another update was committed in the meantime")
-
-// Pending is an update that is not committed yet, with the settings that would be in force and the changes. The caller
-// can try a new bus before anything is persisted.
+// Pending is an update that is not committed yet, with the settings that would be in force. The caller can try a new
+// bus before anything is persisted.
 type Pending struct {
 	Effective settings.Effective
-	Changes   settings.Changes
 
 	current *Current
 	update  settings.Update
-	version int
 }
 
-// Preview computes the result of an update and changes nothing.
+// Preview computes the result of an update and changes nothing. Updates come one after another: Commit would undo one
+// that was committed since.
 func (c *Current) Preview(u settings.Update) *Pending {
 	s := c.state.Load()
-	next, changes := s.update.Apply(u)
-	return &Pending{
-		Effective: settings.Merge(s.settings, next),
-		Changes:   changes,
-		current:   c,
-		update:    next,
-		version:   s.version,
-	}
+	next := s.update.Apply(u)
+	return &Pending{Effective: settings.Merge(s.settings, next), current: c, update: next}
 }
 
 // Commit persists the update and puts it in force. It keeps settings loaded since the Preview.
@@ -54,9 +44,6 @@ func (p *Pending) Commit(ctx context.Context) error {
 		return err
 	}
 	s := c.state.Load()
-	if s.version != p.version {
-		return errSuperseded
-	}
 	err := c.keepOff(s)
 	if err == nil {
 		err = c.writeUpdate(s.place, p.update)
@@ -65,22 +52,10 @@ func (p *Pending) Commit(ctx context.Context) error {
 		return fmt.Errorf("save update_settings: %w", err)
 	}
 	c.replace(func(s *state) {
-		s.update, s.version = p.update, s.version+1
+		s.update = p.update
 		s.effective = settings.Merge(s.settings, p.update)
 	})
 	return nil
-}
-
-// Update commits an update and returns the changes. It starts over if another update is committed meanwhile.
-func (c *Current) Update(ctx context.Context, u settings.Update) (settings.Changes, error) {
-	for {
-		p := c.Preview(u)
-		err := p.Commit(ctx)
-		if errors.Is(err, errSuperseded) {
-			continue
-		}
-		return p.Changes, err
-	}
 }
 
 // writeUpdate writes update_settings.json. It creates no file for an empty update.

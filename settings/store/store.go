@@ -77,8 +77,6 @@ type state struct {
 	mountedDamaged error
 	hosts          bool
 	last           Loaded
-	// version counts changes of update, for Preview and Commit.
-	version int
 }
 
 // Current holds the settings in force. All methods are safe for concurrent use; readers never wait for a writer or a

@@ -138,6 +138,11 @@ func update(t *testing.T, raw string) settings.Update {
 	return u
 }
 
+func commit(t *testing.T, c *Current, raw string) error {
+	t.Helper()
+	return c.Preview(update(t, raw)).Commit(t.Context())
+}
+
 // Contract S.7.
 func TestSourceIsCachedAndCacheServesWhenItFails(t *testing.T) {
 	m := newMachine(t)
@@ -284,7 +289,7 @@ func TestDamagedFilesGiveWayToTheirPreviousGeneration(t *testing.T) {
 			m.answer = doc("a-1", `,"ntp":["second"]`)
 			m.load(t, c)
 			for _, u := range []string{`{"trusted_certs":"one"}`, `{"trusted_certs":"two"}`} {
-				if _, err := c.Update(t.Context(), update(t, u)); err != nil {
+				if err := commit(t, c, u); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -314,7 +319,7 @@ func TestDamagedFilesGiveWayToTheirPreviousGeneration(t *testing.T) {
 				t.Errorf("log has %q, want a warning", m.warnings())
 			}
 			// The next change must not push the damage over the good generation.
-			if _, err := c.Update(t.Context(), update(t, `{"trusted_certs":"three"}`)); err != nil {
+			if err := commit(t, c, `{"trusted_certs":"three"}`); err != nil {
 				t.Fatal(err)
 			}
 			previous := vcap.Place(m.dirs.Bosh()).UpdateSettings() + atomicfile.PreviousSuffix

@@ -38,7 +38,7 @@ func TestNSSettingsOnARealTmpfs(t *testing.T) {
 		}
 		m.answer = doc("a-1")
 		c := start()
-		if _, err := c.Update(t.Context(), update(t, `{"trusted_certs":"T"}`)); err != nil {
+		if err := commit(t, c, `{"trusted_certs":"T"}`); err != nil {
 			t.Fatal(err)
 		}
 		m.answer = doc("a-1", tmpfsOn)

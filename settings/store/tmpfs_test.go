@@ -27,7 +27,7 @@ func TestTmpfsHoldsAllGenerationsAndThePlainCopiesGo(t *testing.T) {
 	m.answer = doc("a-1", `,"ntp":["x"]`)
 	m.load(t, c)
 	for _, u := range []string{`{"trusted_certs":"one"}`, `{"trusted_certs":"two"}`} {
-		if _, err := c.Update(t.Context(), update(t, u)); err != nil {
+		if err := commit(t, c, u); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -42,7 +42,7 @@ func TestTmpfsHoldsAllGenerationsAndThePlainCopiesGo(t *testing.T) {
 	if err := c.PutHint("d-2", settings.DiskHint{Path: "/dev/y"}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Update(t.Context(), update(t, `{"trusted_certs":"three"}`)); err != nil {
+	if err := commit(t, c, `{"trusted_certs":"three"}`); err != nil {
 		t.Fatal(err)
 	}
 	want := []string{
@@ -97,7 +97,7 @@ func TestWithoutTmpfsSecretsStayOffTheDisk(t *testing.T) {
 	if c.Effective().Settings.AgentID != "a-1" {
 		t.Error("the settings are not in force")
 	}
-	if _, err := c.Update(t.Context(), update(t, `{"trusted_certs":"x"}`)); err == nil {
+	if err := commit(t, c, `{"trusted_certs":"x"}`); err == nil {
 		t.Error("an update was accepted although it cannot be kept")
 	}
 	if err := c.PutHint("d-1", settings.DiskHint{}); err == nil {
@@ -190,7 +190,7 @@ func TestAnotherAgentsStateIsSetAside(t *testing.T) {
 	c := m.open(t)
 	m.load(t, c)
 	m.put(t, m.dirs.AgentState(), `{"of":"a-1"}`)
-	_, err := c.Update(t.Context(), update(t, `{"trusted_certs":"a-1","mbus":{"urls":["nats://old:4222"]}}`))
+	err := commit(t, c, `{"trusted_certs":"a-1","mbus":{"urls":["nats://old:4222"]}}`)
 	hint := settings.DiskHint{Path: "/dev/x"}
 	if err := errors.Join(err, c.PutHint("a-1", hint), c.SetManagedCID("a-1"), c.SetHostsConfigured()); err != nil {
 		t.Fatal(err)
@@ -297,7 +297,7 @@ func TestReadOnlyLeavesEverythingAlone(t *testing.T) {
 	if got := strings.Join(m.tree(t), " "); got != before {
 		t.Errorf("files changed from %s to %s", before, got)
 	}
-	if _, err := c.Update(t.Context(), update(t, `{"trusted_certs":"x"}`)); !errors.Is(err, errReadOnly) {
+	if err := commit(t, c, `{"trusted_certs":"x"}`); !errors.Is(err, errReadOnly) {
 		t.Errorf("update gave %v, want a refusal", err)
 	}
 }
@@ -308,29 +308,25 @@ func TestUpdateInTwoPhases(t *testing.T) {
 	c := m.open(t)
 	m.load(t, c)
 	p := c.Preview(update(t, `{"mbus":{"urls":["nats://new:4222"],"cert":{"ca":"CA","certificate":"C","private_key":"K"}},"blobstores":[{"provider":"s3","options":{}}]}`))
-	if p.Changes != (settings.Changes{Mbus: true, Blobstores: true}) ||
-		p.Effective.Bus.URLs[0].Reveal() != "nats://new:4222" {
-		t.Errorf("preview shows %+v", p.Changes)
+	if p.Effective.Bus.URLs[0].Reveal() != "nats://new:4222" {
+		t.Errorf("preview shows %+v", p.Effective)
 	}
 	if c.Effective().Bus.URLs[0].Reveal() == "nats://new:4222" ||
 		atomicfile.Exists(vcap.Place(m.dirs.Bosh()).UpdateSettings()) {
 		t.Error("a preview had an effect")
 	}
-	if _, err := c.Update(t.Context(), update(t, `{"trusted_certs":"x"}`)); err != nil {
+	m.answer = doc("a-1", `,"ntp":["t"]`)
+	m.load(t, c)
+	if err := p.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Commit(t.Context()); !errors.Is(err, errSuperseded) {
-		t.Errorf("commit over another update gave %v", err)
-	}
-	if _, err := c.Update(t.Context(), update(t, `{"mbus":{"urls":["nats://new:4222"]}}`)); err != nil {
+	if err := commit(t, c, `{"trusted_certs":"x"}`); err != nil {
 		t.Fatal(err)
 	}
-	if e := m.open(t).Effective(); e.TrustedCerts != "x" || e.Bus.URLs[0].Reveal() != "nats://new:4222" {
-		t.Errorf("after a restart: %q %v", e.TrustedCerts, e.Bus.URLs)
-	}
-	if changed, err := c.Update(t.Context(), update(t,
-		`{"mbus":{"urls":["nats://new:4222"]},"trusted_certs":"x"}`)); err != nil || changed.Any() {
-		t.Errorf("the same update again changed %+v, %v", changed, err)
+	for name, e := range map[string]settings.Effective{"in force": c.Effective(), "after a restart": m.open(t).Effective()} {
+		if e.TrustedCerts != "x" || e.Bus.URLs[0].Reveal() != "nats://new:4222" || len(e.NTP) != 1 {
+			t.Errorf("%s: %q %v, time servers %q of the settings loaded meanwhile", name, e.TrustedCerts, e.Bus.URLs, e.NTP)
+		}
 	}
 }
 
