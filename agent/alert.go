@@ -97,8 +97,10 @@ type Alerts struct {
 	log  *logrus.Entry
 	wake chan struct{}
 
-	mu      sync.Mutex // guards waiting
+	mu      sync.Mutex // guards the fields below
 	waiting []Alert
+	verdict string // why the machine is not ready; not sent yet
+	told    bool   // a verdict was sent
 }
 
 // NewAlerts returns an empty queue of alerts.
@@ -122,22 +124,26 @@ func (a *Alerts) Send(alert Alert) {
 	a.Wake()
 }
 
-// Wake makes Run try again, for instance because the bus is connected.
-func (a *Alerts) Wake() {
-	select {
-	case a.wake <- struct{}{}:
-	default:
-	}
+// Verdict queues the alert that says why the machine is not ready, instead of one that still waits. An empty text only
+// drops that one. A process sends one such alert.
+func (a *Alerts) Verdict(text string) {
+	a.mu.Lock()
+	a.verdict = text
+	a.mu.Unlock()
+	a.Wake()
 }
 
+// Wake makes Run try again, for instance because the bus is connected.
+func (a *Alerts) Wake() { putToken(a.wake) }
+
 // Run sends the queued alerts over bus until ctx ends.
-func (a *Alerts) Run(ctx context.Context, bus Publisher) error {
+func (a *Alerts) Run(ctx context.Context, bus Publisher) {
 	for {
 		select {
 		case <-a.wake:
 			a.flush(ctx, bus)
 		case <-ctx.Done():
-			return nil
+			return
 		}
 	}
 }
@@ -148,7 +154,10 @@ func (a *Alerts) flush(ctx context.Context, bus Publisher) {
 	}
 	a.mu.Lock()
 	waiting := a.waiting
-	a.waiting = nil
+	if a.verdict != "" && !a.told {
+		waiting, a.told = append(waiting, newAlert(severityAlert, "bosh-agent is not ready", a.verdict)), true
+	}
+	a.waiting, a.verdict = nil, ""
 	a.mu.Unlock()
 	for _, alert := range waiting {
 		if err := bus.Publish(ctx, "hm", "alert", alert); err != nil {

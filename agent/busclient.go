@@ -59,9 +59,8 @@ type BusOptions struct {
 // BusClient owns the process's only bus. The boot starts it as soon as the machine has a network. It survives failed
 // boots, and update_settings rotates its connection.
 type BusClient struct {
-	options  BusOptions
-	start    chan Transport // holds the transport between Start and Run
-	alertDue chan struct{}  // holds a token when there may be an alert to send
+	options BusOptions
+	start   chan Transport // holds the transport between Start and Run
 
 	mu        sync.Mutex // guards the fields below
 	transport Transport  // nil before Start
@@ -70,14 +69,12 @@ type BusClient struct {
 	// wasReachable is set once the bus has been reachable in this process.
 	wasReachable bool
 	overdue      *time.Timer // marks the bus as overdue; nil while it is reachable
-	alert        string      // the verdict to send when the bus is reachable
-	alerted      bool
 	onConnect    []func()
 }
 
 // NewBusClient returns a client that has no bus until Start.
 func NewBusClient(o BusOptions) *BusClient {
-	return &BusClient{options: o, start: make(chan Transport, 1), alertDue: make(chan struct{}, 1)}
+	return &BusClient{options: o, start: make(chan Transport, 1)}
 }
 
 // Start creates the bus that the settings name, unless it exists. Run then serves it.
@@ -113,24 +110,14 @@ func (c *BusClient) Start(_ context.Context, e settings.Effective) error {
 
 // Run waits for Start, and serves the bus until ctx ends.
 func (c *BusClient) Run(ctx context.Context) error {
-	ended := make(chan error, 1)
-	var running sync.WaitGroup
-	defer running.Wait()
-	for {
-		select {
-		case transport := <-c.start:
-			running.Go(func() { ended <- transport.Run(ctx) })
-		case <-c.alertDue:
-			c.sendAlert(ctx)
-		case err := <-ended:
-			if ctx.Err() != nil {
-				return nil
-			}
+	select {
+	case transport := <-c.start:
+		if err := transport.Run(ctx); ctx.Err() == nil {
 			return err
-		case <-ctx.Done():
-			return nil
 		}
+	case <-ctx.Done():
 	}
+	return nil
 }
 
 // connected is called by the transport whenever it has become reachable.
@@ -147,7 +134,6 @@ func (c *BusClient) connected(server string) {
 	for _, f := range onConnect {
 		f()
 	}
-	c.considerAlert()
 	c.changed()
 }
 
@@ -273,49 +259,4 @@ func (c *BusClient) current() Transport {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.transport
-}
-
-// AlertOnce tells the Health Monitor why the machine is not ready, once per process. The alert is kept here until the
-// bus is reachable, because a transport drops old messages.
-func (c *BusClient) AlertOnce(verdict string) {
-	c.mu.Lock()
-	c.alert = verdict
-	c.mu.Unlock()
-	c.considerAlert()
-}
-
-// ForgetAlert drops an alert that has not been sent, because the machine has become ready.
-func (c *BusClient) ForgetAlert() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.alert = ""
-}
-
-// considerAlert makes Run check for an alert to send.
-func (c *BusClient) considerAlert() { putToken(c.alertDue) }
-
-func (c *BusClient) sendAlert(ctx context.Context) {
-	if !c.Connected() {
-		return
-	}
-	verdict := c.takeAlert()
-	if verdict == "" {
-		return
-	}
-	if err := c.Publish(ctx, "hm", "alert", newAlert(severityAlert, "bosh-agent is not ready", verdict)); err != nil {
-		c.options.Log.WithError(err).Warn("cannot send an alert")
-	}
-}
-
-// takeAlert returns the verdict to send, or "" if there is none or an alert was sent before.
-func (c *BusClient) takeAlert() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	verdict := c.alert
-	c.alert = ""
-	if verdict == "" || c.alerted {
-		return ""
-	}
-	c.alerted = true
-	return verdict
 }

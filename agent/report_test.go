@@ -165,8 +165,8 @@ func TestAlertsWaitForTheBus(t *testing.T) {
 		p := &publisher{}
 		a := NewAlerts(quiet())
 		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error)
-		go func() { ended <- a.Run(ctx, p) }()
+		defer cancel()
+		go a.Run(ctx, p)
 		for range maxAlerts + 5 {
 			a.Send(newAlert(severityAlert, "t", "s"))
 		}
@@ -183,11 +183,42 @@ func TestAlertsWaitForTheBus(t *testing.T) {
 		p.err = errors.New("too long")
 		a.Send(newAlert(severityAlert, "t", "s"))
 		synctest.Wait()
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
 	})
+}
+
+// The only alert is not sent to a bus that is down, and not after the machine has become ready.
+func TestVerdictAlert(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		do   func(a *Alerts, connect func())
+		want string // the alert that is sent; "" is none
+	}{
+		{"nothing is wrong", func(_ *Alerts, connect func()) { connect() }, ""},
+		{"before the connection", func(a *Alerts, connect func()) { a.Verdict("refused"); connect(); connect() }, "refused"},
+		{"after the connection", func(a *Alerts, connect func()) { connect(); a.Verdict("refused") }, "refused"},
+		{"the last word counts", func(a *Alerts, connect func()) { a.Verdict("late"); a.Verdict("refused"); connect() }, "refused"},
+		{"healed before the connection", func(a *Alerts, connect func()) { a.Verdict("refused"); a.Verdict(""); connect() }, ""},
+		{"again", func(a *Alerts, connect func()) { connect(); a.Verdict("refused"); synctest.Wait(); a.Verdict("refused again") }, "refused"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p, a := &publisher{}, NewAlerts(quiet())
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				go a.Run(ctx, p)
+				c.do(a, func() { p.connect(true); a.Wake(); synctest.Wait() })
+				synctest.Wait()
+				sent := p.take()
+				if c.want == "" && len(sent) == 0 {
+					return
+				}
+				if len(sent) != 1 || !strings.HasPrefix(sent[0], "hm alert ") || !strings.Contains(sent[0], `"severity":1,`) ||
+					!strings.Contains(sent[0], `"summary":"`+c.want+`"`) {
+					t.Errorf("sent %q, want %q alone", sent, c.want)
+				}
+			})
+		})
+	}
 }
 
 func TestExpiryWarnings(t *testing.T) {

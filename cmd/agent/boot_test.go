@@ -139,6 +139,9 @@ func agentWithStep(t *testing.T, ctx context.Context, first bool, run func(conte
 				return w, nil
 			}}}})
 	a.spawn(func() { _ = a.bus.Run(ctx) })
+	a.alerts = agent.NewAlerts(log)
+	a.bus.OnConnect(a.alerts.Wake)
+	a.spawn(func() { a.alerts.Run(ctx, a.bus) })
 	a.machine = &machine{runBackground: func(context.Context) {}, goingDown: func(context.Context) string { return "" },
 		Machine: &bootstrap.Machine{Dirs: dirs, Log: log, Status: rec, Settings: given{}, Supervisor: starter(run),
 			Deferred: &bootstrap.Deferred{},

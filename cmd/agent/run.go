@@ -322,6 +322,8 @@ func (b *booting) run(ctx context.Context, cancel func(), boot func(context.Cont
 			b.logFor("bus").WithError(err).Error("bus stopped")
 		}
 	})
+	b.bus.OnConnect(b.alerts.Wake)
+	b.spawn(func() { b.alerts.Run(ctx, b.bus) })
 	if err := boot(ctx); err != nil && ctx.Err() == nil {
 		b.log.WithError(err).Error("agent stopping")
 		return cli.ExitFailed
@@ -388,7 +390,7 @@ func (b *booting) failed(ctx context.Context, v engine.Verdict, first bool) {
 		b.dispatcher.SetStep(line)
 	} else {
 		b.dispatcher.FailBoot(line, first)
-		b.bus.AlertOnce(line)
+		b.alerts.Verdict(line)
 	}
 	b.display.announcer.Failed(ctx, v)
 	b.spawn(func() { b.display.history.SaveBoot(ctx, 0) })
@@ -398,7 +400,7 @@ func (b *booting) failed(ctx context.Context, v engine.Verdict, first bool) {
 func (b *booting) failing(ctx context.Context, v engine.Verdict) {
 	if v.Cause == nil {
 		b.dispatcher.WithdrawVerdict()
-		b.bus.ForgetAlert()
+		b.alerts.Verdict("")
 		return
 	}
 	b.failed(ctx, v, b.machine.First())
@@ -421,14 +423,14 @@ func (b *booting) ready(ctx context.Context, v engine.Verdict) error {
 		d.Unchanged, d.ReadyNS = changes == 0, int64(after)
 	})
 	b.dispatcher.OpenGate(action.Actions(s.deps), tasks)
-	b.bus.ForgetAlert()
+	b.alerts.Verdict("")
 	if err := b.program.showIdentity(); err != nil {
 		b.log.WithError(err).Warn("cannot write the files that identify the agent")
 	}
 	_, _ = b.program.releasePortIfReplaced() // it may have been replaced before these files were written
 	if reason := b.machine.JobsWithheld(); reason != "" {
 		b.display.showWithheld(reason)
-		b.bus.AlertOnce(status.JobsWithheld + ": " + reason)
+		b.alerts.Verdict(status.JobsWithheld + ": " + reason)
 		b.spawn(func() { b.machine.AwaitStore(ctx) })
 	}
 	// After the first pong: a power cut in between only makes the next boot count as the first one
@@ -511,7 +513,7 @@ func newServing(b *booting, tasks *task.Tasks) *serving {
 	}}
 }
 
-// report starts to send heartbeats and alerts.
+// report starts to send heartbeats, and alerts of certificates and of monit.
 func (s *serving) report(ctx context.Context) {
 	log := s.logFor("report")
 	run := func(name string, f func(context.Context) error) {
@@ -521,8 +523,6 @@ func (s *serving) report(ctx context.Context) {
 			}
 		})
 	}
-	s.bus.OnConnect(s.alerts.Wake)
-	run("alerts", func(ctx context.Context) error { return s.alerts.Run(ctx, s.bus) })
 	run("heartbeats", agent.Heartbeats{Bus: s.bus, Jobs: s.instance, Vitals: s.deps.State.Vitals,
 		Ready: s.dispatcher.GateOpened(), Connected: s.bus.Connections(), Log: log}.Run)
 	run("expiry", agent.Expiry{Bus: s.bus, Certificates: s.machine.busCertificates, Connected: s.bus.Connections(),
