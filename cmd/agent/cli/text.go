@@ -6,6 +6,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
@@ -88,4 +89,17 @@ func columns(text string) int { return utf8.RuneCountInString(text) }
 func splitAt(word string, width int) (head, tail string) {
 	runes := []rune(word)
 	return string(runes[:width]), string(runes[width:])
+}
+
+// Rounded keeps about three digits.
+func Rounded(d time.Duration) string {
+	switch {
+	case d >= 100*time.Second:
+		return d.Round(time.Second).String()
+	case d >= 10*time.Second:
+		return d.Round(100 * time.Millisecond).String()
+	case d >= 10*time.Millisecond:
+		return d.Round(time.Millisecond).String()
+	}
+	return d.Round(10 * time.Microsecond).String()
 }

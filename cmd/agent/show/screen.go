@@ -11,26 +11,9 @@ import (
 
 	"cambium/cmd/agent/cli"
 	"cambium/cmd/agent/doctor"
+	"cambium/cmd/agent/timeline"
 	"cambium/internal/status"
 )
-
-var stateColors = map[status.State]cli.Color{
-	status.Ready:      cli.Green,
-	status.Degraded:   cli.Yellow,
-	status.Failed:     cli.Red,
-	status.NotRunning: cli.Red,
-	status.Starting:   cli.Bold,
-}
-
-var outcomeColors = map[status.Outcome]cli.Color{
-	status.Done:     cli.Green,
-	status.Warned:   cli.Yellow,
-	status.Broken:   cli.Red,
-	status.Running:  cli.Bold,
-	status.Skipped:  cli.Grey,
-	status.Pending:  cli.Grey,
-	status.Canceled: cli.Grey,
-}
 
 // screen prints a status document for people, with lines no wider than the terminal.
 type screen struct {
@@ -58,7 +41,7 @@ func (s screen) folded(lead string, indent int, text string) {
 }
 
 func (s screen) print(d status.Document, verbose bool) {
-	s.field("state", stateColors[d.State], "%s", s.state(d))
+	s.field("state", timeline.StateColors[d.State], "%s", s.state(d))
 	agent := fmt.Sprintf("%s, version %s, pid %d", cmp.Or(d.AgentID, "(no id yet)"), d.Agent, d.PID)
 	if d.Supervisor != "" {
 		agent += ", supervisor " + d.Supervisor
@@ -122,9 +105,9 @@ func (s screen) state(d status.Document) string {
 		return fmt.Sprintf("not running since %s (it was %s); see '%s'", since, d.LastState,
 			doctor.ForThisMachine("systemctl status bosh-agent"))
 	case d.State == status.Ready:
-		return "ready after " + roundTime(time.Duration(d.ReadyNS)).String()
+		return "ready after " + cli.Rounded(time.Duration(d.ReadyNS))
 	case d.State == status.Degraded:
-		return fmt.Sprintf("degraded (ready after %s, but see below)", roundTime(time.Duration(d.ReadyNS)))
+		return fmt.Sprintf("degraded (ready after %s, but see below)", cli.Rounded(time.Duration(d.ReadyNS)))
 	case d.State == status.Starting && d.Try > 1:
 		return fmt.Sprintf("starting, try %d; the verdict is that of the last try", d.Try)
 	case d.NextTry != nil:
@@ -189,7 +172,7 @@ const stepIndent = 22
 func (s screen) step(step status.Step) {
 	took := ""
 	if step.End > 0 {
-		took = roundTime(step.Took()).String()
+		took = cli.Rounded(step.Took())
 	}
 	text := step.Name
 	if step.Waiting != "" {
@@ -198,7 +181,7 @@ func (s screen) step(step status.Step) {
 	if step.Error != "" {
 		text += ": " + step.Error
 	}
-	lead := s.palette.Paint(outcomeColors[step.Outcome], fmt.Sprintf("%-9s", step.Outcome)) + fmt.Sprintf(
+	lead := s.palette.Paint(timeline.OutcomeColors[step.Outcome], fmt.Sprintf("%-9s", step.Outcome)) + fmt.Sprintf(
 		" %10s  ",
 		took,
 	)
@@ -207,22 +190,10 @@ func (s screen) step(step status.Step) {
 	for _, wait := range step.Waits {
 		if wait.End > 0 {
 			s.folded(detail, stepIndent,
-				fmt.Sprintf("waited %s for %s", roundTime(time.Duration(wait.End-wait.Start)), wait.For))
+				fmt.Sprintf("waited %s for %s", cli.Rounded(time.Duration(wait.End-wait.Start)), wait.For))
 		}
 	}
 	for _, fact := range slices.Concat(step.Evidence, step.Changes) {
 		s.folded(detail, stepIndent, fact)
-	}
-}
-
-// roundTime rounds to about three digits.
-func roundTime(d time.Duration) time.Duration {
-	switch {
-	case d > 10*time.Second:
-		return d.Round(100 * time.Millisecond)
-	case d > 10*time.Millisecond:
-		return d.Round(time.Millisecond)
-	default:
-		return d.Round(10 * time.Microsecond)
 	}
 }

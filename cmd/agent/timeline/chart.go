@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"cambium/cmd/agent/cli"
 	"cambium/internal/status"
 )
 
@@ -123,7 +124,7 @@ func NewChart(d status.Document, now int64) Chart {
 	case d.Verdict != "":
 		c.Text = d.Verdict
 	case d.ReadyNS > 0:
-		c.Text = "ready after " + Rounded(time.Duration(d.ReadyNS))
+		c.Text = "ready after " + cli.Rounded(time.Duration(d.ReadyNS))
 	}
 	return c
 }
@@ -236,19 +237,6 @@ func (c Chart) blame() []Row {
 	return rows
 }
 
-// Rounded keeps about three digits.
-func Rounded(d time.Duration) string {
-	switch {
-	case d >= 100*time.Second:
-		return d.Round(time.Second).String()
-	case d >= 10*time.Second:
-		return d.Round(100 * time.Millisecond).String()
-	case d >= 10*time.Millisecond:
-		return d.Round(time.Millisecond).String()
-	}
-	return d.Round(10 * time.Microsecond).String()
-}
-
 // machineShare is the part of the axis for the time before the agent, which is seconds where the agent
 // needs milliseconds.
 const machineShare = 0.2
@@ -291,7 +279,7 @@ func (c Chart) Ticks(n int, gap float64) (ticks []Tick) {
 		step *= 10
 	}
 	if c.Begin < c.Agent {
-		ticks = append(ticks, Tick{At: c.Begin, Label: Rounded(time.Duration(c.Begin))})
+		ticks = append(ticks, Tick{At: c.Begin, Label: cli.Rounded(time.Duration(c.Begin))})
 	}
 	first := (c.Agent + step - 1) / step * step
 	for i := range int64(n) + 1 {
@@ -302,7 +290,7 @@ func (c Chart) Ticks(n int, gap float64) (ticks []Tick) {
 		if len(ticks) > 0 && c.Fraction(t)-c.Fraction(ticks[len(ticks)-1].At) < gap || c.Fraction(t) > 1-gap/2 {
 			continue
 		}
-		ticks = append(ticks, Tick{At: t, Label: Rounded(time.Duration(t))})
+		ticks = append(ticks, Tick{At: t, Label: cli.Rounded(time.Duration(t))})
 	}
 	return ticks
 }

@@ -15,11 +15,23 @@ import (
 // minAxis is the shortest axis that shows anything; a narrower terminal gets lines that are too long.
 const minAxis = 16
 
-var outcomeColors = map[status.Outcome]cli.Color{
+// StateColors are the colors of the agent's state.
+var StateColors = map[status.State]cli.Color{
+	status.Ready:      cli.Green,
+	status.Degraded:   cli.Yellow,
+	status.Failed:     cli.Red,
+	status.NotRunning: cli.Red,
+	status.Starting:   cli.Bold,
+}
+
+// OutcomeColors are the colors of the outcome of a step.
+var OutcomeColors = map[status.Outcome]cli.Color{
+	status.Done:     cli.Green,
 	status.Warned:   cli.Yellow,
 	status.Broken:   cli.Red,
 	status.Running:  cli.Bold,
 	status.Skipped:  cli.Grey,
+	status.Pending:  cli.Grey,
 	status.Canceled: cli.Grey,
 }
 
@@ -41,7 +53,7 @@ func Text(w io.Writer, c Chart, width int) {
 	const indent, took = 2, 9
 	labels := min(c.LongestLabel(), max((width-took-indent)/3, 12))
 	axis := max(width-indent-labels-3-took, minAxis)
-	fmt.Fprintf(w, "%s  %s", c.Title, p.Paint(stateColor(c.State), string(c.State)))
+	fmt.Fprintf(w, "%s  %s", c.Title, p.Paint(StateColors[c.State], string(c.State)))
 	if c.Text != "" {
 		fmt.Fprintf(w, "\n%s", Clip(c.Text, width))
 	}
@@ -54,32 +66,22 @@ func Text(w io.Writer, c Chart, width int) {
 					cli.Bold,
 					Clip(
 						strings.TrimSuffix(
-							fmt.Sprintf("%s, %s: %s", r.Label, Rounded(time.Duration(r.Start)), r.Note), ": "),
+							fmt.Sprintf("%s, %s: %s", r.Label, cli.Rounded(time.Duration(r.Start)), r.Note), ": "),
 						width,
 					),
 				),
 			)
 			continue
 		}
-		length := Rounded(r.Took())
+		length := cli.Rounded(r.Took())
 		if r.Kind == KindMark {
-			length = Rounded(time.Duration(r.Start))
+			length = cli.Rounded(time.Duration(r.Start))
 		}
 		fmt.Fprintf(w, "%*s%s |%s| %s\n", indent, "", pad(label(r), labels),
-			p.Paint(outcomeColors[r.Outcome], bar(c, r, axis)), length)
+			p.Paint(OutcomeColors[r.Outcome], bar(c, r, axis)), length)
 	}
 	fmt.Fprintf(w, "%*s%s  %s\n%s\n", indent, "", pad("", labels), axisLine(c, axis),
 		p.Paint(cli.Grey, Clip(legend, width)))
-}
-
-func stateColor(s status.State) cli.Color {
-	switch s {
-	case status.Ready:
-		return cli.Green
-	case status.Failed:
-		return cli.Red
-	}
-	return cli.Yellow
 }
 
 func label(r Row) string {
@@ -159,7 +161,7 @@ func Blame(w io.Writer, c Chart, width int) {
 	for _, r := range c.blame() {
 		waited := ""
 		if r.waited() > 0 {
-			waited = Rounded(r.waited())
+			waited = cli.Rounded(r.waited())
 		}
 		text := r.Label
 		if r.Background {
@@ -170,8 +172,8 @@ func Blame(w io.Writer, c Chart, width int) {
 		} else if len(r.Waits) > 0 {
 			text += ": waited for " + longest(r.Waits).For
 		}
-		fmt.Fprintf(w, "%9s %9s  %s\n", Rounded(r.Took()), waited,
-			p.Paint(outcomeColors[r.Outcome], Clip(text, width-21)))
+		fmt.Fprintf(w, "%9s %9s  %s\n", cli.Rounded(r.Took()), waited,
+			p.Paint(OutcomeColors[r.Outcome], Clip(text, width-21)))
 	}
 }
 
@@ -216,5 +218,5 @@ func orDash(d time.Duration) string {
 	if d < 0 {
 		return "-"
 	}
-	return Rounded(d)
+	return cli.Rounded(d)
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"cambium/cmd/agent/cli"
 	"cambium/cmd/agent/timeline"
 	"cambium/internal/status"
 )
@@ -118,7 +119,7 @@ func (p *picture) row(r timeline.Row, x func(int64) float64, y float64, labels i
 	bar := func(from, to int64, color, title string) { p.rect(x(from), y, max(x(to)-x(from), 2), color, title) }
 	bar(r.Start, r.End, colorOf(r), title(r))
 	for _, wait := range r.Waits {
-		bar(wait.Start, wait.End, waitColor, "waited "+timeline.Rounded(time.Duration(wait.End-wait.Start))+" for "+wait.For)
+		bar(wait.Start, wait.End, waitColor, "waited "+cli.Rounded(time.Duration(wait.End-wait.Start))+" for "+wait.For)
 	}
 	switch r.Outcome {
 	case status.Done:
@@ -144,16 +145,16 @@ func (p *picture) legend(y float64) {
 
 // headline returns the text of a try.
 func headline(r timeline.Row) string {
-	return strings.TrimSuffix(fmt.Sprintf("%s after %s: %s", r.Label, timeline.Rounded(time.Duration(r.Start)), r.Note),
+	return strings.TrimSuffix(fmt.Sprintf("%s after %s: %s", r.Label, cli.Rounded(time.Duration(r.Start)), r.Note),
 		": ")
 }
 
 // lengthOf returns the length of a row or, for a moment, its time.
 func lengthOf(r timeline.Row) string {
 	if r.Kind == timeline.KindMark {
-		return timeline.Rounded(time.Duration(r.Start))
+		return cli.Rounded(time.Duration(r.Start))
 	}
-	return timeline.Rounded(r.Took())
+	return cli.Rounded(r.Took())
 }
 
 func colorOf(r timeline.Row) string {
