@@ -8,17 +8,16 @@ import (
 	"cambium/internal/advice"
 	"cambium/internal/status"
 	"cambium/platform/device"
-	"cambium/settings"
 	"cambium/storage"
 	"cambium/storage/decide"
 )
 
-// disks returns the goal for disks, which package storage plans and sets up. If a disk is missing, its plan is a
-// warning, because what a boot does depends on the content of the disk.
-func disks[D any](plan, setUp func(context.Context, D) ([]storage.Change, error), want D) engine.Goal {
+// disks returns the goal for disks, which package storage plans or, if acting, sets up. If a disk is missing, its plan
+// is a warning, because what a boot does depends on the content of the disk.
+func disks(setUp func(ctx context.Context, acting bool) ([]storage.Change, error)) engine.Goal {
 	return engine.Goal{
 		Plan: func(ctx context.Context, f *engine.Forecast) ([]engine.Change, error) {
-			changes, err := plan(ctx, want)
+			changes, err := setUp(ctx, false)
 			var known []storage.Change
 			for _, c := range changes {
 				if c.Op == decide.Await {
@@ -30,7 +29,7 @@ func disks[D any](plan, setUp func(context.Context, D) ([]storage.Change, error)
 			return engine.Changes(known), err
 		},
 		Converge: func(ctx context.Context) ([]engine.Change, error) {
-			made, err := setUp(ctx, want)
+			made, err := setUp(ctx, true)
 			return engine.Changes(made), adviseAttaching(err)
 		},
 	}
@@ -51,40 +50,45 @@ func (m *Machine) hasRawDisks() bool {
 }
 
 func (m *Machine) rawDisks(context.Context, engine.Report) ([]engine.Goal, error) {
-	return []engine.Goal{disks(m.Ephemeral.PlanRaw, m.Ephemeral.SetupRaw,
-		m.Settings.Effective().Settings.Disks.RawHints())}, nil
+	hints := m.Settings.Effective().Settings.Disks.RawHints()
+	return []engine.Goal{disks(func(ctx context.Context, acting bool) ([]storage.Change, error) {
+		return m.Ephemeral.SetupRaw(ctx, hints, acting)
+	})}, nil
 }
 
 func (m *Machine) ephemeralDisk(context.Context, engine.Report) ([]engine.Goal, error) {
-	return []engine.Goal{disks(
-		func(ctx context.Context, s settings.Settings) ([]storage.Change, error) {
-			return m.Ephemeral.Plan(ctx, s.Disks.Ephemeral, s.Env.Bosh.SwapSizeMiB, s.AgentID)
-		},
-		func(ctx context.Context, s settings.Settings) ([]storage.Change, error) {
-			return m.Ephemeral.Setup(ctx, s.Disks.Ephemeral, s.Env.Bosh.SwapSizeMiB, s.AgentID)
-		}, m.Settings.Effective().Settings)}, nil
+	s := m.Settings.Effective().Settings
+	return []engine.Goal{disks(func(ctx context.Context, acting bool) ([]storage.Change, error) {
+		return m.Ephemeral.Setup(ctx, s.Disks.Ephemeral, s.Env.Bosh.SwapSizeMiB, s.AgentID, acting)
+	})}, nil
 }
 
 func (m *Machine) rootDisk(context.Context, engine.Report) ([]engine.Goal, error) {
-	return []engine.Goal{disks(m.Ephemeral.PlanGrowRoot, m.Ephemeral.GrowRoot,
-		m.Settings.Effective().Settings.Disks.Ephemeral)}, nil
+	hint := m.Settings.Effective().Settings.Disks.Ephemeral
+	return []engine.Goal{disks(func(ctx context.Context, acting bool) ([]storage.Change, error) {
+		return m.Ephemeral.GrowRoot(ctx, hint, acting)
+	})}, nil
 }
 
 // persistentDisk mounts the store, and renews the names of associated disks. The names are optional, because jobs
-// report themselves if such a disk is missing.
+// report themselves if such a disk is missing. While the store is still being checked or mounted, storeMounted will
+// renew them.
 func (m *Machine) persistentDisk(_ context.Context, r engine.Report) ([]engine.Goal, error) {
-	names := disks(m.Persistent.PlanAssociate, m.associate, m.Settings.Effective().Associations)
+	associations := m.Settings.Effective().Associations
+	names := disks(func(ctx context.Context, acting bool) ([]storage.Change, error) {
+		if cid, _, _ := m.Persistent.CurrentWork(); acting && cid != "" {
+			return nil, nil
+		}
+		return m.Persistent.Associate(ctx, associations, acting)
+	})
 	names.Optional = true
-	return []engine.Goal{disks(m.planStore, m.setUpStore, r), names}, nil
-}
-
-// associate renews the names of associated disks. While the store is still being checked or mounted, it leaves that to
-// storeMounted.
-func (m *Machine) associate(ctx context.Context, associations []settings.DiskAssociation) ([]storage.Change, error) {
-	if cid, _, _ := m.Persistent.CurrentWork(); cid != "" {
-		return nil, nil
-	}
-	return m.Persistent.Associate(ctx, associations)
+	store := disks(func(ctx context.Context, acting bool) ([]storage.Change, error) {
+		if acting {
+			return m.setUpStore(ctx, r)
+		}
+		return m.planStore(ctx, r)
+	})
+	return []engine.Goal{store, names}, nil
 }
 
 func (m *Machine) setUpStore(ctx context.Context, r engine.Report) ([]storage.Change, error) {

@@ -33,15 +33,12 @@ type Settings interface {
 	SetHostsConfigured() error
 }
 
-// EphemeralDisks prepares the disks that exist as long as the VM. For each method that changes something there is one
-// that only plans.
+// EphemeralDisks prepares the disks that exist as long as the VM. Its methods only plan if acting is false.
 type EphemeralDisks interface {
-	PlanRaw(ctx context.Context, hints []settings.DiskHint) ([]storage.Change, error)
-	SetupRaw(ctx context.Context, hints []settings.DiskHint) ([]storage.Change, error)
-	Plan(ctx context.Context, hint *settings.DiskHint, swapMiB *uint64, agentID string) ([]storage.Change, error)
-	Setup(ctx context.Context, hint *settings.DiskHint, swapMiB *uint64, agentID string) ([]storage.Change, error)
-	PlanGrowRoot(ctx context.Context, ephemeral *settings.DiskHint) ([]storage.Change, error)
-	GrowRoot(ctx context.Context, ephemeral *settings.DiskHint) ([]storage.Change, error)
+	SetupRaw(ctx context.Context, hints []settings.DiskHint, acting bool) ([]storage.Change, error)
+	Setup(ctx context.Context, hint *settings.DiskHint, swapMiB *uint64, agentID string,
+		acting bool) ([]storage.Change, error)
+	GrowRoot(ctx context.Context, ephemeral *settings.DiskHint, acting bool) ([]storage.Change, error)
 }
 
 // PersistentDisks mounts the disks that the Director has attached.
@@ -55,8 +52,8 @@ type PersistentDisks interface {
 	PlanMount(ctx context.Context) ([]storage.Change, error)
 	// CheckKnown returns an error for associations of unknown disks, and for disks that nothing accounts for.
 	CheckKnown(associations []settings.DiskAssociation) error
-	PlanAssociate(ctx context.Context, associations []settings.DiskAssociation) ([]storage.Change, error)
-	Associate(ctx context.Context, associations []settings.DiskAssociation) ([]storage.Change, error)
+	// Associate renews the names of associated disks, or only plans that if acting is false.
+	Associate(ctx context.Context, associations []settings.DiskAssociation, acting bool) ([]storage.Change, error)
 }
 
 // Supervisor is the daemon that runs the jobs' processes.

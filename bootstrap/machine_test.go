@@ -66,27 +66,19 @@ type drives struct {
 	working                  string           // the disk that is being checked
 }
 
-func (d *drives) PlanRaw(context.Context, []settings.DiskHint) ([]storage.Change, error) {
+func (d *drives) SetupRaw(context.Context, []settings.DiskHint, bool) ([]storage.Change, error) {
 	return nil, nil
 }
 
-func (d *drives) SetupRaw(context.Context, []settings.DiskHint) ([]storage.Change, error) {
-	return nil, nil
-}
-
-func (d *drives) Plan(context.Context, *settings.DiskHint, *uint64, string) ([]storage.Change, error) {
+func (d *drives) Setup(_ context.Context, _ *settings.DiskHint, _ *uint64, _ string,
+	acting bool) ([]storage.Change, error) {
+	if acting {
+		return nil, d.ephemeral
+	}
 	return d.planned, d.ephemeral
 }
 
-func (d *drives) Setup(context.Context, *settings.DiskHint, *uint64, string) ([]storage.Change, error) {
-	return nil, d.ephemeral
-}
-
-func (d *drives) PlanGrowRoot(ctx context.Context, hint *settings.DiskHint) ([]storage.Change, error) {
-	return d.GrowRoot(ctx, hint)
-}
-
-func (d *drives) GrowRoot(context.Context, *settings.DiskHint) (changes []storage.Change, err error) {
+func (d *drives) GrowRoot(context.Context, *settings.DiskHint, bool) (changes []storage.Change, err error) {
 	if d.grows {
 		changes = []storage.Change{{Device: "/dev/sda"}}
 	}
@@ -115,11 +107,7 @@ func (d *drives) PlanMount(context.Context) ([]storage.Change, error) { return d
 
 func (d *drives) CheckKnown([]settings.DiskAssociation) error { return d.known }
 
-func (d *drives) PlanAssociate(ctx context.Context, a []settings.DiskAssociation) ([]storage.Change, error) {
-	return d.Associate(ctx, a)
-}
-
-func (d *drives) Associate(context.Context, []settings.DiskAssociation) ([]storage.Change, error) {
+func (d *drives) Associate(context.Context, []settings.DiskAssociation, bool) ([]storage.Change, error) {
 	return nil, d.linked
 }
 

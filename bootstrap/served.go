@@ -45,7 +45,7 @@ func (d ServedDisks) Remove(ctx context.Context, cid string) error {
 
 // Associate links disks to the names under which jobs know them.
 func (d ServedDisks) Associate(ctx context.Context, associations []settings.DiskAssociation) error {
-	_, err := d.Persistent.Associate(ctx, associations)
+	_, err := d.Persistent.Associate(ctx, associations, true)
 	return err
 }
 

@@ -101,7 +101,7 @@ func (m *Machine) mountStore(ctx context.Context) (o mountOutcome, working strin
 // reason.
 func (m *Machine) storeMounted(ctx context.Context, err error) {
 	if err == nil {
-		if _, err := m.Persistent.Associate(ctx, m.Settings.Effective().Associations); err != nil {
+		if _, err := m.Persistent.Associate(ctx, m.Settings.Effective().Associations, true); err != nil {
 			m.Log.WithError(err).Warn("cannot link the associated disks by name")
 		}
 		err = m.releaseJobs(ctx)

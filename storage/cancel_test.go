@@ -42,7 +42,7 @@ func TestCancellationEndsTheWaitForAnotherOperation(t *testing.T) {
 		"migrate_disk":           func() error { return (&migration.Migration{Machine: m}).Migrate(ctx, "", "") },
 		"add_dynamic_disk":       func() error { return d.AddDynamic(ctx, "a", settings.DiskHint{}) },
 		"remove_dynamic_disk":    func() error { return d.RemoveDynamic(ctx, "a") },
-		"update_settings":        func() error { _, err := d.Associate(ctx, nil); return err },
+		"update_settings":        func() error { _, err := d.Associate(ctx, nil, true); return err },
 	} {
 		done := make(chan error, 1)
 		ended[name] = done

@@ -38,7 +38,7 @@ func TestRootDisksOfJobsAreLeftAlone(t *testing.T) {
 	b.attach("a leftover of named", named.Path)
 	b.attach("a leftover of dynamic", dynamic.Path)
 	b.ok(b.AddDynamic(ctx, "dynamic", settings.DiskHint{Path: dynamic.Path}))
-	_, err := b.Associate(ctx, []settings.DiskAssociation{{Name: "mine", CID: "named"}})
+	_, err := b.Associate(ctx, []settings.DiskAssociation{{Name: "mine", CID: "named"}}, true)
 	b.ok(err)
 	before := map[*looptest.Device]string{named: checksum(t, named), dynamic: checksum(t, dynamic)}
 	alone := func(when string) {

@@ -46,7 +46,7 @@ type job struct {
 // flows lists the sequences of calls that a boot and the Director make.
 var flows = map[string]func(Disks, job) error{
 	"prepare": func(d Disks, j job) error {
-		if _, err := d.Ephemeral.Setup(ctx, &settings.DiskHint{Path: j.Ephemeral}, nil, "agent-1"); err != nil {
+		if _, err := d.Ephemeral.Setup(ctx, &settings.DiskHint{Path: j.Ephemeral}, nil, "agent-1", true); err != nil {
 			return err
 		}
 		if err := boot(d); err != nil {

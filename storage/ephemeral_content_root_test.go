@@ -185,7 +185,7 @@ func TestRootEphemeralContent(t *testing.T) {
 			if c.refused != "" {
 				b.fails(err, "not touched", c.refused)
 				lookAround(t, dev, err)
-				err = only(b.SetupRaw(ctx, []settings.DiskHint{{Path: dev.Path}}))
+				err = only(b.SetupRaw(ctx, []settings.DiskHint{{Path: dev.Path}}, true))
 				b.fails(err, "not touched", c.refused, "agent disk format "+dev.Path+" --yes")
 				lookAround(t, dev, err)
 				if checksum(t, dev) != before {
@@ -211,7 +211,7 @@ func TestRootFormatARefusedDisk(t *testing.T) {
 	holdingTree(t, partitioned(t, raw, "label: gpt\nstart=2048\n"), "xfs", "redis")
 	hint, hints := &settings.DiskHint{Path: dev.Path}, []settings.DiskHint{{Path: raw.Path}}
 	setup := func() error { return b.setupEphemeral(hint.Path, nil) }
-	setupRaw := func() error { return only(b.SetupRaw(ctx, hints)) }
+	setupRaw := func() error { return only(b.SetupRaw(ctx, hints, true)) }
 	for _, c := range []struct {
 		which, holds string
 		hint         *settings.DiskHint
@@ -286,7 +286,7 @@ func TestRootEphemeralDiskOnRecord(t *testing.T) {
 			c.damage(t, dev)
 			before := checksum(t, dev)
 			for kind, err := range map[string]error{"ephemeral": b.setupEphemeral(dev.Path, nil),
-				"raw": only(b.SetupRaw(ctx, []settings.DiskHint{{Path: dev.Path}}))} {
+				"raw": only(b.SetupRaw(ctx, []settings.DiskHint{{Path: dev.Path}}, true))} {
 				if err == nil || !strings.Contains(err.Error(), "on record as the store of vol-1") {
 					t.Errorf("%s: %v, want it refused", kind, err)
 				}

@@ -30,7 +30,7 @@ func TestRootEphemeralBlankDisk(t *testing.T) {
 			b := newBench(t, Options{})
 			dev := b.disk(c.size, "")
 			hint := &settings.DiskHint{Path: dev.Path}
-			b.did(b.Setup(ctx, hint, c.swap, "agent-1"))
+			b.did(b.Setup(ctx, hint, c.swap, "agent-1", true))
 			dump := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
 			flat := strings.NewReplacer(" ", "", "0FC63DAF-8483-4772-8E79-3D69D8477DE4", "LINUX").Replace(dump)
 			if got := strings.Count(dump, "start="); got != len(c.want) || !strings.Contains(flat, "label:gpt") {
@@ -60,7 +60,7 @@ func TestRootEphemeralBlankDisk(t *testing.T) {
 
 			// A second run changes nothing.
 			write(t, filepath.Join(b.Dirs.Data(), "kept"), "x")
-			b.did(b.Setup(ctx, hint, c.swap, "agent-1"))
+			b.did(b.Setup(ctx, hint, c.swap, "agent-1", true))
 			if after := tool(t, dev.Path, "sfdisk", "--dump", dev.Path); after != dump {
 				t.Errorf("a second run changed the table:\n%s\n%s", dump, after)
 			}

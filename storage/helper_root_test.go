@@ -260,7 +260,7 @@ func (b *bench) setupEphemeral(path string, swap *uint64) error {
 	if path != "" {
 		hint = &settings.DiskHint{Path: path}
 	}
-	return only(b.Setup(context.Background(), hint, swap, "agent-1"))
+	return only(b.Setup(context.Background(), hint, swap, "agent-1", true))
 }
 
 // usedEphemeral creates an ephemeral disk, no longer in use, with a file of the agent.

@@ -535,7 +535,7 @@ func (m *matrix) replace(c matrixCell, dev *looptest.Device) {
 		return
 	}
 	hint := settings.DiskHint{Path: dev.Path}
-	_, err := m.other.Ephemeral.Plan(ctx, &hint, nil, "agent-1")
+	_, err := m.other.Ephemeral.Setup(ctx, &hint, nil, "agent-1", false)
 	blank := c.content.make == nil && c.table.script == ""
 	if c.content.used && err == nil || blank && err != nil {
 		m.t.Errorf("%s: as an ephemeral disk: %v", c, err)

@@ -34,13 +34,13 @@ func TestRootPlannedIsDone(t *testing.T) {
 		if path != "" {
 			hint = &settings.DiskHint{Path: path}
 		}
-		return step{func(b *bench) ([]Change, error) { return b.Plan(ctx, hint, swap, "agent-1") },
-			func(b *bench) ([]Change, error) { return b.Setup(ctx, hint, swap, "agent-1") }}
+		return step{func(b *bench) ([]Change, error) { return b.Setup(ctx, hint, swap, "agent-1", false) },
+			func(b *bench) ([]Change, error) { return b.Setup(ctx, hint, swap, "agent-1", true) }}
 	}
 	raw := func(path string) step {
 		hints := []settings.DiskHint{{Path: path}}
-		return step{func(b *bench) ([]Change, error) { return b.PlanRaw(ctx, hints) },
-			func(b *bench) ([]Change, error) { return b.SetupRaw(ctx, hints) }}
+		return step{func(b *bench) ([]Change, error) { return b.SetupRaw(ctx, hints, false) },
+			func(b *bench) ([]Change, error) { return b.SetupRaw(ctx, hints, true) }}
 	}
 	last := step{func(b *bench) ([]Change, error) { changes, _, err := b.PlanMountStore(ctx); return changes, err },
 		func(b *bench) ([]Change, error) {
@@ -110,20 +110,20 @@ func TestRootPlannedIsDone(t *testing.T) {
 		{"root disk", Options{}, func(t *testing.T, b *bench) step {
 			fakeRoot(t, b, 1<<30, "label: gpt\nstart=2048, size=786432, name=\"xfs\"\n")
 			named := &settings.DiskHint{Path: "/dev/sdb"}
-			return step{func(b *bench) ([]Change, error) { return b.PlanGrowRoot(ctx, named) },
-				func(b *bench) ([]Change, error) { return b.GrowRoot(ctx, named) }}
+			return step{func(b *bench) ([]Change, error) { return b.GrowRoot(ctx, named, false) },
+				func(b *bench) ([]Change, error) { return b.GrowRoot(ctx, named, true) }}
 		}, []string{"grow partition 1", "grow xfs"}},
 		{"root disk, whose space is for a named ephemeral disk that is missing",
 			Options{CreatePartitionIfNoEphemeralDisk: true, MissingEphemeralDisk: "root"}, func(t *testing.T, b *bench) step {
 				fakeRoot(t, b, 2*gib, "label: gpt\nstart=2048, size=262144\n")
 				named := &settings.DiskHint{Path: "/dev/missing"}
-				return step{func(b *bench) ([]Change, error) { return b.PlanGrowRoot(ctx, named) },
-					func(b *bench) ([]Change, error) { return b.GrowRoot(ctx, named) }}
+				return step{func(b *bench) ([]Change, error) { return b.GrowRoot(ctx, named, false) },
+					func(b *bench) ([]Change, error) { return b.GrowRoot(ctx, named, true) }}
 			}, nil},
 		{"associations", Options{}, func(t *testing.T, b *bench) step {
 			b.disk(8<<20, "vol-1")
-			return step{func(b *bench) ([]Change, error) { return b.PlanAssociate(ctx, links) },
-				func(b *bench) ([]Change, error) { return b.Associate(ctx, links) }}
+			return step{func(b *bench) ([]Change, error) { return b.Associate(ctx, links, false) },
+				func(b *bench) ([]Change, error) { return b.Associate(ctx, links, true) }}
 		}, []string{"persistent disk vol-1: link as "}},
 		{"bind-mounted disk", Options{BindMountPersistentDisk: true}, func(t *testing.T, b *bench) step {
 			source := filepath.Join(t.TempDir(), "disk")

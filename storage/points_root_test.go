@@ -92,7 +92,7 @@ func TestRootD11NoOldDataOnARemadeDisk(t *testing.T) {
 	b := newBench(t, Options{})
 	dev := b.usedEphemeral(t, "secret", "of the previous VM")
 	// The same disk, a new VM: the layout is the same to the byte.
-	b.did(b.Setup(ctx, &settings.DiskHint{Path: dev.Path}, nil, "agent-2"))
+	b.did(b.Setup(ctx, &settings.DiskHint{Path: dev.Path}, nil, "agent-2", true))
 	if _, err := os.Stat(filepath.Join(b.Dirs.Data(), "secret")); err == nil {
 		t.Error("data of the previous VM reappeared")
 	}

@@ -111,12 +111,12 @@ func TestRootGrowRoot(t *testing.T) {
 			dev, target := fakeRoot(t, b, 1<<30, script)
 			write(t, filepath.Join(target, "file"), "x")
 			before := bytesOf(t, target)
-			b.did(b.GrowRoot(ctx, named))
+			b.did(b.GrowRoot(ctx, named, true))
 			if after := bytesOf(t, target); after < before*2 {
 				t.Errorf("file system has %d bytes, before %d", after, before)
 			}
 			dump := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
-			b.did(b.GrowRoot(ctx, named))
+			b.did(b.GrowRoot(ctx, named, true))
 			if after := tool(t, dev.Path, "sfdisk", "--dump", dev.Path); after != dump {
 				t.Error("a second run changed the table")
 			}
@@ -144,7 +144,7 @@ func TestRootGrowRoot(t *testing.T) {
 			dev, target := fakeRoot(t, b, 1<<30, "label: gpt\nstart=2048, size=786432, name=\"xfs\"\n")
 			withRoot(source(t, dev))(b)
 			before := bytesOf(t, target)
-			b.did(b.GrowRoot(ctx, named))
+			b.did(b.GrowRoot(ctx, named, true))
 			if after := bytesOf(t, target); after < before*2 {
 				t.Errorf("file system has %d bytes, before %d", after, before)
 			}
@@ -161,7 +161,7 @@ func TestRootGrowRoot(t *testing.T) {
 			dev, _ := fakeRoot(t, b, 1<<30, "label: gpt\nstart=2048, size=786432\n")
 			before := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
 			change(b)
-			b.did(b.GrowRoot(ctx, named))
+			b.did(b.GrowRoot(ctx, named, true))
 			if after := tool(t, dev.Path, "sfdisk", "--dump", dev.Path); after != before {
 				t.Errorf("table changed:\n%s\n%s", before, after)
 			}

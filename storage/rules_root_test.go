@@ -87,7 +87,7 @@ func TestRootEphemeralIdentity(t *testing.T) {
 			firstPage := func() string { return tool(t, dev.Path, "sh", "-c", "head -c 4096 "+dev.Path+" | sha256sum") }
 			before := firstPage()
 			b.fails(b.setupEphemeral(dev.Path, nil), "not touched", c.want)
-			b.fails(only(b.SetupRaw(ctx, []settings.DiskHint{{Path: dev.Path}})), "not touched", c.want)
+			b.fails(only(b.SetupRaw(ctx, []settings.DiskHint{{Path: dev.Path}}, true)), "not touched", c.want)
 			if firstPage() != before {
 				t.Error("the disk was changed")
 			}
@@ -105,8 +105,8 @@ func TestRootSkipDiskSetup(t *testing.T) {
 	dev := b.disk(64<<20, "")
 	before := checksum(t, dev)
 	b.ok(b.setupEphemeral(dev.Path, nil))
-	b.did(b.SetupRaw(ctx, []settings.DiskHint{{Path: dev.Path}}))
-	b.did(b.GrowRoot(ctx, nil))
+	b.did(b.SetupRaw(ctx, []settings.DiskHint{{Path: dev.Path}}, true))
+	b.did(b.GrowRoot(ctx, nil, true))
 	if checksum(t, dev) != before {
 		t.Error("the disk was changed")
 	}
@@ -153,7 +153,7 @@ func TestRootRawEphemeralDevices(t *testing.T) {
 			dev := b.disk(8<<20, "")
 			f := &found{devices: []device.Device{{Path: dev.Path, Number: numberOf(t, dev.Path)}}}
 			b.Ephemeral.Resolver = f
-			b.did(b.SetupRaw(ctx, c.hints))
+			b.did(b.SetupRaw(ctx, c.hints, true))
 			if f.excluded != c.excluded || !strings.Contains(tool(t, dev.Path, "sfdisk", "--dump", dev.Path),
 				`name="raw-ephemeral-0"`) {
 				t.Errorf("by exclusion %d times, want %d, and a partition", f.excluded, c.excluded)
@@ -162,7 +162,7 @@ func TestRootRawEphemeralDevices(t *testing.T) {
 	}
 	t.Run("one that does not come is an error", func(t *testing.T) {
 		b := newBench(t, Options{})
-		b.fails(only(b.SetupRaw(ctx, []settings.DiskHint{{Path: "/dev/nowhere"}})), "raw ephemeral disks",
+		b.fails(only(b.SetupRaw(ctx, []settings.DiskHint{{Path: "/dev/nowhere"}}, true)), "raw ephemeral disks",
 			"/dev/nowhere does not exist")
 	})
 }
@@ -188,7 +188,7 @@ func TestRootCallersOfAMissingDisk(t *testing.T) {
 			for caller, err := range map[string]error{
 				"mount":             b.Mount(ctx, "vol-1"),
 				"mount after start": boot(b.disks()),
-				"associate":         only(b.Associate(ctx, []settings.DiskAssociation{{Name: "db", CID: "vol-1"}})),
+				"associate":         only(b.Associate(ctx, []settings.DiskAssociation{{Name: "db", CID: "vol-1"}}, true)),
 				"dynamic disk":      b.AddDynamic(ctx, "vol-1", settings.DiskHint{}),
 			} {
 				if !errors.Is(err, c.err) {
@@ -281,13 +281,13 @@ func TestRootLinks(t *testing.T) {
 	if _, err := os.Lstat(filepath.Join(b.Dirs.DynamicDisks(), "dyn")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("link is still there: %v", err)
 	}
-	b.did(b.Associate(ctx, []settings.DiskAssociation{{Name: "db", CID: "vol-1"}}))
+	b.did(b.Associate(ctx, []settings.DiskAssociation{{Name: "db", CID: "vol-1"}}, true))
 	if got, err := os.Readlink(filepath.Join(b.Dirs.DiskAssociations(), "db")); err != nil || got != dev.Path {
 		t.Errorf("association -> %q, %v", got, err)
 	}
-	b.fails(only(b.Associate(ctx, []settings.DiskAssociation{{Name: "db", CID: "none"}})), "not known")
+	b.fails(only(b.Associate(ctx, []settings.DiskAssociation{{Name: "db", CID: "none"}}, true)), "not known")
 	for _, name := range []string{"../x", "", "..", "a/b"} {
-		b.fails(only(b.Associate(ctx, []settings.DiskAssociation{{Name: name, CID: "vol-1"}})), "is not a valid link name")
+		b.fails(only(b.Associate(ctx, []settings.DiskAssociation{{Name: name, CID: "vol-1"}}, true)), "is not a valid link name")
 		b.fails(b.AddDynamic(ctx, name, settings.DiskHint{Path: dev.Path}), "is not a valid link name")
 	}
 	if checksum(t, dev) != before {

@@ -114,7 +114,7 @@ var guestChecks = []testvm.Check{
 	{Name: "nvme: an ephemeral disk is ready, with a kernel that parses tables by itself", Run: func(ctx context.Context) error {
 		d := guestDisks()
 		for range 2 {
-			if _, err := d.Ephemeral.Setup(ctx, &settings.DiskHint{Path: "/dev/nvme0n1"}, nil, "agent-1"); err != nil {
+			if _, err := d.Ephemeral.Setup(ctx, &settings.DiskHint{Path: "/dev/nvme0n1"}, nil, "agent-1", true); err != nil {
 				return err
 			}
 		}
@@ -129,7 +129,7 @@ var guestChecks = []testvm.Check{
 		return errors.Join(err, looptest.SwapOff("/dev/nvme0n1p1"))
 	}},
 	{Name: "plan: the proof names the serial number", Run: func(ctx context.Context) error {
-		changes, err := guestDisks().Ephemeral.Plan(ctx, &settings.DiskHint{Path: "/dev/sda"}, nil, "agent-1")
+		changes, err := guestDisks().Ephemeral.Setup(ctx, &settings.DiskHint{Path: "/dev/sda"}, nil, "agent-1", false)
 		const want = "/dev/vda: blank, 66.0 MiB, serial somebody-else, not in use, not a persistent disk, no ext4 or xfs on it: create GPT, swap 33.0 MiB, data 31.0 MiB"
 		if err != nil || len(changes) == 0 || changes[0].String() != want {
 			return fmt.Errorf("plan is %v, %w; want %s", changes, err, want)

@@ -94,7 +94,7 @@ func mapperDisk(ctx context.Context) error {
 		return err
 	}
 	// The disk below belongs to the device above it.
-	_, err = d.Ephemeral.Setup(ctx, &settings.DiskHint{Path: below.Path}, nil, "agent-1")
+	_, err = d.Ephemeral.Setup(ctx, &settings.DiskHint{Path: below.Path}, nil, "agent-1", true)
 	if err == nil || !strings.Contains(err.Error(), "not touched") || !strings.Contains(err.Error(), "in use by dm-0") {
 		return fmt.Errorf("the disk below as ephemeral disk: %w; want a refusal that names its holder", err)
 	}

@@ -141,7 +141,7 @@ func (m *machine) boot(version string) error {
 	e := m.current.Effective()
 	if m.devices["data"] != nil {
 		made, err := m.disks.Ephemeral.Setup(m.t.Context(), e.Settings.Disks.Ephemeral, e.Settings.Env.Bosh.SwapSizeMiB,
-			e.Settings.AgentID)
+			e.Settings.AgentID, true)
 		if err != nil {
 			return err
 		}

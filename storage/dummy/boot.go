@@ -38,12 +38,11 @@ func (b Boot) CheckKnown(associations []settings.DiskAssociation) error {
 	return decide.CheckKnown(known, len(known), named)
 }
 
-// PlanAssociate plans nothing.
-func (Boot) PlanAssociate(context.Context, []settings.DiskAssociation) ([]decide.Change, error) {
-	return nil, nil
-}
-
 // Associate records the names of disks.
-func (b Boot) Associate(ctx context.Context, associations []settings.DiskAssociation) ([]decide.Change, error) {
+func (b Boot) Associate(ctx context.Context, associations []settings.DiskAssociation,
+	acting bool) ([]decide.Change, error) {
+	if !acting {
+		return nil, nil
+	}
 	return nil, b.Disks.Associate(ctx, associations)
 }

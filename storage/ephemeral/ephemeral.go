@@ -1,6 +1,6 @@
 // Package ephemeral prepares disks whose content may be lost: the ephemeral disk, raw ephemeral disks, and the root
 // disk, if that holds the ephemeral data. It observes, lets package decide make the decisions, and makes the changes.
-// For each Setup function there is a Plan function, which returns the same changes without making them.
+// If acting is false, a function returns the changes that it would make, and neither waits nor writes.
 package ephemeral
 
 import (
@@ -68,18 +68,20 @@ func (w wanted) named() bool { return w.hint != nil && !w.hint.Empty() }
 
 // Setup prepares swap and data on the ephemeral disk and mounts the data. hint is nil or empty if the CPI named no
 // disk. swapMiB is env.bosh.swap_size.
-func (d *Disks) Setup(ctx context.Context, hint *settings.DiskHint, swapMiB *uint64,
-	agentID string) ([]decide.Change, error) {
+func (d *Disks) Setup(ctx context.Context, hint *settings.DiskHint, swapMiB *uint64, agentID string,
+	acting bool) ([]decide.Change, error) {
 	if err := d.Machine.Lock(ctx); err != nil {
 		return nil, err
 	}
 	defer d.Machine.Unlock()
-	if err := machine.EnsureDir(d.Machine.Dirs.Data(), 0o750); err != nil {
-		return nil, fmt.Errorf("ephemeral disk: %w", err)
+	if acting {
+		if err := machine.EnsureDir(d.Machine.Dirs.Data(), 0o750); err != nil {
+			return nil, fmt.Errorf("ephemeral disk: %w", err)
+		}
 	}
-	plan, release, err := d.plan(ctx, wanted{hint, swapMiB, agentID}, true)
-	if err != nil {
-		return nil, err
+	plan, release, err := d.plan(ctx, wanted{hint, swapMiB, agentID}, acting)
+	if err != nil || !acting {
+		return plan.Changes, err
 	}
 	made, err := d.Machine.Apply(ctx, record.Ephemeral, plan)
 	if err != nil {
@@ -93,17 +95,6 @@ func (d *Disks) Setup(ctx context.Context, hint *settings.DiskHint, swapMiB *uin
 	// The data is in use now, so release, after which udev reads the disk again, can wait.
 	d.AfterBoot(release)
 	return made, nil
-}
-
-// Plan returns the changes that Setup would make. It does not wait or write.
-func (d *Disks) Plan(ctx context.Context, hint *settings.DiskHint, swapMiB *uint64,
-	agentID string) ([]decide.Change, error) {
-	if err := d.Machine.Lock(ctx); err != nil {
-		return nil, err
-	}
-	defer d.Machine.Unlock()
-	plan, _, err := d.plan(ctx, wanted{hint, swapMiB, agentID}, false)
-	return plan.Changes, err
 }
 
 // plan observes the disk for the ephemeral data and plans its changes. If acting is set, it waits for the disk,
@@ -342,16 +333,8 @@ func (d *Disks) persistentDisk(s layout.State, number blkdev.Number) error {
 }
 
 // SetupRaw creates a single named partition without a file system on each raw disk.
-func (d *Disks) SetupRaw(ctx context.Context, hints []settings.DiskHint) ([]decide.Change, error) {
-	return d.raw(ctx, hints, true)
-}
-
-// PlanRaw returns the changes that SetupRaw would make. It does not wait or write.
-func (d *Disks) PlanRaw(ctx context.Context, hints []settings.DiskHint) ([]decide.Change, error) {
-	return d.raw(ctx, hints, false)
-}
-
-func (d *Disks) raw(ctx context.Context, hints []settings.DiskHint, acting bool) (all []decide.Change, err error) {
+func (d *Disks) SetupRaw(ctx context.Context, hints []settings.DiskHint,
+	acting bool) (all []decide.Change, err error) {
 	if d.SkipSetup || len(hints) == 0 {
 		return nil, nil
 	}
@@ -550,30 +533,20 @@ func (d *Disks) named(ctx context.Context, which string, ephemeral *settings.Dis
 // GrowRoot grows the root partition and its file system to the end of the disk. It does nothing in a container, whose
 // disk belongs to the host, or if the space is reserved for the ephemeral data. ephemeral is the CPI's hint for that
 // disk.
-func (d *Disks) GrowRoot(ctx context.Context, ephemeral *settings.DiskHint) ([]decide.Change, error) {
+func (d *Disks) GrowRoot(ctx context.Context, ephemeral *settings.DiskHint, acting bool) ([]decide.Change, error) {
 	if err := d.Machine.Lock(ctx); err != nil {
 		return nil, err
 	}
 	defer d.Machine.Unlock()
 	plan, err := d.planGrowRoot(ctx, ephemeral)
-	if err != nil {
-		return nil, err
+	if err != nil || !acting {
+		return plan.Changes, err
 	}
 	made, err := d.Machine.Apply(ctx, "", plan)
 	if err != nil {
 		err = fmt.Errorf("grow root: %w", err)
 	}
 	return made, err
-}
-
-// PlanGrowRoot returns the changes that GrowRoot would make, without making them.
-func (d *Disks) PlanGrowRoot(ctx context.Context, ephemeral *settings.DiskHint) ([]decide.Change, error) {
-	if err := d.Machine.Lock(ctx); err != nil {
-		return nil, err
-	}
-	defer d.Machine.Unlock()
-	plan, err := d.planGrowRoot(ctx, ephemeral)
-	return plan.Changes, err
 }
 
 func (d *Disks) planGrowRoot(ctx context.Context, ephemeral *settings.DiskHint) (decide.Plan, error) {

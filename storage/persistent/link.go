@@ -70,65 +70,52 @@ func (d *Disks) CheckKnown(associations []settings.DiskAssociation) error {
 	return decide.CheckKnown(known, len(devices), named)
 }
 
-// Associate links persistent disks under the names by which jobs find them.
-func (d *Disks) Associate(ctx context.Context,
-	associations []settings.DiskAssociation) (made []decide.Change, err error) {
+// Associate links persistent disks under the names by which jobs find them. If acting is false, it returns the changes
+// that it would make, and neither waits nor writes.
+func (d *Disks) Associate(ctx context.Context, associations []settings.DiskAssociation,
+	acting bool) (all []decide.Change, err error) {
 	if err := d.Machine.Lock(ctx); err != nil {
 		return nil, err
 	}
 	defer d.Machine.Unlock()
 	for _, a := range associations {
-		changes, err := d.planLink(a, func(h device.Hint) (device.Device, error) { return d.Resolver.Resolve(ctx, h) })
+		changes, err := d.associate(ctx, a, acting)
 		if err != nil {
-			return made, err
+			return all, err
 		}
-		for _, c := range changes {
-			if err := machine.EnsureDir(d.Machine.Dirs.DiskAssociations(), 0o755); err != nil {
-				return made, fmt.Errorf("associate disk as %s: %w", a.Name, err)
-			}
-			if err := atomicfile.Symlink(c.Device, c.Target); err != nil {
-				return made, err
-			}
-			made = append(made, c)
-		}
+		all = append(all, changes...)
 	}
-	return made, nil
+	return all, nil
 }
 
-// PlanAssociate returns the changes that Associate would make. It does not wait or write.
-func (d *Disks) PlanAssociate(ctx context.Context, associations []settings.DiskAssociation) (planned []decide.Change,
-	err error) {
-	if err := d.Machine.Lock(ctx); err != nil {
-		return nil, err
-	}
-	defer d.Machine.Unlock()
-	for _, a := range associations {
-		changes, err := d.planLink(a, d.Resolver.ResolveOnce)
-		if err != nil {
-			return planned, err
-		}
-		planned = append(planned, changes...)
-	}
-	return planned, nil
-}
-
-// planLink returns the change that links a disk, if any is needed.
-func (d *Disks) planLink(a settings.DiskAssociation,
-	find func(device.Hint) (device.Device, error)) ([]decide.Change, error) {
+// associate links a disk, if needed.
+func (d *Disks) associate(ctx context.Context, a settings.DiskAssociation, acting bool) ([]decide.Change, error) {
 	link, err := linkIn(d.Machine.Dirs.DiskAssociations(), a.Name)
 	if err != nil {
 		return nil, fmt.Errorf("associate disk %s: %w", a.CID, err)
 	}
 	p, err := d.findKnown(a.CID)
-	if err != nil {
-		return nil, fmt.Errorf("associate disk as %s: %w", a.Name, err)
+	var dev device.Device
+	switch {
+	case err != nil:
+	case acting:
+		dev, err = d.Resolver.Resolve(ctx, d.hint(p))
+	default:
+		dev, err = d.Resolver.ResolveOnce(d.hint(p))
 	}
-	dev, err := find(d.hint(p))
 	if err != nil {
 		return nil, fmt.Errorf("associate disk as %s: %w", a.Name, err)
 	}
 	if have, _ := os.Readlink(link); have == dev.Path {
 		return nil, nil
+	}
+	if acting {
+		if err := machine.EnsureDir(filepath.Dir(link), 0o755); err != nil {
+			return nil, fmt.Errorf("associate disk as %s: %w", a.Name, err)
+		}
+		if err := atomicfile.Symlink(dev.Path, link); err != nil {
+			return nil, err
+		}
 	}
 	return []decide.Change{
 		{Op: decide.Link, Device: dev.Path, Proof: "persistent disk " + a.CID, What: "link as " + link, Target: link},
