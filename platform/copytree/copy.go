@@ -127,15 +127,12 @@ func (c *copier) finishDir(d *dir) error {
 	return copyAttributes(d.to, &d.st, want)
 }
 
-func (c *copier) open(d *dir, e entry) (int, error) {
-	fd, err := openAhead(d.from, e.name, e.kind)
+func (c *copier) entry(d *dir, e entry, me *worker) error {
+	source, err := openEntry(d.from, e.name, e.kind)
 	if err != nil {
-		return -1, changed("open", err)
+		return changed("open", err)
 	}
-	return fd, nil
-}
-
-func (c *copier) entry(d *dir, e entry, source int, me *worker) error {
+	defer unix.Close(source)
 	var st unix.Stat_t
 	if err := unix.Fstat(source, &st); err != nil {
 		return err

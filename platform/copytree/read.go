@@ -7,17 +7,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openAhead opens an entry before it is processed, and starts readahead, so that the disk reads the next files while a
-// worker processes one. For anything but a regular file it returns an O_PATH descriptor: a device must not be opened.
-func openAhead(dir int, name string, kind uint8) (int, error) {
+// openEntry opens an entry to read it. For anything but a regular file it returns an O_PATH descriptor: a device must
+// not be opened.
+func openEntry(dir int, name string, kind uint8) (int, error) {
 	if kind != unix.DT_REG {
 		return openFile(dir, name, unix.O_PATH)
 	}
-	fd, err := openFile(dir, name, unix.O_RDONLY)
-	if err == nil {
-		_ = unix.Fadvise(fd, 0, blockSize, unix.FADV_WILLNEED) // only readahead
-	}
-	return fd, err
+	return openFile(dir, name, unix.O_RDONLY)
 }
 
 // leaveHoles disables readahead, which would fill the page cache with zeros for the holes of a sparse file and take

@@ -103,15 +103,12 @@ func compareXattrs(source, target int, st *unix.Stat_t) error {
 	return err
 }
 
-func (v *verifier) open(d *dir, e entry) (int, error) {
-	fd, err := openAhead(d.to, e.name, e.kind)
+func (v *verifier) entry(d *dir, e entry, me *worker) error {
+	target, err := openEntry(d.to, e.name, e.kind)
 	if err != nil {
-		return -1, changed("open the copy", err)
+		return changed("open the copy", err)
 	}
-	return fd, nil
-}
-
-func (v *verifier) entry(d *dir, e entry, target int, me *worker) error {
+	defer unix.Close(target)
 	st := &unix.Stat_t{}
 	if err := unix.Fstatat(d.from, e.name, st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return changed("stat", err)
@@ -136,12 +133,11 @@ func (v *verifier) entry(d *dir, e entry, target int, me *worker) error {
 	}
 	same := false
 	if kindOf(st) == unix.DT_REG {
-		var err error
 		if same, err = v.sameDigest(target, st, me); err != nil || same && !v.flagged.Load() {
 			return err
 		}
 	}
-	source, err := openAhead(d.from, e.name, kindOf(st))
+	source, err := openEntry(d.from, e.name, kindOf(st))
 	if err != nil {
 		return changed("open", err)
 	}

@@ -18,8 +18,6 @@ const (
 	// batchSize bounds the directory entries that a worker takes at a time. Most directories are a single batch, so
 	// that workers create files in different directories and do not wait for each other.
 	batchSize = 1024
-	// openAheadCount bounds the files that a worker opens in advance.
-	openAheadCount = 32
 	// lostFound is a directory at the top of a new file system. Its entries are content like any other.
 	lostFound = "lost+found"
 )
@@ -31,10 +29,8 @@ func Workers() int { return 8 * runtime.NumCPU() }
 type visitor interface {
 	// enter opens the target of a directory, before its entries are read.
 	enter(d *dir) error
-	// open opens an entry in advance.
-	open(d *dir, e entry) (int, error)
-	// entry processes anything but a directory. fd is the descriptor that open has returned.
-	entry(d *dir, e entry, fd int, me *worker) error
+	// entry processes anything but a directory.
+	entry(d *dir, e entry, me *worker) error
 	// finishDir is called after everything below a directory was processed.
 	finishDir(d *dir) error
 }
@@ -249,52 +245,29 @@ func (w *walk) findSurplus(d *dir, entries []entry) error {
 
 // visitAll processes a batch of entries.
 func (w *walk) visitAll(d *dir, entries []entry, me *worker) {
-	opened := make([]openedEntry, min(openAheadCount, len(entries)))
-	next := 0
-	for i := range entries {
-		for ; next < min(i+len(opened), len(entries)); next++ {
-			opened[next%len(opened)] = w.openEntry(d, entries[next])
+	for _, e := range entries {
+		if w.ctx.Err() != nil {
+			return
 		}
-		o := opened[i%len(opened)]
-		if w.ctx.Err() == nil {
-			w.visit(d, o, me)
+		if err := w.visit(d, e, me); err != nil {
+			w.failed(d.path(e.name), err)
 		}
-		closeAll(o.fd)
 	}
 }
 
-// openedEntry is an entry opened in advance, with its descriptor or the error. A directory has no descriptor.
-type openedEntry struct {
-	entry
-	fd  int
-	err error
-}
-
-func (w *walk) openEntry(d *dir, e entry) openedEntry {
-	o := openedEntry{entry: e, fd: -1}
-	if o.err = w.ctx.Err(); o.err == nil {
-		o.err = o.findKind(d.from)
+func (w *walk) visit(d *dir, e entry, me *worker) error {
+	if err := e.findKind(d.from); err != nil {
+		return err
 	}
-	if o.err == nil && o.kind != unix.DT_DIR {
-		o.fd, o.err = w.open(d, o.entry)
-	}
-	return o
-}
-
-func (w *walk) visit(d *dir, o openedEntry, me *worker) {
-	e, err := o.entry, o.err
-	if err == nil && e.kind == unix.DT_DIR {
+	if e.kind == unix.DT_DIR {
 		w.push(task{dir: d, sub: e.name})
-		return
+		return nil
 	}
-	if err == nil {
-		err = w.entry(d, e, o.fd, me)
-	}
-	if err != nil {
-		w.failed(d.path(e.name), err)
-		return
+	if err := w.entry(d, e, me); err != nil {
+		return err
 	}
 	w.progress.files.Add(1)
+	return nil
 }
 
 // failed ends the walk with an error.
