@@ -12,7 +12,6 @@ import (
 	"io/fs"
 	"math"
 	"os"
-	"slices"
 	"sort"
 	"strings"
 
@@ -96,9 +95,6 @@ func inspectDisk(path string, wanted func(layout.Table) bool) (layout.State, err
 			return s, fmt.Errorf("read disk %s: %w", path, err)
 		}
 	}
-	if s.Table.Label == layout.MBR {
-		s.Beneath = olderSignatures(f, s.Bytes, s.Trailer)
-	}
 	if wanted(s.Table) {
 		if s.Content, err = probe.Identify(f, s.Bytes); err != nil {
 			return s, fmt.Errorf("read disk %s: %w", path, err)
@@ -108,18 +104,6 @@ func inspectDisk(path string, wanted func(layout.Table) bool) (layout.State, err
 		return s, fmt.Errorf("read disk %s: %w", path, damaged)
 	}
 	return s, nil
-}
-
-// olderSignatures returns the signatures on the whole disk other than its table and trailer. It ignores errors because
-// the result is only shown, never acted upon.
-func olderSignatures(r io.ReaderAt, size int64, trailer probe.Kind) []probe.Kind {
-	content, err := probe.Identify(r, size)
-	if err != nil || content.Blank() {
-		return nil
-	}
-	return slices.DeleteFunc(append([]probe.Kind{content.Kind}, content.Also...), func(k probe.Kind) bool {
-		return k == probe.DOS || k == trailer
-	})
 }
 
 // read reads the partition table of a disk. Label is None if there is no table, or if other content outweighs it. If in

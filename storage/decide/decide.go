@@ -5,7 +5,6 @@ package decide
 
 import (
 	"fmt"
-	"strings"
 
 	"cambium/platform/disk/layout"
 	"cambium/platform/filesystem/probe"
@@ -163,25 +162,13 @@ func (p *Plan) repair(s layout.State) {
 func found(s layout.State, serial string) string {
 	text := s.Content.String()
 	if s.Table.Label != layout.None {
-		text = fmt.Sprintf("%s table with %d partitions%s", s.Table.Label, len(s.Table.Partitions), describeBeneath(s))
+		text = fmt.Sprintf("%s table with %d partitions", s.Table.Label, len(s.Table.Partitions))
 	}
 	text += ", " + size(s.Bytes)
 	if serial != "" {
 		text += ", serial " + serial // tells disks of one size apart
 	}
 	return text
-}
-
-// describeBeneath describes older signatures on a whole disk, which are ignored.
-func describeBeneath(s layout.State) string {
-	if len(s.Beneath) == 0 {
-		return ""
-	}
-	var kinds []string
-	for _, k := range s.Beneath {
-		kinds = append(kinds, string(k))
-	}
-	return fmt.Sprintf(" (an older %s under the table is ignored)", strings.Join(kinds, " and "))
 }
 
 // size formats a number of bytes for people.

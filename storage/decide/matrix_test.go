@@ -82,7 +82,7 @@ type matrixTable struct {
 	table layout.Table
 	// damaged tables cannot be trusted, and preformatted disks have none.
 	damaged, preformatted bool
-	// older says that an older signature is beneath the table.
+	// older says that an older superblock is beneath the table.
 	older bool
 	// grown says that the disk is larger than its partition.
 	grown bool
@@ -182,9 +182,6 @@ func (c matrixCell) observed() Observed {
 		AllowNoise: c.wish.noise}
 	if t.grown {
 		p.Disk.Bytes = 900 * testMiB
-	}
-	if t.older {
-		p.Disk.Beneath = []probe.Kind{probe.Ext4}
 	}
 	r := record.New()
 	if c.record.cid != "" {

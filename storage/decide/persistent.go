@@ -139,11 +139,6 @@ func MountPersistent(o Persistent, r record.Record, target string) (p Plan, err 
 	}
 	p.NotGrown = p.growPartition(o.Disk, growSlack)
 	p.use(o.Part(), volume, o.Disk.Table.Partitions[0].Size, target, o.MountOptions)
-	for i, c := range p.Changes {
-		if c.Op == Mount {
-			p.Changes[i].Proof += describeBeneath(o.Disk)
-		}
-	}
 	if p.has(GrowPartition) && !p.has(GrowFileSystem) {
 		p.growFileSystem(o.Part(), volume.Content.Kind, target, o.MountOptions)
 	}
@@ -282,8 +277,7 @@ func judge(o Persistent) judgment {
 	case p.Number != 1:
 		return refuse("its only partition has number %d", p.Number)
 	case content.Data():
-		proof := fmt.Sprintf("partition %d holds %s%s", p.Number, content, describeBeneath(o.Disk))
-		return judgment{Verdict: keep, Proof: proof}
+		return judgment{Verdict: keep, Proof: fmt.Sprintf("partition %d holds %s", p.Number, content)}
 	case !content.Blank():
 		return refuse("partition %d holds %s", p.Number, content)
 	case o.Pending:

@@ -23,8 +23,6 @@ var (
 		Start: 512, Size: testMiB, Type: "83"}}})
 	oneEmpty = state(100*testMiB, layout.Table{Label: layout.GPT})
 
-	overOlder = layout.State{Path: "/dev/vdb", Bytes: 100 * testMiB, Sector: 512, Table: dosDisk.Table,
-		Beneath: []probe.Kind{probe.Ext4, probe.NTFS}}
 	largeSectors = layout.State{Path: "/dev/vdb", Bytes: 100 * testMiB, Sector: 4096,
 		Content: probe.Content{Kind: probe.Blank}}
 )
@@ -81,8 +79,6 @@ func TestJudge(t *testing.T) {
 		{"ours, xfs", gptDisk("bosh-partition-0"), volumeOf(probe.XFS), zeros, false, keep, "holds xfs"},
 		{"any name", gptDisk("whatever"), volumeOf(probe.Ext4), zeros, false, keep, "holds ext4"},
 		{"DOS of an old agent", dosDisk, volumeOf(probe.Ext4), zeros, false, keep, "holds ext4"},
-		{"DOS of an old agent, over an older file system", overOlder, volumeOf(probe.Ext4), zeros, false, keep,
-			"partition 1 holds ext4 (an older ext4 and NTFS under the table is ignored)"},
 		{"ours, never formatted (D.5)", gptDisk("bosh-partition-0"), volumeOf(probe.Blank), zeros, false, format,
 			"named bosh-partition-0 and blank"},
 		{"ours, superblock lost", gptDisk("bosh-partition-0"), volumeOf(probe.Blank), ext4At(0, 128*testMiB), false,

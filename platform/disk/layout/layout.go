@@ -62,9 +62,6 @@ type State struct {
 	Table   Table
 	// Trailer is the kind of metadata at the end of a disk with a table, over which a partition must not be grown.
 	Trailer probe.Kind
-	// Beneath lists older signatures on the whole disk, which sfdisk does not wipe; they are ignored. Only disks with a
-	// DOS table have them, since a GPT overwrites them.
-	Beneath []probe.Kind
 }
 
 // Partition returns the entry with number n, if any.
