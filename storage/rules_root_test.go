@@ -140,16 +140,16 @@ func TestRootRawEphemeralDevices(t *testing.T) {
 	nvme := []settings.DiskHint{{Path: "/dev/nvme7n1"}}
 	for _, c := range []struct {
 		name     string
-		managed  bool
+		volumes  string // the pattern of managed volumes
 		hints    []settings.DiskHint
 		excluded int
 	}{
-		{"NVMe by exclusion, whatever paths the CPI names", true, nvme, 1},
-		{"by path without a pattern for volumes", false, nvme, 0},
-		{"by path when it is not a NVMe", true, []settings.DiskHint{{Path: "/dev/xvdb"}}, 0},
+		{"NVMe by exclusion, whatever paths the CPI names", "/dev/disk/by-id/nvme-volume-*", nvme, 1},
+		{"by path without a pattern for volumes", "", nvme, 0},
+		{"by path when it is not a NVMe", "/dev/disk/by-id/nvme-volume-*", []settings.DiskHint{{Path: "/dev/xvdb"}}, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b := newBench(t, Options{ManagedVolumes: c.managed})
+			b := newBench(t, Options{InstanceStorageManagedVolumePattern: c.volumes})
 			dev := b.disk(8<<20, "")
 			f := &found{devices: []device.Device{{Path: dev.Path, Number: numberOf(t, dev.Path)}}}
 			b.Ephemeral.Resolver = f

@@ -11,30 +11,13 @@ import (
 
 	"cambium/internal/vcap"
 	"cambium/settings"
+	"cambium/settings/agentjson"
 	"cambium/storage/decide"
 	"cambium/storage/ephemeral"
 	"cambium/storage/internal/machine"
 	"cambium/storage/migration"
 	"cambium/storage/persistent"
 )
-
-// Options holds the stemcell's options in agent.json.
-type Options struct {
-	UsePreformattedPersistentDisk    bool
-	BindMountPersistentDisk          bool
-	CreatePartitionIfNoEphemeralDisk bool
-	SkipDiskSetup                    bool
-	PartitionerType                  string
-	// MissingEphemeralDisk is the policy if the ephemeral disk that the CPI named never appears: "fail" (or ""), or
-	// "root" to use the root disk.
-	MissingEphemeralDisk string
-	// ForeignPersistentDisk is the policy for a persistent disk with content that is not ours: "refuse" (or "") or
-	// "format". BlankDisks is the content of a blank disk when read: "zeros" (or ""), or "noise" to accept random
-	// bytes, too. The deployment's env takes precedence over both.
-	ForeignPersistentDisk, BlankDisks string
-	// ManagedVolumes is set if raw ephemeral NVMe disks are found by excluding other disks.
-	ManagedVolumes bool
-}
 
 // Aliases for callers of this package.
 type (
@@ -45,6 +28,7 @@ type (
 	MigrationProgress = migration.Progress
 	KnownDisks        = persistent.KnownDisks
 	Resolver          = ephemeral.Resolver // implemented by *device.Resolver
+	Options           = agentjson.Linux
 )
 
 // Settings gives access to the settings in force. *store.Current implements it.
@@ -62,7 +46,7 @@ func (noSettings) Effective() settings.Effective { return settings.Effective{} }
 // Config holds the parameters of New.
 type Config struct {
 	Dirs     vcap.Dirs
-	Options  Options
+	Options  Options // of the stemcell
 	Resolver Resolver
 	Known    KnownDisks
 	// Settings, if not nil, provides the settings in force.
@@ -116,7 +100,8 @@ func New(c Config) Disks {
 		Ephemeral: &Ephemeral{Machine: m, Resolver: c.Resolver, PersistentDisks: c.Known.Disks, Label: label,
 			AfterBoot: c.AfterBoot, AgentID: func() string { return c.Settings.Effective().Settings.AgentID },
 			SkipSetup: c.Options.SkipDiskSetup, CreateOnRoot: c.Options.CreatePartitionIfNoEphemeralDisk,
-			FallBackToRoot: c.Options.MissingEphemeralDisk == "root", ManagedVolumes: c.Options.ManagedVolumes},
+			FallBackToRoot: c.Options.MissingEphemeralDisk == "root",
+			ManagedVolumes: c.Options.InstanceStorageManagedVolumePattern != ""},
 		Persistent: disks,
 		Migration:  &Migration{Machine: m, Disks: disks, Progress: c.Progress, Program: c.Program},
 	}

@@ -310,7 +310,7 @@ func openDisks(b *bootstrap.Machine, current *store.Current, o machineOptions) (
 		return storage.Disks{}, err
 	}
 	return storage.New(storage.Config{Dirs: o.dirs, Resolver: announcingResolver{resolve}, Known: current,
-		Settings: current, Change: showChange, Log: o.logFor("disk"), Program: ownProgram, Options: storageOptions(b.Linux),
+		Settings: current, Change: showChange, Log: o.logFor("disk"), Program: ownProgram, Options: b.Linux,
 		AfterBoot: func(f func()) { b.Deferred.UntilVerdict(func(context.Context) { f() }) },
 		Progress:  o.progress, WorkProgress: o.workProgress, Shortfall: o.shortfall}), nil
 }
@@ -419,20 +419,6 @@ func deviceOptions(l agentjson.Linux) device.Options {
 		InstanceStoragePattern: l.InstanceStorageDevicePattern,
 		ManagedVolumePattern:   l.InstanceStorageManagedVolumePattern,
 		Root:                   "/",
-	}
-}
-
-func storageOptions(l agentjson.Linux) storage.Options {
-	return storage.Options{
-		UsePreformattedPersistentDisk:    l.UsePreformattedPersistentDisk,
-		BindMountPersistentDisk:          l.BindMountPersistentDisk,
-		CreatePartitionIfNoEphemeralDisk: l.CreatePartitionIfNoEphemeralDisk,
-		SkipDiskSetup:                    l.SkipDiskSetup,
-		PartitionerType:                  l.PartitionerType,
-		ForeignPersistentDisk:            l.ForeignPersistentDisk,
-		BlankDisks:                       l.BlankDisks,
-		MissingEphemeralDisk:             l.MissingEphemeralDisk,
-		ManagedVolumes:                   l.InstanceStorageManagedVolumePattern != "",
 	}
 }
 
