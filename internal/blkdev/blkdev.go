@@ -5,6 +5,7 @@ package blkdev
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -43,26 +44,18 @@ func Size(f *os.File) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if info.Mode().IsRegular() {
-		return info.Size(), nil
+	if !info.Mode().IsRegular() && info.Mode().Type() != fs.ModeDevice {
+		return 0, fmt.Errorf("%s: %w", f.Name(), ErrNotBlock)
 	}
-	var size uint64
-	if err := ioctl(f, unix.BLKGETSIZE64, unsafe.Pointer(&size)); err != nil {
-		return 0, fmt.Errorf("size of %s: %w", f.Name(), err)
-	}
-	return int64(size), nil
+	return f.Seek(0, io.SeekEnd)
 }
 
 // SectorSize returns the unit of a device's partition table in bytes; 512 for an image file.
 func SectorSize(f *os.File) (int, error) {
-	info, err := f.Stat()
-	if err != nil {
-		return 0, err
-	}
-	if info.Mode().IsRegular() {
-		return 512, nil
-	}
 	n, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKSSZGET)
+	if errors.Is(err, unix.ENOTTY) {
+		return 512, nil // an image file
+	}
 	if err != nil {
 		return 0, fmt.Errorf("sector size of %s: %w", f.Name(), err)
 	}
@@ -88,10 +81,11 @@ func DeletePartition(f *os.File, n int) error {
 func blkpg(f *os.File, op int32, n int, start, length int64) error {
 	part := unix.BlkpgPartition{Start: start, Length: length, Pno: int32(n)}
 	arg := unix.BlkpgIoctlArg{Op: op, Datalen: int32(unsafe.Sizeof(part)), Data: (*byte)(unsafe.Pointer(&part))}
-	return ioctl(f, unix.BLKPG, unsafe.Pointer(&arg))
+	return Ioctl(f, unix.BLKPG, unsafe.Pointer(&arg))
 }
 
-func ioctl(f *os.File, request uintptr, arg unsafe.Pointer) error {
+// Ioctl calls ioctl(2) with a pointer to its argument.
+func Ioctl(f *os.File, request uintptr, arg unsafe.Pointer) error {
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), request, uintptr(arg)); errno != 0 {
 		return errno
 	}
@@ -113,7 +107,6 @@ type Info struct {
 	Start     int64  // in bytes
 	Size      int64  // in bytes
 	Serial    string
-	WWID      string   // in the kernel's format: naa.…, eui.…, t10.…
 	Holders   []string // devices on top of this one: dm, md, bcache
 }
 
@@ -169,11 +162,6 @@ func Read(link string) (Info, error) {
 	for _, name := range []string{"serial", "device/serial"} {
 		if s := strings.TrimSpace(text(dir, name)); s != "" && info.Serial == "" {
 			info.Serial = s
-		}
-	}
-	for _, name := range []string{"wwid", "device/wwid"} {
-		if s := text(dir, name); s != "" && info.WWID == "" {
-			info.WWID = s
 		}
 	}
 	if holders, err := os.ReadDir(filepath.Join(dir, "holders")); err == nil {

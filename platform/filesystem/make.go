@@ -254,13 +254,13 @@ func growExt4(dir *os.File, length int64) error {
 		return err
 	}
 	blocks := uint64(length) / uint64(sfs.Bsize)
-	return ioctl(dir, ext4ResizeFS, unsafe.Pointer(&blocks))
+	return blkdev.Ioctl(dir, ext4ResizeFS, unsafe.Pointer(&blocks))
 }
 
 // geometryXFS returns the block size, the number of blocks, and the maximum percentage of inodes.
 func geometryXFS(dir *os.File) (block uint32, blocks uint64, percent uint32, err error) {
 	var geometry [112]byte
-	if err := ioctl(dir, xfsGeometryV1, unsafe.Pointer(&geometry)); err != nil {
+	if err := blkdev.Ioctl(dir, xfsGeometryV1, unsafe.Pointer(&geometry)); err != nil {
 		return 0, 0, 0, fmt.Errorf("geometry: %w", err)
 	}
 	if block = binary.NativeEndian.Uint32(geometry[0:]); block == 0 {
@@ -282,12 +282,5 @@ func growXFS(dir *os.File, length int64) error {
 	var request [16]byte
 	binary.NativeEndian.PutUint64(request[0:], uint64(length)/uint64(block))
 	binary.NativeEndian.PutUint32(request[8:], percent)
-	return ioctl(dir, xfsGrowFSData, unsafe.Pointer(&request))
-}
-
-func ioctl(f *os.File, request uintptr, arg unsafe.Pointer) error {
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), request, uintptr(arg)); errno != 0 {
-		return errno
-	}
-	return nil
+	return blkdev.Ioctl(dir, xfsGrowFSData, unsafe.Pointer(&request))
 }
