@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"cambium/internal/hwaddr"
 	"cambium/internal/jsondoc"
 	"cambium/internal/managedfs"
 	"cambium/internal/report"
@@ -157,7 +158,7 @@ func checkNetwork(d *jsondoc.Document, at string, n Network) {
 			d.Warnf(at+".dns"+jsondoc.Item(i), "expected an IP address")
 		}
 	}
-	if n.MAC != "" && !isMAC(n.MAC) {
+	if _, err := hwaddr.Parse(n.MAC); n.MAC != "" && err != nil {
 		d.Warnf(at+".mac", "expected a MAC address such as \"02:00:00:00:00:09\"; no interface will match")
 	}
 }
@@ -165,18 +166,4 @@ func checkNetwork(d *jsondoc.Document, at string, n Network) {
 func isAddress(s string) bool {
 	_, err := netip.ParseAddr(s)
 	return err == nil
-}
-
-// isMAC accepts Ethernet and InfiniBand addresses with colons, as the kernel writes them.
-func isMAC(s string) bool {
-	parts := strings.Split(s, ":")
-	if len(parts) != 6 && len(parts) != 8 && len(parts) != 20 {
-		return false
-	}
-	for _, p := range parts {
-		if len(p) != 2 || strings.Trim(p, "0123456789abcdef") != "" {
-			return false
-		}
-	}
-	return true
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"cambium/internal/hwaddr"
 	"cambium/platform/network/networkd"
 )
 
@@ -53,44 +54,10 @@ func (k *Kernel) running() daemon {
 // MAC is a hardware address as the kernel writes it: lower case, with colons.
 type MAC string
 
-// ParseMAC accepts all common spellings: colons, dashes, dots or no separators, upper or lower case, and groups without
-// leading zeros after colons and dashes.
+// ParseMAC accepts all common spellings.
 func ParseMAC(text string) (MAC, error) {
-	bad := fmt.Errorf("%q is not a hardware address", text)
-	s := strings.ToLower(strings.TrimSpace(text))
-	var digits string
-	switch {
-	case strings.ContainsAny(s, ":-"):
-		for _, group := range strings.FieldsFunc(s, func(r rune) bool { return r == ':' || r == '-' }) {
-			if len(group) == 1 {
-				group = "0" + group
-			}
-			if len(group) != 2 {
-				return "", bad
-			}
-			digits += group
-		}
-	case strings.Contains(s, "."):
-		for _, group := range strings.Split(s, ".") {
-			if len(group) != 4 {
-				return "", bad
-			}
-			digits += group
-		}
-	default:
-		digits = s
-	}
-	if len(digits) != 12 && len(digits) != 40 || strings.Trim(digits, "0123456789abcdef") != "" {
-		return "", bad
-	}
-	var b strings.Builder
-	for i := 0; i < len(digits); i += 2 {
-		if i > 0 {
-			b.WriteByte(':')
-		}
-		b.WriteString(digits[i : i+2])
-	}
-	return MAC(b.String()), nil
+	mac, err := hwaddr.Parse(text)
+	return MAC(mac), err
 }
 
 // State describes the machine's network as observed.

@@ -246,7 +246,7 @@ func (c *Current) Check(raw []byte) error {
 // Present reports whether any settings were loaded or cached.
 func (c *Current) Present() bool { return c.state.Load().present }
 
-// Effective returns the settings in force. All callers share them: their slices, maps and pointers must not be modified.
+// Effective returns the settings in force. All callers share them: slices, maps and pointers must not be modified.
 func (c *Current) Effective() settings.Effective { return c.state.Load().effective }
 
 // Last describes where the settings in force came from.
