@@ -234,7 +234,7 @@ func (a *Accounts) makeHome(account Account, s Session) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, home.Close()) }()
-	if err := a.copySkeleton(home, account); err != nil {
+	if err := a.copySkeleton(filepath.Join(base, name), home, account); err != nil {
 		return fmt.Errorf("home of %s: %w", account.Name, err)
 	}
 	if err := setOwner(home, ".", account, 0o700); err != nil {
@@ -244,56 +244,27 @@ func (a *Accounts) makeHome(account Account, s Session) (err error) {
 }
 
 // copySkeleton copies /etc/skel to a new home.
-func (a *Accounts) copySkeleton(home *os.Root, account Account) error {
-	skeleton := a.joinRoot("etc/skel")
-	if _, err := os.Stat(skeleton); errors.Is(err, fs.ErrNotExist) {
+func (a *Accounts) copySkeleton(path string, home *os.Root, account Account) error {
+	skeleton := os.DirFS(a.joinRoot("etc/skel"))
+	if _, err := fs.Stat(skeleton, "."); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	return fs.WalkDir(os.DirFS(skeleton), ".", func(path string, entry fs.DirEntry, err error) error {
+	if err := os.CopyFS(path, skeleton); err != nil { // the home is still of root alone
+		return fmt.Errorf("copy the files, directories and links of /etc/skel: %w", err)
+	}
+	return fs.WalkDir(skeleton, ".", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || path == "." {
 			return err
+		}
+		if entry.Type() == fs.ModeSymlink {
+			return home.Lchown(path, account.UID, account.GID)
 		}
 		info, err := entry.Info()
 		if err != nil {
 			return err
 		}
-		switch {
-		case entry.IsDir():
-			if err := home.Mkdir(path, 0o700); err != nil {
-				return err
-			}
-			return setOwner(home, path, account, info.Mode().Perm())
-		case info.Mode()&fs.ModeSymlink != 0:
-			target, err := os.Readlink(filepath.Join(skeleton, path))
-			if err != nil {
-				return err
-			}
-			if err := home.Symlink(target, path); err != nil {
-				return err
-			}
-			return home.Lchown(path, account.UID, account.GID)
-		case info.Mode().IsRegular():
-			if err := copyFile(home, path, filepath.Join(skeleton, path)); err != nil {
-				return err
-			}
-			return setOwner(home, path, account, info.Mode().Perm())
-		}
-		return nil
+		return setOwner(home, path, account, info.Mode().Perm())
 	})
-}
-
-func copyFile(home *os.Root, path, from string) (err error) {
-	source, err := os.Open(from) // in /etc/skel, which root alone can write to
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, source.Close()) }()
-	file, err := home.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(file, source)
-	return errors.Join(err, file.Close())
 }
 
 // removeHome removes a user's home and mail if the user owns them. A home that was set to /var or another user's

@@ -313,6 +313,41 @@ func TestSession(t *testing.T) {
 	check(t, a)
 }
 
+func TestSkeleton(t *testing.T) {
+	a := stemcell(t)
+	uid, _ := ids()
+	skeleton := a.joinRoot("etc/skel")
+	put(t, a, "etc/skel/dir/tool", "#!")
+	err := errors.Join(os.Chmod(skeleton+"/dir", 0o750), os.Chmod(skeleton+"/dir/tool", fs.ModeSetuid|0o755),
+		os.Chmod(skeleton+"/.rc", 0o400), os.Symlink(a.joinRoot("etc/shadow"), skeleton+"/link"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	converge(t, a, Desired{Sessions: []Session{session}})
+	home := a.joinRoot("var/vcap/bosh_ssh/bosh_ab12")
+	for path, mode := range map[string]fs.FileMode{"/dir": fs.ModeDir | 0o750, "/dir/tool": 0o755, "/.rc": 0o400,
+		"/link": fs.ModeSymlink | 0o777} {
+		if info, err := os.Lstat(home + path); err != nil || info.Mode() != mode || owner(info) != uid {
+			t.Errorf("%s: got %v, %v, want %v of %d", path, info, err, mode, uid)
+		}
+	}
+	if info, err := os.Stat(home + "/link"); err != nil || info.Mode() != 0o640 || owner(info) != os.Geteuid() {
+		t.Errorf("behind the link: %v, %v", info, err)
+	}
+	if got := get(t, a, "var/vcap/bosh_ssh/bosh_ab12/dir/tool"); got != "#!" {
+		t.Errorf("got %q", got)
+	}
+
+	a = stemcell(t)
+	if err := unix.Mkfifo(a.joinRoot("etc/skel/pipe"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := once(t, a, Desired{Sessions: []Session{session}}); err == nil ||
+		!strings.Contains(err.Error(), "/etc/skel") || !strings.Contains(err.Error(), "pipe") {
+		t.Errorf("got %v, want an error about the pipe", err)
+	}
+}
+
 // check verifies the files with the shadow tools.
 func check(t *testing.T, a *Accounts) {
 	t.Helper()
