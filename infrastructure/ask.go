@@ -13,7 +13,6 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"cambium/infrastructure/internal/source"
-	"cambium/internal/neednet"
 	"cambium/internal/retry"
 )
 
@@ -50,9 +49,13 @@ type state struct {
 }
 
 func (s state) failed() bool {
-	return s.err != nil && !s.needsNetwork() && source.KindOf(s.err) == source.Definite
+	return s.err != nil && !needsNetwork(s.err) && source.KindOf(s.err) == source.Definite
 }
-func (s state) needsNetwork() bool { return errors.Is(s.err, neednet.Err) }
+
+func needsNetwork(err error) bool {
+	_, needs := errors.AsType[*NeedNetwork](err)
+	return needs
+}
 
 type step int
 
@@ -82,14 +85,14 @@ func decide(states []state, expired, passOver, netTried bool) (step, int) {
 			}
 			return use, i
 		case s.failed():
-		case s.needsNetwork() && !netTried:
+		case needsNetwork(s.err) && !netTried:
 			if held {
 				return wait, 0
 			}
 			return bringUpNetwork, i
 		default:
 			open = true
-			if s.needsNetwork() && network < 0 {
+			if needsNetwork(s.err) && network < 0 {
 				network = i
 			}
 			if !expired || !passOver {
@@ -190,12 +193,12 @@ func repeat[T any](ctx context.Context, i int, get func(context.Context, int) (T
 		case <-ctx.Done():
 			return
 		}
-		needsNetwork := errors.Is(err, neednet.Err)
-		if err == nil || !needsNetwork && source.KindOf(err) == source.Definite {
+		needs := needsNetwork(err)
+		if err == nil || !needs && source.KindOf(err) == source.Definite {
 			return
 		}
 		pause := notYetPause.Pause(0)
-		if !needsNetwork && source.KindOf(err) == source.Transport {
+		if !needs && source.KindOf(err) == source.Transport {
 			pause = transportPause.Pause(transport)
 			transport++
 		} else {
@@ -246,7 +249,7 @@ func results(names []string, states []state, start time.Time, winner int) Result
 			v.Outcome = Used
 		case s.failed():
 			v.Outcome = Failed
-		case s.needsNetwork():
+		case needsNetwork(s.err):
 			v.Outcome, v.Why = NeedsNetwork, ""
 		case winner >= 0 && i > winner:
 			v.Outcome = NotNeeded

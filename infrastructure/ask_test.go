@@ -15,7 +15,6 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"cambium/infrastructure/internal/source"
-	"cambium/internal/neednet"
 	"cambium/internal/secret"
 )
 
@@ -235,7 +234,7 @@ func TestNetworkIsAskedForWhenItIsTheSourcesTurn(t *testing.T) {
 			start := time.Now()
 			_, results, err := s.Settings(t.Context())
 			var need *NeedNetwork
-			if !errors.Is(err, neednet.Err) || !errors.As(err, &need) || string(need.Networks) != `{"a":{}}` {
+			if !errors.As(err, &need) || string(need.Networks) != `{"a":{}}` {
 				t.Fatalf("error %v, want the need of a network with its networks", err)
 			}
 			if took := time.Since(start); took != 4*time.Second {
@@ -263,7 +262,7 @@ func TestNetworkIsAskedForWhenItIsTheSourcesTurn(t *testing.T) {
 				&scripted{name: "http", fails: never, err: needNet},
 				&scripted{name: "file", answer: good("f")},
 			}, false, complete(Options{}))
-			if _, _, err := s.Settings(t.Context()); !errors.Is(err, neednet.Err) {
+			if _, _, err := s.Settings(t.Context()); !needsNetwork(err) {
 				t.Fatalf("first call: error %v, want need of a network", err)
 			}
 			if answer, _, err := s.Settings(t.Context()); err != nil || idOf(t, answer) != "f" {
@@ -275,7 +274,7 @@ func TestNetworkIsAskedForWhenItIsTheSourcesTurn(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSources([]Source{&scripted{name: "http", fails: never, err: needNet}}, false, complete(Options{}))
 			for range 3 {
-				if _, _, err := s.Settings(t.Context()); !errors.Is(err, neednet.Err) {
+				if _, _, err := s.Settings(t.Context()); !needsNetwork(err) {
 					t.Fatalf("error %v, want need of a network", err)
 				}
 			}

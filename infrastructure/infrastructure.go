@@ -18,14 +18,13 @@ import (
 
 	"cambium/infrastructure/internal/source"
 	"cambium/infrastructure/registry"
-	"cambium/internal/neednet"
 	"cambium/internal/retry"
 	"cambium/internal/secret"
 	"cambium/settings/agentjson"
 )
 
-// Source provides settings and an SSH key. A source without the network it needs returns an error that matches
-// neednet.Err; it never configures networks.
+// Source provides settings and an SSH key. A source without the network it needs returns a *NeedNetwork; it never
+// configures networks.
 type Source interface {
 	// Name returns the type and the location, without credentials.
 	Name() string
@@ -140,7 +139,7 @@ func (s *Sources) askForSettings(ctx context.Context, began time.Time) (Answer, 
 		answer, results, err := ask(ctx, p, s.names(), s.settings)
 		var failure *Failure
 		switch {
-		case errors.Is(err, neednet.Err):
+		case needsNetwork(err):
 			s.asked.settings.Store(true)
 			return Answer{}, results, err
 		case err == nil, cached, s.o.Once, ctx.Err() != nil, !errors.As(err, &failure):
@@ -165,7 +164,7 @@ func (s *Sources) PublicKey(ctx context.Context) (string, Results, error) {
 	key, results, err := ask(ctx, p, s.names(), func(ctx context.Context, i int) (string, error) {
 		return s.sources[i].PublicKey(ctx)
 	})
-	if errors.Is(err, neednet.Err) {
+	if needsNetwork(err) {
 		s.asked.key.Store(true)
 	}
 	return key, results, err

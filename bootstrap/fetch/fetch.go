@@ -135,10 +135,6 @@ func (f *Fetcher) Fetch(ctx context.Context) (store.Fetched, error) {
 		answer, _, err = f.Sources.Settings(ctx)
 		return err
 	})
-	var failure *infrastructure.Failure
-	if errors.As(err, &failure) && failure.Spent() {
-		return store.Fetched{}, store.MarkSpent(err)
-	}
 	if err != nil {
 		return store.Fetched{}, err
 	}

@@ -12,6 +12,9 @@ import (
 	"cambium/platform/network"
 )
 
+// The settings store asks the error of the sources whether it was expected.
+var _ interface{ Spent() bool } = (*infrastructure.Failure)(nil)
+
 // A machine whose link is down asks for a network that never comes. With a cached copy it goes on without;
 // one that has nothing else waits.
 func TestANetworkForTheSourcesIsNotWaitedForLongerThanTheCacheIsWorth(t *testing.T) {

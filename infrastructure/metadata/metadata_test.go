@@ -17,7 +17,6 @@ import (
 
 	"cambium/infrastructure/internal/fetch"
 	"cambium/infrastructure/internal/source"
-	"cambium/internal/neednet"
 	"cambium/internal/secret"
 )
 
@@ -257,7 +256,8 @@ func TestNeedsANetwork(t *testing.T) {
 	o := aws("http://192.0.2.1")
 	o.NetworkUp = down
 	for _, s := range []*Source{NewHTTP(o), NewInstanceMetadata(o)} {
-		if _, err := s.Settings(t.Context()); !errors.Is(err, neednet.Err) {
+		_, err := s.Settings(t.Context())
+		if _, needs := errors.AsType[*source.NeedNetwork](err); !needs {
 			t.Errorf("%s: error %v, want the need of a network", s.Name(), err)
 		}
 	}

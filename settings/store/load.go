@@ -15,14 +15,6 @@ import (
 // tries again.
 var ErrNoSettings = errors.New("no settings")
 
-// MarkSpent marks a failure of the sources as expected: the source was cleared after its settings were cached, so that only
-// the first start can read it.
-func MarkSpent(err error) error { return spent{err} }
-
-type spent struct{ error }
-
-func (s spent) Unwrap() error { return s.error }
-
 // Load fetches settings from the sources and puts them in force. If that fails, or the document is invalid, the cached
 // settings stay in force; without them, Load fails. Settings that cannot be cached are in force, but their source is
 // not cleared.
@@ -77,7 +69,8 @@ func (c *Current) fallBack(why error) (Loaded, error) {
 	if !c.state.Load().present {
 		return Loaded{Cached: true, Why: why}, fmt.Errorf("%w: %w", ErrNoSettings, why)
 	}
-	_, expected := errors.AsType[spent](why)
+	var sources interface{ Spent() bool }
+	expected := errors.As(why, &sources) && sources.Spent()
 	if expected {
 		c.options.Log.WithError(why).Info("using the cached settings")
 	} else {

@@ -36,7 +36,7 @@ type Fetched struct {
 // Options configures a Current. Fetch may be nil if only the cache is used or SetFetch is called, and MountTmpfs if
 // there is no tmpfs.
 type Options struct {
-	// Fetch fetches the settings from the sources.
+	// Fetch fetches the settings from the sources. A failure is expected if its method Spent returns true.
 	Fetch func(context.Context) (Fetched, error)
 	// MountTmpfs mounts a tmpfs at path unless one is mounted.
 	MountTmpfs func(ctx context.Context, path string) error

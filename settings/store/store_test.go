@@ -185,7 +185,7 @@ func TestSourceIsCachedAndCacheServesWhenItFails(t *testing.T) {
 	}
 
 	away := m.failure
-	m.failure = MarkSpent(away)
+	m.failure = fmt.Errorf("asked: %w", spent{away})
 	before := len(m.warnings())
 	l = m.load(t, m.open(t))
 	if said := m.warnings()[before:]; !l.Cached || !l.Spent || !errors.Is(l.Why, away) ||
@@ -193,6 +193,11 @@ func TestSourceIsCachedAndCacheServesWhenItFails(t *testing.T) {
 		t.Errorf("cleared source: got %+v and log %q, want the cache without a warning", l, said)
 	}
 }
+
+type spent struct{ error }
+
+func (s spent) Spent() bool   { return true }
+func (s spent) Unwrap() error { return s.error }
 
 func TestNothingToServeIsAnError(t *testing.T) {
 	m := newMachine(t)

@@ -20,7 +20,6 @@ import (
 	"cambium/cmd/agent/cli"
 	"cambium/infrastructure"
 	"cambium/internal/jsondoc"
-	"cambium/internal/neednet"
 	"cambium/internal/report"
 	"cambium/internal/vcap"
 	"cambium/settings"
@@ -121,7 +120,7 @@ func Ask(ctx context.Context, config agentjson.Config, dirs vcap.Dirs, budget ti
 		return a, err
 	}
 	answer, results, fetchErr := sources.Settings(ctx)
-	if errors.Is(fetchErr, neednet.Err) {
+	if _, needs := errors.AsType[*infrastructure.NeedNetwork](fetchErr); needs {
 		// A boot would bring up a network here. The second attempt uses the sources that need none.
 		answer, results, fetchErr = sources.Settings(ctx)
 	}

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 
-	"cambium/internal/neednet"
 	"cambium/internal/secret"
 )
 
@@ -84,15 +83,11 @@ func KindOf(err error) Kind {
 	return Transport
 }
 
-// NeedNetwork is the error of a source that cannot be tried without a network. It matches neednet.Err. Networks is the
-// "networks" member of the user data with the pointer to a registry: the network to bring up. If it is empty, a minimal
-// DHCP network is needed.
+// NeedNetwork is the error of a source that cannot be tried without a network. Networks is the "networks" member of the
+// user data with the pointer to a registry: the network to bring up. If it is empty, a minimal DHCP network is needed.
 type NeedNetwork struct{ Networks json.RawMessage }
 
-func (n *NeedNetwork) Error() string { return neednet.Err.Error() }
-
-// Is makes errors.Is(err, neednet.Err) true.
-func (n *NeedNetwork) Is(target error) bool { return target == neednet.Err }
+func (n *NeedNetwork) Error() string { return "needs network" }
 
 // ErrTooLarge is returned for input above its size limit.
 var ErrTooLarge = errors.New("too large")
