@@ -114,21 +114,24 @@ func (m *Machine) observeNetwork(ctx context.Context, s *engine.Span,
 		return have, want, nil, err
 	}
 	want, warnings, planErr := desired.Network(nets, have)
-	if planErr != nil {
-		// A NIC may still be on its way; a hardware address that never comes is then the error.
+	if errors.Is(planErr, desired.ErrNoNIC) {
 		s.Waiting("network cards: " + oneline.Of(planErr.Error()))
 		waiting, cancel := context.WithTimeout(ctx, linkTimeout)
-		err := wait.Links(waiting, m.Network, desired.MACs(nets))
+		// If a NIC does not come, the last planErr says so.
+		_ = wait.Until(waiting, m.Network, func(have network.State) error {
+			if _, _, err := desired.Network(nets, have); errors.Is(err, desired.ErrNoNIC) {
+				return err
+			}
+			return nil
+		})
 		cancel()
 		if ctx.Err() != nil {
 			return have, want, nil, context.Cause(ctx)
 		}
-		if err == nil {
-			if have, err = m.Network.Observe(ctx); err != nil {
-				return have, want, nil, err
-			}
-			want, warnings, planErr = desired.Network(nets, have)
+		if have, err = m.Network.Observe(ctx); err != nil {
+			return have, want, nil, err
 		}
+		want, warnings, planErr = desired.Network(nets, have)
 		s.Waiting("")
 	}
 	for _, w := range warnings {

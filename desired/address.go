@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"cambium/platform/network"
@@ -89,20 +88,6 @@ func maskBits(mask string, size int) (int, error) {
 		return 0, fmt.Errorf("netmask %q is not contiguous", mask)
 	}
 	return bits, nil
-}
-
-// MACs returns the hardware addresses in the settings, so that the caller can wait for these NICs to appear.
-func MACs(nets map[string]settings.Network) (all []network.MAC) {
-	if preconfigured(nets) {
-		return nil
-	}
-	for _, name := range sortedNames(nets) {
-		mac, err := network.ParseMAC(nets[name].MAC)
-		if err == nil && !nets[name].VIP() && !slices.Contains(all, mac) {
-			all = append(all, mac)
-		}
-	}
-	return all
 }
 
 // FillAddresses returns a copy of nets in which the addresses obtained by DHCP are filled in.

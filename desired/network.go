@@ -13,6 +13,10 @@ import (
 	"cambium/settings"
 )
 
+// ErrNoNIC means that no NIC has the hardware address of a network. The caller waits for it, since NICs may be attached
+// late.
+var ErrNoNIC = errors.New("no NIC has the hardware address")
+
 // Network returns the desired configuration of all links, and warnings about conflicts that it has resolved.
 //
 // Networks are matched to NICs by hardware address. If no network has one and there is a single NIC, they all use that
@@ -136,7 +140,7 @@ func (n *networks) bind() map[string]string {
 				n.failed = append(n.failed, advice.With(
 					"attach the network card with that address ('ip link' lists those here), or correct "+origin(
 						name, "mac"),
-					fmt.Errorf("network %q: no NIC has the hardware address %s: %s", name, mac, listNICs(nics)),
+					fmt.Errorf("network %q: %w %s: %s", name, ErrNoNIC, mac, listNICs(nics)),
 				))
 				continue
 			}

@@ -1,6 +1,7 @@
 package desired_test
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -398,13 +399,21 @@ func TestDNSOfPreconfiguredNetworks(t *testing.T) {
 	}
 }
 
-func TestMACs(t *testing.T) {
-	got := desired.MACs(map[string]settings.Network{
-		"a": {MAC: "52-54-00-00-00-0A"}, "b": {MAC: "52:54:00:00:00:0a"}, "c": {MAC: "nonsense"},
-		"v": {Type: "vip", MAC: mac1}, "z": {MAC: mac0},
-	})
-	if want := []network.MAC{"52:54:00:00:00:0a", mac0}; !slices.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
+func TestNoNIC(t *testing.T) {
+	for name, c := range map[string]struct {
+		net  settings.Network
+		want bool
+	}{
+		"missing":                   {manual("10.0.0.5", mac1), true},
+		"there, in other notation":  {manual("10.0.0.5", strings.ReplaceAll(mac0, ":", "-")), false},
+		"not an address":            {manual("10.0.0.5", "nonsense"), false},
+		"vip":                       {settings.Network{Type: "vip", MAC: mac1}, false},
+		"alias of a link not there": {with(manual("10.0.0.5", ""), func(n *settings.Network) { n.Alias = "eth9" }), false},
+	} {
+		_, _, err := desired.Network(map[string]settings.Network{"a": manual("10.0.0.4", mac0), "n": c.net}, machine(1))
+		if got := errors.Is(err, desired.ErrNoNIC); got != c.want {
+			t.Errorf("%s: got %v, want that a NIC is missing: %v", name, err, c.want)
+		}
 	}
 }
 

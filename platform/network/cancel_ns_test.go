@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/desired"
 	"cambium/internal/nstest"
 	"cambium/platform/network"
 	"cambium/platform/network/neighbor"
@@ -42,7 +43,9 @@ func TestNSWaitsEndWhenCanceled(t *testing.T) {
 			Addresses: []network.WantAddress{{Prefix: netip.MustParsePrefix("10.9.9.9/24"), Network: "b"}}}}}
 		var stopped sync.WaitGroup
 		for name, waitFor := range map[string]func(context.Context) error{
-			"a NIC": func(ctx context.Context) error { return wait.Links(ctx, k, []network.MAC{"02:00:00:00:00:99"}) },
+			"a NIC": func(ctx context.Context) error {
+				return wait.Until(ctx, k, func(network.State) error { return desired.ErrNoNIC })
+			},
 			"an address": func(ctx context.Context) error {
 				_, err := wait.Ready(ctx, k, other)
 				return err

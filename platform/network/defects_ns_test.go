@@ -5,6 +5,7 @@ package network_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -444,15 +445,19 @@ func TestNSLateNIC(t *testing.T) {
 			!strings.HasPrefix(err.Error(), `network "b": no NIC has the hardware address `+mac1+": the machine has ") {
 			t.Errorf("before: got %v, want the network and its hardware address named", err)
 		}
-		if err := wait.Links(within(t, 50*time.Millisecond), k, desired.MACs(n)); err == nil ||
+		missing := func(have network.State) error {
+			_, _, err := desired.Network(n, have)
+			return err
+		}
+		if err := wait.Until(within(t, 50*time.Millisecond), k, missing); !errors.Is(err, desired.ErrNoNIC) ||
 			!strings.Contains(err.Error(), mac1) {
 			t.Errorf("too late: got %v, want the hardware address named", err)
 		}
 		result := make(chan error, 1)
-		go func() { result <- wait.Links(within(t, 5*time.Second), k, desired.MACs(n)) }()
+		go func() { result <- wait.Until(within(t, 5*time.Second), k, missing) }()
 		peer.NIC(t, "eth1", mac1)
 		if err := <-result; err != nil {
-			t.Fatalf("WaitLinks: %v", err)
+			t.Fatalf("Until: %v", err)
 		}
 		want, _ := apply(t, k, n)
 		ready(t, k, want)

@@ -111,17 +111,3 @@ func missingRoutes(have network.State, want network.WantLink) (missing []error) 
 	}
 	return missing
 }
-
-// Links waits until there is a NIC for each hardware address, since NICs may be attached late. The error names the
-// missing ones.
-func Links(ctx context.Context, k *network.Kernel, macs []network.MAC) error {
-	return Until(ctx, k, func(have network.State) error {
-		var missing []error
-		for _, mac := range macs {
-			if !slices.ContainsFunc(have.NICs(), func(l network.Link) bool { return l.MAC == mac }) {
-				missing = append(missing, fmt.Errorf("no NIC has the hardware address %s", mac))
-			}
-		}
-		return errors.Join(missing...)
-	})
-}
