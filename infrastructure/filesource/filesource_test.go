@@ -57,7 +57,7 @@ func TestSettings(t *testing.T) {
 func TestSyntaxErrorHasAPlace(t *testing.T) {
 	path := write(t, t.TempDir(), "settings.json", "{\"agent_id\":\n  oops}")
 	_, err := New(Options{SettingsPath: path}).Settings(t.Context())
-	want := path + ": not valid JSON at line 2, column 3; 'agent validate settings " + path + "' shows where"
+	want := path + ": not valid JSON at line 2, column 3: expected a value; 'agent validate settings " + path + "' shows where"
 	if err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}

@@ -185,7 +185,7 @@ func TestKindsOfFailure(t *testing.T) {
 		{"gone", 410, "", source.NotYetThere, "410 Gone"},
 		{"empty", 200, "", source.NotYetThere, "empty answer"},
 		{"no content", 204, "", source.NotYetThere, "empty answer"},
-		{"bad json", 200, "{\"agent_id\": \"canary\",\n}", source.NotYetThere, "not valid JSON at line 2, column 1"},
+		{"bad json", 200, "{\"agent_id\": \"canary\",\n}", source.NotYetThere, "not valid JSON at line 1, column 22: trailing comma"},
 		{"an error page", 200, "<html>canary</html>", source.NotYetThere, "neither a JSON object nor base64"},
 		{"trouble", 500, "canary", source.Transport, "500 Internal Server Error"},
 		{"refused", 403, "canary", source.Transport, "403 Forbidden"},

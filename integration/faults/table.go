@@ -208,7 +208,7 @@ var Table = []Fault{
 		Doctor:  Screen{1, "problem: settings … agent-bootstrap-env.json"},
 		Metrics: failed,
 		Console: "bosh-agent: not ready: settings: ",
-		Vcap:    Other{Doctor: Screen{1, "problem: boot … agent-bootstrap-env.json: not valid JSON at line 3, column 1"}}},
+		Vcap:    Other{Doctor: Screen{1, "problem: boot … agent-bootstrap-env.json: not valid JSON at line 2, column 22"}}},
 	{Name: "settings corrupt, source alive", CI: true,
 		Status: Screen{0, "warning: /var/vcap/bosh/settings.json is damaged"}, Wait: 0,
 		Doctor:  Screen{3, "warning: settings files … settings.json is damaged"},

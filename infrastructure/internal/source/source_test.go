@@ -47,8 +47,8 @@ func TestDecode(t *testing.T) {
 		"[1]":              "not a JSON object",
 		"null":             "", // four letters of base64
 		"<html>canary":     "neither a JSON object nor base64",
-		"{\n \"canary\":1": "ends early at line 2",
-		"{\"a\":1,\n}":     "not valid JSON at line 2, column 1",
+		"{\n \"canary\":1": "not valid JSON at line 2, column 12: document ends early",
+		"{\"a\":1,\n}":     "not valid JSON at line 1, column 7: trailing comma",
 		"{\"ä\":1,,}":      "not valid JSON at line 1, column 8",
 		`{"a":1}{"canary"`: "not valid JSON at line 1, column 8",
 		base64.StdEncoding.EncodeToString([]byte("canary")): "base64 of something other than a JSON object",

@@ -7,7 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"unicode/utf8"
+
+	"cambium/internal/jsondoc"
 )
 
 // ErrEmpty is returned for an answer without content.
@@ -77,25 +78,10 @@ func DecodeBase64(text string) ([]byte, error) {
 }
 
 func object(body []byte) ([]byte, error) {
-	if !json.Valid(body) {
-		var syntax *json.SyntaxError
-		// The text of the standard error quotes a character of the document.
-		if err := json.Unmarshal(body, &struct{}{}); errors.As(err, &syntax) {
-			line, column := position(body, syntax.Offset)
-			if syntax.Error() == "unexpected end of JSON input" {
-				return nil, fmt.Errorf("not valid JSON: ends early at line %d, column %d", line, column)
-			}
-			return nil, fmt.Errorf("not valid JSON at line %d, column %d", line, column)
-		}
-		return nil, errors.New("not valid JSON")
+	if json.Valid(body) {
+		return body, nil
 	}
-	return body, nil
-}
-
-// position converts the offset of a json.SyntaxError to a line and column, both counted from 1. The column counts
-// characters.
-func position(body []byte, offset int64) (line, column int) {
-	before := body[:max(0, min(int(offset)-1, len(body)))]
-	line = 1 + bytes.Count(before, []byte("\n"))
-	return line, 1 + utf8.RuneCount(before[bytes.LastIndexByte(before, '\n')+1:])
+	// The text of the standard error quotes a character of the document.
+	first := jsondoc.Read("", body).Findings().Entries[0]
+	return nil, fmt.Errorf("not valid JSON at line %d, column %d: %s", first.Line, first.Column, first.Message)
 }
