@@ -29,9 +29,16 @@ func (m *Machine) hardware() (h Hardware) {
 		h.Disks = device.Present("/")
 	}
 	if m.Network != nil {
-		var err error
-		if h.NICs, h.Carriers, err = m.Network.Carriers(); err != nil {
+		have, err := m.Network.ObserveLinks()
+		if err != nil {
 			m.Log.WithError(err).Debug("cannot list links")
+		}
+		for _, l := range have.NICs() {
+			nic := l.Name + " " + string(l.MAC)
+			h.NICs = append(h.NICs, nic)
+			if l.Carrier {
+				h.Carriers = append(h.Carriers, nic)
+			}
 		}
 	}
 	return h

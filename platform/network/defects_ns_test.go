@@ -462,5 +462,21 @@ func TestNSLateNIC(t *testing.T) {
 		want, _ := apply(t, k, n)
 		ready(t, k, want)
 		expect(t, "eth1", addresses(t, "eth1"), "10.1.0.5/24")
+		nic, err := netlink.LinkByName("eth1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, up := range []bool{true, false} {
+			have, err := k.ObserveLinks()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if link, _ := have.Link("eth1"); link.Carrier != up || link.Up != up {
+				t.Errorf("up %v: got %+v", up, link)
+			}
+			if err := netlink.LinkSetDown(nic); err != nil {
+				t.Fatal(err)
+			}
+		}
 	})
 }

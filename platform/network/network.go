@@ -98,6 +98,7 @@ type Link struct {
 	// function of an Azure accelerated interface.
 	NIC                bool      `json:"nic"`
 	Up                 bool      `json:"up"`
+	Carrier            bool      `json:"carrier"`
 	MTU                int       `json:"mtu"`
 	Addresses          []Address `json:"addresses"`
 	IPv6Disabled       bool      `json:"ipv6_disabled,omitempty"`

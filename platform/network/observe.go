@@ -124,6 +124,7 @@ func (k *Kernel) links(h *netlink.Handle, names map[int]string) ([]Link, error) 
 			MAC:       MAC(a.HardwareAddr.String()),
 			NIC:       k.isNIC(a),
 			Up:        a.Flags&net.FlagUp != 0,
+			Carrier:   a.RawFlags&unix.IFF_LOWER_UP != 0,
 			MTU:       a.MTU,
 			Addresses: byLink[a.Index],
 		}
@@ -229,32 +230,6 @@ func origin(p netlink.RouteProtocol) Origin {
 		return OriginRA
 	}
 	return OriginOther
-}
-
-// Carriers returns the machine's NICs, by name and hardware address, and those of them that have a carrier.
-func (k *Kernel) Carriers() (nics, carriers []string, err error) {
-	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, nil, fmt.Errorf("open netlink: %w", err)
-	}
-	defer h.Close()
-	links, err := Dump("links", h.LinkList)
-	if err != nil {
-		return nil, nil, err
-	}
-	for _, l := range links {
-		a := l.Attrs()
-		if !k.isNIC(a) {
-			continue
-		}
-		nic := a.Name + " " + a.HardwareAddr.String()
-		if nics = append(nics, nic); a.RawFlags&unix.IFF_LOWER_UP != 0 {
-			carriers = append(carriers, nic)
-		}
-	}
-	slices.Sort(nics)
-	slices.Sort(carriers)
-	return nics, carriers, nil
 }
 
 func toAddr(ip net.IP) netip.Addr {
