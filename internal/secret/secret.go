@@ -19,27 +19,43 @@ import (
 // Redacted replaces a secret value in output.
 const Redacted = "***"
 
-// String is a secret text. The zero value is the empty text.
-type String struct{ value *string }
+// text is a value behind a pointer, which String and URL print differently.
+type text struct{ value *string }
 
-// New returns s as a secret. If s is empty it returns the zero value, so that empty secrets are equal.
-func New(s string) String {
+// newText returns the zero value for an empty text, so that empty secrets are equal.
+func newText(s string) text {
 	if s == "" {
-		return String{}
+		return text{}
 	}
-	return String{value: &s}
+	return text{value: &s}
 }
 
 // Reveal returns the clear text.
-func (s String) Reveal() string {
-	if s.value == nil {
+func (t text) Reveal() string {
+	if t.value == nil {
 		return ""
 	}
-	return *s.value
+	return *t.value
 }
 
 // Empty reports whether the text is empty.
-func (s String) Empty() bool { return s.value == nil || *s.value == "" }
+func (t text) Empty() bool { return t.Reveal() == "" }
+
+// UnmarshalJSON decodes a clear text; null means empty.
+func (t *text) UnmarshalJSON(data []byte) error {
+	var decoded string
+	if err := json.Unmarshal(data, &decoded); err != nil {
+		return fmt.Errorf("expected a string")
+	}
+	*t = newText(decoded)
+	return nil
+}
+
+// String is a secret text. The zero value is the empty text.
+type String struct{ text }
+
+// New returns s as a secret.
+func New(s string) String { return String{newText(s)} }
 
 // Equal compares the clear texts.
 func (s String) Equal(other String) bool { return s.Reveal() == other.Reveal() }
@@ -61,38 +77,12 @@ func (s String) MarshalJSON() ([]byte, error) { return json.Marshal(s.String()) 
 // MarshalText returns the redacted form, for encoders other than JSON.
 func (s String) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// UnmarshalJSON decodes a clear text; null means empty.
-func (s *String) UnmarshalJSON(data []byte) error {
-	var text string
-	if err := json.Unmarshal(data, &text); err != nil {
-		return fmt.Errorf("expected a string")
-	}
-	*s = New(text)
-	return nil
-}
-
 // URL is a URL whose user information and query may contain credentials. Only these are redacted, so that host and path
 // stay readable in logs and errors.
-type URL struct{ value *string }
+type URL struct{ text }
 
 // NewURL returns raw as a secret. It need not be a valid URL.
-func NewURL(raw string) URL {
-	if raw == "" {
-		return URL{}
-	}
-	return URL{value: &raw}
-}
-
-// Reveal returns the URL with its credentials.
-func (u URL) Reveal() string {
-	if u.value == nil {
-		return ""
-	}
-	return *u.value
-}
-
-// Empty reports whether the URL is empty.
-func (u URL) Empty() bool { return u.Reveal() == "" }
+func NewURL(raw string) URL { return URL{newText(raw)} }
 
 // Equal compares the URLs with their credentials.
 func (u URL) Equal(other URL) bool { return u.Reveal() == other.Reveal() }
@@ -108,16 +98,6 @@ func (u URL) MarshalJSON() ([]byte, error) { return json.Marshal(u.String()) }
 
 // MarshalText returns the redacted URL.
 func (u URL) MarshalText() ([]byte, error) { return []byte(u.String()), nil }
-
-// UnmarshalJSON decodes a URL in clear text; null means empty.
-func (u *URL) UnmarshalJSON(data []byte) error {
-	var text string
-	if err := json.Unmarshal(data, &text); err != nil {
-		return fmt.Errorf("expected a string")
-	}
-	*u = NewURL(text)
-	return nil
-}
 
 // RedactURL replaces user information, query and fragment of raw. If raw is not a valid URL, everything after the
 // scheme is replaced, because the password could be anywhere.
