@@ -42,11 +42,11 @@ func NewNetwork(kernel *network.Kernel, readOnly bool, waiting func(ctx context.
 
 // IsUp reports whether network sources can be queried: an interface has an address, or the agent does not configure
 // interfaces itself.
-func (n *Network) IsUp(ctx context.Context) bool {
+func (n *Network) IsUp(context.Context) bool {
 	if n.kernel == nil || n.made.Load() {
 		return true
 	}
-	have, err := n.kernel.Observe(ctx)
+	have, err := n.kernel.ObserveLinks()
 	if err != nil {
 		return false
 	}

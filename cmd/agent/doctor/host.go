@@ -213,7 +213,7 @@ func settingsFound(m observe.Facts) (found []Finding) {
 	case s.Err != "":
 		found = append(found, problem("'agent settings --explain' shows what each source answered",
 			"there are no settings: %s", s.Err))
-	case s.SourcesErr != "" && !cleared(m):
+	case s.SourcesErr != "":
 		found = append(found, warning("check that the source can be reached: 'agent settings --explain'",
 			"the settings sources failed; using %s%s: %s", s.From, age(m), s.SourcesErr))
 	default:
@@ -224,16 +224,6 @@ func settingsFound(m observe.Facts) (found []Finding) {
 			"env.bosh.password is not a hash of crypt(3): nobody can log in with it"))
 	}
 	return found
-}
-
-// cleared reports whether the sources are empty on purpose: the agent erased or ejected them after it had cached the
-// settings.
-func cleared(m observe.Facts) bool {
-	d := m.Agent.Status
-	return d != nil && slices.ContainsFunc(d.Steps, func(s status.Step) bool {
-		return s.Name == "settings" && slices.ContainsFunc(s.Evidence,
-			func(e string) bool { return strings.Contains(e, "were cleared") })
-	})
 }
 
 // age describes the age of the cached copy.

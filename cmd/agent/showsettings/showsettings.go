@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"regexp"
 	"strings"
@@ -17,11 +16,13 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"cambium/bootstrap/fetch"
 	"cambium/cmd/agent/cli"
 	"cambium/infrastructure"
 	"cambium/internal/jsondoc"
 	"cambium/internal/report"
 	"cambium/internal/vcap"
+	"cambium/platform/network"
 	"cambium/settings"
 	"cambium/settings/agentjson"
 	"cambium/settings/store"
@@ -107,52 +108,23 @@ func Ask(ctx context.Context, config agentjson.Config, dirs vcap.Dirs, budget ti
 	quiet := logrus.New()
 	quiet.SetOutput(io.Discard)
 	log := logrus.NewEntry(quiet)
-	cache, err := store.Open(dirs, store.Options{ReadOnly: true, Log: log})
+	current, err := store.Open(dirs, store.Options{ReadOnly: true, Log: log})
 	if err != nil {
 		return a, err
 	}
+	up := fetch.NewNetwork(&network.Kernel{Root: "/", Log: log}, true, nil, log)
 	sources, err := infrastructure.New(config, infrastructure.Options{
-		NetworkUp: networkUp, Accept: cache.Check, HasCache: cache.Present, CacheBudget: budget, Once: true, Log: log,
+		NetworkUp: up.IsUp, Accept: current.Check, HasCache: current.Present, CacheBudget: budget, Once: true, Log: log,
 		Status: func(_ context.Context, text string) { waiting(text) },
-		Asked:  func(context.Context, time.Time, infrastructure.Results, bool) {},
+		Asked:  func(_ context.Context, _ time.Time, v infrastructure.Results, _ bool) { a.results = v },
 	})
 	if err != nil {
 		return a, err
 	}
-	answer, results, fetchErr := sources.Settings(ctx)
-	if _, needs := errors.AsType[*infrastructure.NeedNetwork](fetchErr); needs {
-		// A boot would bring up a network here. The second attempt uses the sources that need none.
-		answer, results, fetchErr = sources.Settings(ctx)
-	}
-	a.results = results
-	// A second, read-only view of the store puts the answer in force over what is cached.
-	current, err := store.Open(
-		dirs,
-		store.Options{ReadOnly: true, Log: log, Fetch: func(context.Context) (store.Fetched, error) {
-			return store.Fetched{Raw: answer.Raw, From: answer.From}, fetchErr
-		}},
-	)
-	if err != nil {
-		return a, err
-	}
-	// A context of its own: that the sources have used up the time must not hide the cache.
-	a.Loaded, err = current.Load(context.WithoutCancel(ctx))
+	current.SetFetch((&fetch.Fetcher{Sources: sources, Network: up, HasCache: current.Present}).Fetch)
+	a.Loaded, err = current.Load(ctx)
 	a.Effective = current.Effective()
 	return a, err
-}
-
-// networkUp reports whether the machine has an address other than loopback's.
-func networkUp(context.Context) bool {
-	addresses, err := net.InterfaceAddrs()
-	if err != nil {
-		return false
-	}
-	for _, a := range addresses {
-		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() {
-			return true
-		}
-	}
-	return false
 }
 
 // Print shows the settings, or why there are none.

@@ -25,7 +25,7 @@ type Settings struct {
 	AgentID string `json:"agent_id,omitempty"`
 	// From is the source, or the file of the cached copy.
 	From string `json:"from,omitempty"`
-	// SourcesErr is the error of the sources if none of them answered.
+	// SourcesErr is the error of the sources if none of them answered, unless the agent itself has cleared them.
 	SourcesErr string         `json:"sources_error,omitempty"`
 	Err        string         `json:"error,omitempty"` // the reason why there are no settings
 	Files      []SettingsFile `json:"files"`
@@ -95,7 +95,7 @@ func loadSettings(ctx context.Context, o Options, config agentjson.Config, confi
 		switch {
 		case err == nil:
 			effective, found.From = answer.Effective, answer.Loaded.From
-			if answer.Loaded.Cached && answer.Loaded.Why != nil {
+			if answer.Loaded.Why != nil && !answer.Loaded.Spent {
 				found.SourcesErr = answer.Loaded.Why.Error()
 			}
 		case !cache.Present():
