@@ -68,17 +68,7 @@ func (d *display) showState() {
 
 // showWithheld records in the status why no job may start; "" if jobs may start.
 func (d *display) showWithheld(reason string) {
-	if _, err := d.rec.SetWarning(status.JobsWithheld, reason); err != nil {
-		d.log.WithError(err).Warn("cannot write the status")
-	}
-	d.write(func(doc *status.Document) {
-		switch {
-		case reason != "" && doc.State == status.Ready:
-			doc.State = status.Degraded
-		case reason == "" && doc.State == status.Degraded && len(doc.Warnings) == 0:
-			doc.State = status.Ready
-		}
-	})
+	d.setWarning(status.JobsWithheld, reason)
 }
 
 // showWork records a long check or mount of a file system in the status.
@@ -123,11 +113,7 @@ func (d *display) duplicates(text string) (changed bool) {
 func (d *display) shortfall(alerts *agent.Alerts) func(dir, text string) {
 	return func(dir, text string) {
 		topic := dir + status.SmallerThanDisk
-		changed, err := d.rec.SetWarning(topic, text)
-		if err != nil {
-			d.log.WithError(err).Warn("cannot write the status")
-		}
-		if changed && text != "" {
+		if d.setWarning(topic, text) && text != "" {
 			alerts.Send(agent.ShortfallAlert(d.rec.Snapshot().AgentID, topic+": "+text))
 		}
 	}
@@ -140,10 +126,7 @@ func (d *display) warn(topic, message string, why error) (changed bool) {
 	if why != nil {
 		text = why.Error()
 	}
-	changed, err := d.rec.SetWarning(topic, text)
-	if err != nil {
-		d.log.WithError(err).Warn("cannot write the status")
-	}
+	changed = d.setWarning(topic, text)
 	if changed && why != nil {
 		d.log.WithError(why).Warn(message)
 	}
@@ -151,8 +134,14 @@ func (d *display) warn(topic, message string, why error) (changed bool) {
 }
 
 // warnOfPlatform records the missing features in the status, whose warnings are cleared at each attempt to boot.
-func (d *display) warnOfPlatform() {
-	if _, err := d.rec.SetWarning("platform", d.missing()); err != nil {
-		d.log.WithError(err).Debug("cannot write the status")
+func (d *display) warnOfPlatform() { d.setWarning("platform", d.missing()) }
+
+// setWarning sets the warning about a topic in the status, or removes it if the text is empty. It reports whether the
+// warning has changed.
+func (d *display) setWarning(topic, text string) bool {
+	changed, err := d.rec.SetWarning(topic, text)
+	if err != nil {
+		d.log.WithError(err).Warn("cannot write the status")
 	}
+	return changed
 }

@@ -344,6 +344,11 @@ func (r *Recorder) Update(change func(*Document)) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	change(&r.doc)
+	return r.changed()
+}
+
+// changed writes the document that has changed. The caller holds mu.
+func (r *Recorder) changed() error {
 	r.doc.updateState()
 	if wait := writeInterval - time.Since(r.written); wait > 0 && r.doc.State == r.state {
 		if r.pending == nil {
@@ -396,23 +401,16 @@ func (r *Recorder) SetProgress(name string, p Progress) error {
 // SetWarning sets the warning about a topic. An empty text removes it. It reports whether the warning has changed.
 func (r *Recorder) SetWarning(topic, text string) (changed bool, err error) {
 	about := topic + ": "
-	var wanted []string
-	if text != "" {
-		wanted = []string{about + text}
-	}
 	r.mu.Lock()
-	others := slices.DeleteFunc(slices.Clone(r.doc.Warnings),
-		func(w string) bool { return strings.HasPrefix(w, about) })
-	changed = !slices.Equal(r.doc.Warnings, append(others, wanted...))
-	r.mu.Unlock()
-	if !changed {
+	defer r.mu.Unlock()
+	if r.doc.Warning(topic) == text {
 		return false, nil
 	}
-	return true, r.Update(func(d *Document) {
-		d.Warnings = append(
-			slices.DeleteFunc(slices.Clone(d.Warnings), func(w string) bool { return strings.HasPrefix(w, about) }),
-			wanted...)
-	})
+	r.doc.Warnings = slices.DeleteFunc(r.doc.Warnings, func(w string) bool { return strings.HasPrefix(w, about) })
+	if text != "" {
+		r.doc.Warnings = append(r.doc.Warnings, about+text)
+	}
+	return true, r.changed()
 }
 
 // Snapshot returns a copy of the document.

@@ -132,12 +132,14 @@ func TestWarningIsSetOnceAndRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
-		text    string
-		changed bool
-		want    string
-	}{{"", false, "other"}, {"held", true, "other|port: held"}, {"held", false, "other|port: held"},
-		{"gone", true, "other|port: gone"}, {"", true, "other"}} {
-		changed, err := r.SetWarning("port", c.text)
+		topic, text string
+		changed     bool
+		want        string
+	}{{"port", "", false, "other"}, {"port", "held", true, "other|port: held"}, {"port", "held", false, "other|port: held"},
+		{"port", "gone", true, "other|port: gone"}, {"clock", "off", true, "other|port: gone|clock: off"},
+		{"port", "gone", false, "other|port: gone|clock: off"}, {"clock", "", true, "other|port: gone"},
+		{"port", "", true, "other"}} {
+		changed, err := r.SetWarning(c.topic, c.text)
 		if got := strings.Join(r.Snapshot().Warnings, "|"); err != nil || changed != c.changed || got != c.want {
 			t.Errorf("%q: got %v, %v, %s; want %v, %s", c.text, changed, err, got, c.changed, c.want)
 		}
