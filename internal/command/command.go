@@ -89,7 +89,7 @@ func Run(ctx context.Context, c Cmd) (Result, error) {
 type Process struct {
 	ctx            context.Context
 	cmd            *exec.Cmd
-	stdout, stderr *tail
+	stdout, stderr *Tail
 	grace          time.Duration
 	stopped        chan struct{} // closed after the program was waited for
 	cleanup        chan struct{} // closed after watch has ended the group
@@ -108,11 +108,11 @@ func Start(ctx context.Context, c Cmd) (*Process, error) {
 	p.cmd.Dir, p.cmd.Env, p.cmd.Stdin = c.Dir, c.Env, c.Stdin
 	p.cmd.Stdout, p.cmd.Stderr = c.Stdout, c.Stderr
 	if c.Stdout == nil {
-		p.stdout = &tail{max: defaultMaxOutput}
+		p.stdout = &Tail{Max: defaultMaxOutput}
 		p.cmd.Stdout = p.stdout
 	}
 	if c.Stderr == nil {
-		p.stderr = &tail{max: defaultMaxOutput}
+		p.stderr = &Tail{Max: defaultMaxOutput}
 		p.cmd.Stderr = p.stderr
 	}
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: c.Credential}
@@ -180,10 +180,10 @@ func (p *Process) Wait() (Result, error) {
 	<-p.cleanup
 	var r Result
 	if p.stdout != nil {
-		r.Stdout = p.stdout.kept
+		r.Stdout = p.stdout.Bytes()
 	}
 	if p.stderr != nil {
-		r.Stderr = p.stderr.kept
+		r.Stderr = p.stderr.Bytes()
 	}
 	state := p.cmd.ProcessState
 	if state != nil {
@@ -210,23 +210,22 @@ func (p *Process) Wait() (Result, error) {
 	return r, err
 }
 
-// tail keeps the last max bytes written to it.
-type tail struct {
-	max  int
-	kept []byte
+// Tail keeps the last Max bytes written to it. As both outputs of a Cmd, it is written by one goroutine.
+type Tail struct {
+	Max  int
+	kept []byte // up to twice as much, so that they are seldom moved
 }
 
-func (t *tail) Write(p []byte) (int, error) {
-	n := len(p)
-	if len(p) > t.max {
-		p = p[len(p)-t.max:]
-	}
-	if over := len(t.kept) + len(p) - t.max; over > 0 {
-		t.kept = append(t.kept[:0], t.kept[over:]...)
-	}
+func (t *Tail) Write(p []byte) (int, error) {
 	t.kept = append(t.kept, p...)
-	return n, nil
+	if len(t.kept) > 2*t.Max {
+		t.kept = append(t.kept[:0], t.Bytes()...)
+	}
+	return len(p), nil
 }
+
+// Bytes returns what is kept.
+func (t *Tail) Bytes() []byte { return t.kept[max(0, len(t.kept)-t.Max):] }
 
 func lastLine(b []byte) string {
 	text := strings.TrimSpace(string(bytes.ToValidUTF8(b, []byte("?"))))

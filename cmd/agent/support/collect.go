@@ -234,32 +234,10 @@ func outputs(ctx context.Context, o options) []file {
 func output(ctx context.Context, o options, argv []string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*o.timeout)
 	defer cancel()
-	var out limited
+	out := command.Tail{Max: maxFile + 1} // so that bounded says that something is missing
 	_, err := command.Run(ctx, command.Cmd{Name: argv[0], Args: argv[1:], Stdout: &out, Stderr: &out})
 	if err != nil {
 		fmt.Fprintf(&out, "\n%s: %v\n", argv[0], err)
 	}
-	return out.bytes(), err
-}
-
-// limited keeps the last maxFile bytes that are written to it.
-type limited struct {
-	mu   sync.Mutex // standard output and standard error are written concurrently
-	data []byte
-}
-
-func (l *limited) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.data = append(l.data, p...)
-	if len(l.data) > 2*maxFile {
-		l.data = append([]byte(nil), l.data[len(l.data)-maxFile-1:]...)
-	}
-	return len(p), nil
-}
-
-func (l *limited) bytes() []byte {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.data
+	return out.Bytes(), err
 }
