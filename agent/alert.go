@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"slices"
 	"sync"
@@ -35,7 +34,7 @@ const (
 
 // newAlert returns an alert with a new id.
 func newAlert(severity int, title, summary string) Alert {
-	return Alert{ID: newAlertID(), Severity: severity, Title: title, Summary: summary, Created: time.Now().Unix()}
+	return Alert{ID: rand.Text(), Severity: severity, Title: title, Summary: summary, Created: time.Now().Unix()}
 }
 
 // MonitAlert translates a mail of monit. The sorted ips say where it comes from. The result is false for an event that
@@ -81,12 +80,6 @@ func ScriptsAlert(text string) Alert {
 // RebootAlert reports a reboot and its cause.
 func RebootAlert(text string) Alert {
 	return newAlert(severityWarning, "the machine was rebooted", text)
-}
-
-func newAlertID() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails on supported systems
-	return hex.EncodeToString(b[:])
 }
 
 // maxAlerts bounds the alerts that wait for a bus connection. The oldest are dropped first.

@@ -174,9 +174,7 @@ type fingerprint struct {
 }
 
 func newFingerprint(e settings.Effective) (json.RawMessage, error) {
-	var salt [16]byte
-	_, _ = rand.Read(salt[:]) // never fails on supported systems
-	f := fingerprint{Salt: hex.EncodeToString(salt[:])}
+	f := fingerprint{Salt: rand.Text()}
 	f.Sum = f.sum(e)
 	return json.Marshal(f)
 }

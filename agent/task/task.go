@@ -4,13 +4,13 @@ package task
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/sirupsen/logrus"
 )
 
@@ -148,7 +148,7 @@ func (s *Tasks) newTask(e entry, cancelable bool) *Task {
 
 // Begin creates a task. Outcome finds it at once; Persist makes it durable.
 func (s *Tasks) Begin(method string, cancelable bool) *Task {
-	t := s.newTask(entry{ID: newID(), Method: method, Started: s.now()}, cancelable)
+	t := s.newTask(entry{ID: uuid.NewString(), Method: method, Started: s.now()}, cancelable)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.byID[t.ID] = t
@@ -288,11 +288,4 @@ func (s *Tasks) Interrupted() []*Task {
 	list := s.interrupted
 	s.interrupted = nil
 	return list
-}
-
-func newID() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails on supported systems
-	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }

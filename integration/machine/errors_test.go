@@ -289,7 +289,7 @@ func (f *failingMachine) ask(request ...any) string {
 	return "succeeds: " + words(string(value))
 }
 
-var identifiers = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f-]{27}|\.cambium-tmp-[0-9a-f]+|/dev/loop[0-9p]+|[0-9a-f]{32,}`)
+var identifiers = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f-]{27}|\.cambium-tmp-[A-Z2-7]+|/dev/loop[0-9p]+|[0-9a-f]{32,}`)
 
 // words shortens a message for the report.
 func words(text string) string {

@@ -6,7 +6,6 @@ package atomicfile
 import (
 	"bytes"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -63,7 +62,7 @@ func WriteFrom(path string, mode fs.FileMode, fill func(*os.File) error, opts ..
 	if dir == "" {
 		dir = "."
 	}
-	temp := filepath.Join(dir, "."+name+tempMark+randomName())
+	temp := filepath.Join(dir, "."+name+tempMark+rand.Text())
 	// 0600 until the content is complete: a secret must not be readable for a moment.
 	file, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -106,7 +105,7 @@ func finish(file *os.File, mode fs.FileMode, o options) error {
 
 // keepPrevious adds a hard link to the current file, so that path exists at all times.
 func keepPrevious(path, dir, name string) error {
-	link := filepath.Join(dir, "."+name+tempMark+randomName())
+	link := filepath.Join(dir, "."+name+tempMark+rand.Text())
 	err := os.Link(path, link)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -148,7 +147,7 @@ func Symlink(target, path string) error {
 		return nil
 	}
 	dir, name := filepath.Split(path)
-	temp := filepath.Join(dir, "."+name+tempMark+randomName())
+	temp := filepath.Join(dir, "."+name+tempMark+rand.Text())
 	if err := os.Symlink(target, temp); err != nil {
 		return fmt.Errorf("link %s: %w", path, err)
 	}
@@ -196,13 +195,6 @@ func removeIfThere(path string) error {
 		return err
 	}
 	return nil
-}
-
-func randomName() string {
-	var b [8]byte
-	// crypto/rand.Read never fails on supported systems; it ends the process instead.
-	_, _ = rand.Read(b[:])
-	return hex.EncodeToString(b[:])
 }
 
 // Exists reports whether path exists. A dangling link counts.

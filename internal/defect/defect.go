@@ -4,7 +4,6 @@ package defect
 
 import (
 	"crypto/rand"
-	"encoding/hex"
 	"fmt"
 	"runtime"
 	"strings"
@@ -15,9 +14,7 @@ import (
 // Report logs a panic from which a deferred function has just recovered, with the functions and lines that led to it.
 // It returns the id of the log entry.
 func Report(log *logrus.Entry, p any) (id string) {
-	var b [4]byte
-	_, _ = rand.Read(b[:]) // never fails on supported systems
-	id = hex.EncodeToString(b[:])
+	id = rand.Text()[:8]
 	log.WithFields(logrus.Fields{"id": id, "panic": fmt.Sprintf("%T", p), "stack": stack()}).Error("panic")
 	return id
 }

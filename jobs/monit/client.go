@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"html"
@@ -233,7 +232,7 @@ func (c *Client) Act(ctx context.Context, action, service string) error {
 	defer cancel()
 	// A current monit requires the same token in the body and as a cookie (CSRF protection), with
 	// any value. An old one ignores both.
-	form := url.Values{"action": {action}, "securitytoken": {newToken()}}
+	form := url.Values{"action": {action}, "securitytoken": {rand.Text()}}
 	_, err := c.do(ctx, http.MethodPost, "/"+url.PathEscape(service), form)
 	return err
 }
@@ -306,12 +305,6 @@ func (c *Client) credentials() (user, password string, err error) {
 		return "", "", fmt.Errorf("credentials: %s does not contain user:password", c.UserFile)
 	}
 	return user, password, nil
-}
-
-func newToken() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:])
-	return hex.EncodeToString(b[:])
 }
 
 // Limits of a reload. Each round kills monit, so a round is long enough for a slow machine to start it; upstream's has
