@@ -299,7 +299,7 @@ func (s *Store) Sweep() error {
 		return nil // Prepare has returned the reason
 	}
 	left, err := filepath.Glob(filepath.Join(c.tmp, "blob-*"))
-	faults := []error{err, tempfile.Sweep(c.tmp), atomicfile.Sweep(c.sensitive.Path), atomicfile.Sweep(c.blobs.Path)}
+	faults := []error{err, atomicfile.Sweep(c.tmp), atomicfile.Sweep(c.sensitive.Path), atomicfile.Sweep(c.blobs.Path)}
 	for _, path := range left {
 		faults = append(faults, os.RemoveAll(path))
 	}

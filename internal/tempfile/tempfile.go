@@ -6,13 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
 
-// prefix is the prefix of temporary names, on file systems that do not support unnamed files.
-const prefix = "unnamed-"
+// prefix is the prefix of temporary names, on file systems that do not support unnamed files. atomicfile.Sweep removes
+// what a crash has left of them.
+const prefix = ".unnamed.cambium-tmp-"
 
 // Unnamed creates a file without a name in dir (O_TMPFILE), so that a crash leaves nothing behind. Only root may have
 // write access to dir.
@@ -29,16 +29,6 @@ func Unnamed(dir string) (*os.File, error) {
 		return nil, fmt.Errorf("temporary file: %w", err)
 	}
 	return file, os.Remove(file.Name())
-}
-
-// Sweep removes named files that a crash in Unnamed has left in dir.
-func Sweep(dir string) error {
-	left, err := filepath.Glob(filepath.Join(dir, prefix+"*"))
-	faults := []error{err}
-	for _, path := range left {
-		faults = append(faults, os.Remove(path))
-	}
-	return errors.Join(faults...)
 }
 
 // reserve defines the free space that is kept: a twentieth of what is free at the start. It is not a part of the whole

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"cambium/internal/atomicfile"
 )
 
 func TestUnnamedLeavesNothing(t *testing.T) {
@@ -19,6 +21,18 @@ func TestUnnamedLeavesNothing(t *testing.T) {
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
 		t.Errorf("got %v, %v; want no file", entries, err)
+	}
+
+	named, err := os.CreateTemp(dir, prefix) // as on another file system, if the process is killed before it removes it
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer named.Close()
+	if err := atomicfile.Sweep(dir); err != nil {
+		t.Fatal(err)
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
+		t.Errorf("after Sweep: got %v, %v; want no file", entries, err)
 	}
 }
 
