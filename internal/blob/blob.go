@@ -3,6 +3,7 @@
 package blob
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha1"
 	"crypto/sha256"
@@ -12,6 +13,7 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"regexp"
 	"strings"
 
 	"cambium/internal/secret"
@@ -55,6 +57,9 @@ type sum struct{ algorithm, value string }
 // Digest is one or more checksums of the same content, as in "abc…;sha256:def…". The zero value has none.
 type Digest struct{ sums []sum }
 
+// checksum matches one checksum, with the name of its algorithm if it has one.
+var checksum = regexp.MustCompile(`^(?:([a-zA-Z0-9]+):)?([a-zA-Z0-9]+)$`)
+
 // ParseDigest parses a digest. A checksum without a name is sha1. The case of names does not matter. Unknown algorithms
 // are accepted beside a known one. It is an error if all are unknown, or if an algorithm occurs twice.
 func ParseDigest(text string) (Digest, error) {
@@ -64,15 +69,12 @@ func ParseDigest(text string) (Digest, error) {
 	var d Digest
 	seen := map[string]bool{}
 	for part := range strings.SplitSeq(text, ";") {
-		algorithm, value, named := strings.Cut(part, ":")
-		if !named {
-			algorithm, value = "sha1", part
-		}
-		algorithm = strings.ToLower(algorithm)
-		if !alphanumeric(algorithm) || !alphanumeric(value) {
+		fields := checksum.FindStringSubmatch(part)
+		if fields == nil {
 			return Digest{}, errors.New(
 				"digest: a checksum consists of letters and digits, optionally after a name and a colon")
 		}
+		algorithm, value := cmp.Or(strings.ToLower(fields[1]), "sha1"), fields[2]
 		if seen[algorithm] {
 			return Digest{}, fmt.Errorf("digest: more than one %s checksum", algorithm)
 		}
@@ -83,15 +85,6 @@ func ParseDigest(text string) (Digest, error) {
 		return Digest{}, err
 	}
 	return d, nil
-}
-
-func alphanumeric(s string) bool {
-	for _, r := range s {
-		if (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') {
-			return false
-		}
-	}
-	return s != ""
 }
 
 // String formats the checksums in their original order, sha1 without a name. Names of directories depend on this

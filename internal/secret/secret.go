@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"regexp"
 	"strings"
 )
 
@@ -99,6 +100,9 @@ func (u URL) MarshalJSON() ([]byte, error) { return json.Marshal(u.String()) }
 // MarshalText returns the redacted URL.
 func (u URL) MarshalText() ([]byte, error) { return []byte(u.String()), nil }
 
+// scheme matches the scheme of a URL.
+var scheme = regexp.MustCompile(`^[a-zA-Z0-9+.-]+://`)
+
 // RedactURL replaces user information, query and fragment of raw. If raw is not a valid URL, everything after the
 // scheme is replaced, because the password could be anywhere.
 func RedactURL(raw string) string {
@@ -107,10 +111,7 @@ func RedactURL(raw string) string {
 	}
 	parsed, err := url.Parse(raw)
 	if err != nil || parsed.Opaque != "" {
-		if scheme, _, found := strings.Cut(raw, "://"); found && isScheme(scheme) {
-			return scheme + "://" + Redacted
-		}
-		return Redacted
+		return scheme.FindString(raw) + Redacted
 	}
 	var b strings.Builder
 	if parsed.Scheme != "" {
@@ -131,15 +132,6 @@ func RedactURL(raw string) string {
 		b.WriteString("#" + Redacted)
 	}
 	return b.String()
-}
-
-func isScheme(s string) bool {
-	for _, r := range s {
-		if (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '+' && r != '-' && r != '.' {
-			return false
-		}
-	}
-	return s != ""
 }
 
 // JSON is a document that may contain secrets, such as the options of a blobstore. It is passed on unchanged.
