@@ -4,6 +4,7 @@
 package report
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -72,16 +73,8 @@ func (r *Report) Append(other Report) { r.Entries = append(r.Entries, other.Entr
 // Sort sorts the findings by position, and at the same position puts errors first.
 func (r *Report) Sort() {
 	slices.SortStableFunc(r.Entries, func(a, b Entry) int {
-		if a.File != b.File {
-			return strings.Compare(a.File, b.File)
-		}
-		if a.Line != b.Line {
-			return a.Line - b.Line
-		}
-		if a.Column != b.Column {
-			return a.Column - b.Column
-		}
-		return int(b.Severity) - int(a.Severity)
+		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column),
+			cmp.Compare(b.Severity, a.Severity))
 	})
 }
 
