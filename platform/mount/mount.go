@@ -53,17 +53,12 @@ func entries(infos []*mountinfo.Info) []Entry {
 }
 
 // At returns the visible mount at target, if target is a mount point.
-func At(target string) (Entry, bool, error) {
-	target, err := resolve(target)
-	if err != nil {
-		return Entry{}, false, err
+func At(target string) (e Entry, there bool, err error) {
+	all, err := AllAt(target)
+	if there = len(all) > 0; there {
+		e = all[len(all)-1]
 	}
-	all, err := Table()
-	if err != nil {
-		return Entry{}, false, err
-	}
-	e, there := visible(all, target)
-	return e, there, nil
+	return e, there, err
 }
 
 // AllAt returns the mounts at target, the topmost last.
@@ -78,15 +73,6 @@ func AllAt(target string) (found []Entry, err error) {
 		}
 	}
 	return found, err
-}
-
-func visible(all []Entry, target string) (e Entry, ok bool) {
-	for _, m := range all {
-		if m.Target == target {
-			e, ok = m, true // the last one is the topmost
-		}
-	}
-	return e, ok
 }
 
 // Of returns the mounts of the whole file system on a device, without bind mounts of its directories.
@@ -136,19 +122,22 @@ func MountDevice(ctx context.Context, source, target, kind string, options []str
 	if err != nil {
 		return fmt.Errorf("mount %s: %w", source, err)
 	}
-	all, err := Table()
+	there, taken, err := At(target)
 	if err != nil {
 		return err
 	}
-	if there, ok := visible(all, target); ok && there.Number == number && there.Root == "/" {
+	if taken && there.Number == number && there.Root == "/" {
 		return nil
-	} else if ok {
+	}
+	if taken {
 		return fmt.Errorf("mount %s on %s: %s is already mounted there", source, target, there.Source)
 	}
-	for _, m := range all {
-		if m.Number == number && m.Root == "/" {
-			return fmt.Errorf("mount %s on %s: it is already mounted on %s", source, target, m.Target)
-		}
+	elsewhere, err := Of(number)
+	if err != nil {
+		return err
+	}
+	if len(elsewhere) > 0 {
+		return fmt.Errorf("mount %s on %s: it is already mounted on %s", source, target, elsewhere[0].Target)
 	}
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("mount %s on %s: %w", source, target, context.Cause(ctx))
@@ -253,9 +242,9 @@ func free(target string) (string, error) {
 	return resolve(target)
 }
 
-// Bind bind-mounts the directory source on target and sets MS_ flags (nodev, nosuid, noexec). If something is mounted
-// on target, it only sets the flags.
-func Bind(ctx context.Context, source, target string, flags uintptr) error {
+// Bind bind-mounts the directory source on target, unless something is mounted there. The mount has no flags (nodev,
+// nosuid, noexec, ro), not even those of the mount that contains source.
+func Bind(ctx context.Context, source, target string) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("bind %s on %s: %w", source, target, context.Cause(ctx))
 	}
@@ -268,15 +257,7 @@ func Bind(ctx context.Context, source, target string, flags uintptr) error {
 			return fmt.Errorf("bind %s on %s: %w", source, target, err)
 		}
 	}
-	return remount(ctx, target, flags)
-}
-
-// remount sets the flags of the mount at target, but not those of its file system.
-func remount(ctx context.Context, target string, flags uintptr) error {
-	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("remount %s: %w", target, context.Cause(ctx))
-	}
-	if err := unix.Mount("none", target, "", unix.MS_BIND|unix.MS_REMOUNT|flags, ""); err != nil {
+	if err := unix.Mount("none", target, "", unix.MS_BIND|unix.MS_REMOUNT, ""); err != nil {
 		return fmt.Errorf("remount %s: %w", target, err)
 	}
 	return nil

@@ -47,16 +47,6 @@ func TestOptionPairs(t *testing.T) {
 	}
 }
 
-func TestVisibleIsTheTopmost(t *testing.T) {
-	all := []Entry{{Target: "/a", Source: "lower"}, {Target: "/b", Source: "other"}, {Target: "/a", Source: "upper"}}
-	if e, ok := visible(all, "/a"); !ok || e.Source != "upper" {
-		t.Errorf("visible = %+v, %v; want the upper one", e, ok)
-	}
-	if _, ok := visible(all, "/c"); ok {
-		t.Error("something is visible where nothing is mounted")
-	}
-}
-
 // TestReleased: a device that is gone is not in use. One that cannot be opened for other reasons may be.
 func TestReleased(t *testing.T) {
 	dir := t.TempDir()

@@ -133,7 +133,7 @@ func (m *machine) mount(ctx context.Context) error {
 		return err
 	}
 	for _, target := range m.targets() {
-		if err := mount.Bind(ctx, tried, target, 0); err != nil {
+		if err := mount.Bind(ctx, tried, target); err != nil {
 			return err
 		}
 	}

@@ -196,7 +196,7 @@ func (m *Machine) bind(ctx context.Context, c decide.Change, admit func(top *os.
 			return err
 		}
 	}
-	return mount.Bind(ctx, c.Device, c.Target, 0)
+	return mount.Bind(ctx, c.Device, c.Target)
 }
 
 // damaged adds a remedy to the error of a file system that the kernel rejects as damaged. A power cut can leave an ext4
