@@ -274,7 +274,8 @@ func readGPT(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
 			return layout.Table{}, fmt.Errorf("%w: partition %d lies outside the disk", layout.ErrDamaged, p.Index)
 		}
 		t.Partitions = append(t.Partitions, layout.Partition{Number: p.Index, Start: int64(p.Start) * int64(sector),
-			Size: int64(p.End-p.Start+1) * int64(sector), Name: p.Name, Type: string(p.Type), GUID: p.GUID})
+			Size: int64(p.End-p.Start+1) * int64(sector), Name: p.Name, Type: string(p.Type), GUID: p.GUID,
+			Attributes: p.Attributes})
 	}
 	return t, check(&t)
 }

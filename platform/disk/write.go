@@ -11,7 +11,6 @@ import (
 	"math"
 	"os"
 	"strconv"
-	"strings"
 
 	"github.com/diskfs/go-diskfs/partition/gpt"
 	"github.com/diskfs/go-diskfs/partition/mbr"
@@ -224,14 +223,13 @@ func writeGPT(t layout.Table, f *os.File, size int64, sector int) error {
 			Type:  gpt.Type(p.Type),
 			Name:  p.Name,
 			GUID:  p.GUID,
+			// such as LegacyBIOSBootable, of an existing entry
+			Attributes: p.Attributes,
 		}
 		if p.Type == "" {
 			entry.Type = layout.LinuxGPT
 		}
 		g.Partitions = append(g.Partitions, entry)
-	}
-	if err := preserve(f, g, size, sector); err != nil {
-		return err
 	}
 	sector0 := make([]byte, 512)
 	if err := probe.ReadFull(f, sector0, 0); err != nil {
@@ -276,25 +274,6 @@ func protect(sector0 []byte, sectors int64) {
 	if !after {
 		binary.LittleEndian.PutUint32(own[12:], length)
 	}
-}
-
-// preserve copies the attributes of entries, which Table does not contain, from the GPT that is replaced.
-func preserve(f *os.File, g *gpt.Table, size int64, sector int) error {
-	if g.GUID == "" {
-		return nil
-	}
-	old, err := gpt.Read(newFile(f, size), sector, sector)
-	if err != nil || !strings.EqualFold(old.GUID, g.GUID) {
-		return nil
-	}
-	for _, o := range old.Partitions {
-		for _, n := range g.Partitions {
-			if n.Index == o.Index && n.GUID == o.GUID {
-				n.Attributes = o.Attributes
-			}
-		}
-	}
-	return nil
 }
 
 func writeMBR(t layout.Table, f *os.File, size int64, sector int) error {

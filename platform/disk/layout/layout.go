@@ -47,6 +47,8 @@ type Partition struct {
 	Name string
 	Type string // a GUID for GPT, two hexadecimal digits for MBR
 	GUID string // GPT only
+	// Attributes of a GPT entry are kept when the table is rewritten.
+	Attributes uint64
 }
 
 // End returns the offset after the last byte of the partition.
