@@ -21,41 +21,31 @@ type Migration struct {
 	Known []string
 }
 
-// MigrationAction is the decision about a call of migrate_disk.
-type MigrationAction int
-
-// Decisions about migrate_disk.
-const (
-	RefuseMigration MigrationAction = iota
-	CopyStore                       // copy all of it
-	AlreadyMigrated                 // the call repeats a successful one
-)
-
-// Migrate decides about a call of migrate_disk. If the call does not match the mounted disks, the error names the call
-// to make first.
-func Migrate(o Migration) (MigrationAction, error) {
+// Migrate returns an error if a call of migrate_disk does not match the mounted disks; it names the call to make first.
+// already is set if the call repeats a successful one. Otherwise the store is to be copied.
+func Migrate(o Migration) (already bool, err error) {
 	from, to := o.From.CID, o.To.CID
 	switch {
 	case to == "" && from != "":
 		return repeatedMigration(o)
 	case to != "" && o.WantTo != "" && o.WantTo != to:
-		return RefuseMigration, fmt.Errorf("%s is on %s, not %s: run unmount_disk %s first", to, o.Target, o.WantTo, to)
+		return false, fmt.Errorf("%s is on %s, not %s: run unmount_disk %s first", to, o.Target, o.WantTo, to)
 	case from == "" && to != "" && o.Recorded == to: // another agent records a disk before it is complete
-		return RefuseMigration, fmt.Errorf("nothing is mounted on %s, and nothing shows that %s is a complete copy: "+
+		return false, fmt.Errorf("nothing is mounted on %s, and nothing shows that %s is a complete copy: "+
 			"run mount_disk %s first", o.Store, to, cmp.Or(o.WantFrom, "for the old disk"))
 	case from == "" && o.Recorded != "":
-		return RefuseMigration, fmt.Errorf("nothing is mounted on %s: run mount_disk %s first", o.Store, o.Recorded)
+		return false, fmt.Errorf("nothing is mounted on %s: run mount_disk %s first", o.Store, o.Recorded)
 	case from == "":
-		return RefuseMigration, fmt.Errorf("nothing is mounted on %s", o.Store)
+		return false, fmt.Errorf("nothing is mounted on %s", o.Store)
 	case o.Recorded == to:
-		return RefuseMigration, fmt.Errorf(
+		return false, fmt.Errorf(
 			"%s is on record as the store and %s is mounted there: run mount_disk %s first", to, from, from)
 	case from == to:
-		return RefuseMigration, fmt.Errorf("%s is both the store and the migration target", to)
+		return false, fmt.Errorf("%s is both the store and the migration target", to)
 	case o.WantFrom != "" && o.WantFrom != from:
-		return RefuseMigration, fmt.Errorf("%s is on %s, not %s", from, o.Store, o.WantFrom)
+		return false, fmt.Errorf("%s is on %s, not %s", from, o.Store, o.WantFrom)
 	case o.From.FileSystem != "" && strings.EqualFold(o.From.FileSystem, o.To.FileSystem):
-		return RefuseMigration, fmt.Errorf(
+		return false, fmt.Errorf(
 			"%s is a clone of %s: both have the file system %s. To replace it by a copy, "+
 				"run unmount_disk %s and 'agent disk format %s --yes', and mount_disk and migrate_disk again",
 			to,
@@ -65,21 +55,21 @@ func Migrate(o Migration) (MigrationAction, error) {
 			to,
 		)
 	}
-	return CopyStore, nil
+	return false, nil
 }
 
 // repeatedMigration accepts a call that repeats a successful one: the store names the disk from which it was copied. If
 // the call names no disks and another disk is known, the caller wants the next migration.
-func repeatedMigration(o Migration) (MigrationAction, error) {
+func repeatedMigration(o Migration) (already bool, err error) {
 	from := o.From.CID
 	origin := o.From.Statement.Origin.CID
 	next := o.WantTo == "" && o.WantFrom == "" &&
 		slices.ContainsFunc(o.Known, func(cid string) bool { return cid != from && cid != origin })
 	if o.From.used() && from == o.Recorded && origin != "" && (o.WantTo == "" || o.WantTo == from) &&
 		(o.WantFrom == "" || o.WantFrom == origin) && !next {
-		return AlreadyMigrated, nil
+		return true, nil
 	}
-	return RefuseMigration, fmt.Errorf("nothing is mounted on %s: run mount_disk %s first", o.Target,
+	return false, fmt.Errorf("nothing is mounted on %s: run mount_disk %s first", o.Target,
 		cmp.Or(o.WantTo, "for the new disk"))
 }
 

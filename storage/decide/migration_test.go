@@ -53,39 +53,39 @@ func TestMigrate(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		o     Migration
-		want  MigrationAction
+		want  bool // it is migrated already
 		fails string
 	}{
-		{"both mounted", Migration{From: old, To: fresh, Recorded: "old"}, CopyStore, ""},
-		{"both mounted and named", Migration{From: old, To: fresh, Recorded: "old", WantFrom: "old", WantTo: "new"}, CopyStore, ""},
-		{"a clone of the store", Migration{From: old, To: clone, Recorded: "old"}, RefuseMigration,
+		{"both mounted", Migration{From: old, To: fresh, Recorded: "old"}, false, ""},
+		{"both mounted and named", Migration{From: old, To: fresh, Recorded: "old", WantFrom: "old", WantTo: "new"}, false, ""},
+		{"a clone of the store", Migration{From: old, To: clone, Recorded: "old"}, false,
 			"new is a clone of old: both have the file system u-old"},
 		{"recorded by another agent, on the migration target", Migration{To: fresh, Recorded: "new",
-			WantFrom: "old"}, RefuseMigration, "nothing shows that new is a complete copy: run mount_disk old first"},
+			WantFrom: "old"}, false, "nothing shows that new is a complete copy: run mount_disk old first"},
 		{"nothing on the store, and it is on record", Migration{Recorded: "new", WantTo: "third"},
-			RefuseMigration, "run mount_disk new first"},
-		{"repeated after success", Migration{From: copied, Recorded: "new", Known: both}, AlreadyMigrated, ""},
+			false, "run mount_disk new first"},
+		{"repeated after success", Migration{From: copied, Recorded: "new", Known: both}, true, ""},
 		{"repeated after success, with names", Migration{From: copied, Recorded: "new", WantFrom: "old", WantTo: "new",
-			Known: three}, AlreadyMigrated, ""},
+			Known: three}, true, ""},
 		{"the next one, not mounted yet", Migration{From: copied, Recorded: "new", WantFrom: "new", WantTo: "third",
-			Known: three}, RefuseMigration, "run mount_disk third first"},
-		{"the next one, without names", Migration{From: copied, Recorded: "new", Known: three}, RefuseMigration,
+			Known: three}, false, "run mount_disk third first"},
+		{"the next one, without names", Migration{From: copied, Recorded: "new", Known: three}, false,
 			"run mount_disk for the new disk first"},
-		{"never migrated", Migration{From: old, Recorded: "old"}, RefuseMigration, "nothing is mounted on /target: run mount_disk for the new disk first"},
-		{"a store that is not on record", Migration{From: copied, Recorded: "old"}, RefuseMigration, "run mount_disk for the new disk first"},
-		{"a target other than the named one", Migration{From: old, To: fresh, Recorded: "old", WantTo: "third"}, RefuseMigration, "new is on /target, not third: run unmount_disk new first"},
-		{"a source other than the named one", Migration{From: old, To: fresh, Recorded: "old", WantFrom: "first"}, RefuseMigration, "old is on /store, not first"},
-		{"nothing mounted", Migration{}, RefuseMigration, "nothing is mounted on /store"},
-		{"the old store was taken off", Migration{To: fresh, Recorded: "old"}, RefuseMigration, "nothing is mounted on /store: run mount_disk old first"},
-		{"the new disk is on record, the old one mounted", Migration{From: old, To: fresh, Recorded: "new"}, RefuseMigration, "run mount_disk old first"},
-		{"its own target", Migration{From: old, To: old, Recorded: "other"}, RefuseMigration, "is both the store and the migration target"},
+		{"never migrated", Migration{From: old, Recorded: "old"}, false, "nothing is mounted on /target: run mount_disk for the new disk first"},
+		{"a store that is not on record", Migration{From: copied, Recorded: "old"}, false, "run mount_disk for the new disk first"},
+		{"a target other than the named one", Migration{From: old, To: fresh, Recorded: "old", WantTo: "third"}, false, "new is on /target, not third: run unmount_disk new first"},
+		{"a source other than the named one", Migration{From: old, To: fresh, Recorded: "old", WantFrom: "first"}, false, "old is on /store, not first"},
+		{"nothing mounted", Migration{}, false, "nothing is mounted on /store"},
+		{"the old store was taken off", Migration{To: fresh, Recorded: "old"}, false, "nothing is mounted on /store: run mount_disk old first"},
+		{"the new disk is on record, the old one mounted", Migration{From: old, To: fresh, Recorded: "new"}, false, "run mount_disk old first"},
+		{"its own target", Migration{From: old, To: old, Recorded: "other"}, false, "is both the store and the migration target"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.o.Store, c.o.Target = "/store", "/target"
 			got, err := Migrate(c.o)
 			wantError(t, err, c.fails)
 			if got != c.want {
-				t.Errorf("action %d, want %d", got, c.want)
+				t.Errorf("already migrated: %v, want %v", got, c.want)
 			}
 		})
 	}

@@ -318,18 +318,6 @@ func (o Persistent) notBlank(what string, from int64) judgment {
 		Advice: fmt.Sprintf("To look at it without writing, run 'hexdump -C -s %d -n 512 %s'. ", at, o.Disk.Path)}
 }
 
-// tooMany is the error if disks should have been detached.
-type tooMany struct{ devices, most int }
-
-func (e tooMany) Error() string {
-	return fmt.Sprintf("%d persistent disks are attached, expected at most %d", e.devices, e.most)
-}
-
-// Advice tells the operator which disks to detach.
-func (tooMany) Advice() string {
-	return "detach the disks that the Director does not list for this VM ('bosh instances --details'), or run 'bosh cck'"
-}
-
 // Association is a name by which jobs find a persistent disk.
 type Association struct{ Name, CID string }
 
@@ -343,7 +331,8 @@ func CheckKnown(known map[string]bool, devices int, associations []Association) 
 		}
 	}
 	if most := max(len(associations), 1) + 1; devices > most {
-		return tooMany{devices: devices, most: most}
+		return advice.With("detach the disks that the Director does not list for this VM ('bosh instances --details'), "+
+			"or run 'bosh cck'", fmt.Errorf("%d persistent disks are attached, expected at most %d", devices, most))
 	}
 	return nil
 }

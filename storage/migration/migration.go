@@ -56,8 +56,8 @@ func (m *Migration) migrate(ctx context.Context, wantFrom, wantTo string) error 
 		return err
 	}
 	o.WantFrom, o.WantTo = wantFrom, wantTo
-	action, err := decide.Migrate(o)
-	if err != nil || action == decide.AlreadyMigrated {
+	already, err := decide.Migrate(o)
+	if err != nil || already {
 		return err
 	}
 	mark, err := m.begin(o)
