@@ -18,6 +18,7 @@ import (
 	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/platform/host"
+	"cambium/platform/platformtest"
 )
 
 // consoles makes a machine whose kernel uses the consoles in active; /dev/console leads to the last.
@@ -174,7 +175,7 @@ func TestBootOnce(t *testing.T) {
 		t.Errorf("first boot: %v", err)
 	}
 	for _, want := range []int{2, 0} {
-		goals, _ := (&Machine{Dirs: dirs, Host: &host.Host{Root: "/"}}).bootOnce(t.Context(), nil)
+		goals, _ := (&Machine{Dirs: dirs, Host: &host.Host{Root: "/", Log: platformtest.Quiet()}}).bootOnce(t.Context(), nil)
 		written, err := goals[0].Converge(t.Context())
 		if err := errors.Join(err, CheckBootOnce(dirs)); err != nil || len(written) != want {
 			t.Errorf("agent restart: %v, wrote %q, want %d files", err, written, want)

@@ -18,6 +18,7 @@ import (
 	"cambium/internal/status"
 	"cambium/jobs/monit"
 	"cambium/platform"
+	"cambium/platform/platformtest"
 	"cambium/platform/user"
 	"cambium/settings"
 	"cambium/settings/store"
@@ -35,7 +36,7 @@ func (f fixed) SetHostsConfigured() error                  { return nil }
 // accounts are those of a machine with vcap and its authorized keys.
 func accounts(t *testing.T, keys ...string) *user.Accounts {
 	t.Helper()
-	a := &user.Accounts{Root: bareRoot(t)}
+	a := &user.Accounts{Root: bareRoot(t), Log: platformtest.Quiet()}
 	if keys != nil {
 		want := user.Desired{Keys: map[string][]string{"vcap": keys}}
 		if _, err := platform.Converge(t.Context(), a, user.Diff, want); err != nil {

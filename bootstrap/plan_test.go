@@ -13,6 +13,7 @@ import (
 	"cambium/bootstrap/engine"
 	"cambium/internal/vcap"
 	"cambium/platform/host"
+	"cambium/platform/platformtest"
 	"cambium/platform/tree"
 	"cambium/settings"
 	"cambium/settings/store"
@@ -86,7 +87,7 @@ func TestDirectoriesArePlannedForTheDiskToCome(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			disks := &drives{planned: c.disk}
 			m := &Machine{Dirs: dirs, Settings: fixed{}, Ephemeral: disks, Persistent: disks,
-				Tree:     &tree.Kernel{Root: bareRoot(t)},
+				Tree:     &tree.Kernel{Root: bareRoot(t), Log: platformtest.Quiet()},
 				JobNames: func() ([]string, error) { return []string{"web"}, nil }}
 			got := planned(t, m, "directories")
 			for _, want := range c.want {

@@ -15,6 +15,7 @@ import (
 	"cambium/internal/secret"
 	"cambium/lab"
 	"cambium/platform"
+	"cambium/platform/platformtest"
 	"cambium/platform/user"
 )
 
@@ -26,7 +27,7 @@ func TestMachineAccounts(t *testing.T) {
 	i := start(t, l, lab.VM{Ephemeral: lab.GiB})
 	ready(t, i)
 	services := systemdOf(t, i)
-	accounts := &user.Accounts{Root: services.Root}
+	accounts := &user.Accounts{Root: services.Root, Log: platformtest.Quiet()}
 	sessions := user.Sessions{Accounts: accounts, HomeBase: "/var/vcap/bosh_ssh"}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()

@@ -66,9 +66,7 @@ func (f *Firewall) Allow(ctx context.Context, j Job) error {
 	if err == nil {
 		return nil
 	}
-	if f.Log != nil {
-		f.Log.WithError(err).Warn("cannot identify the job by its cgroup; allowing all of vcap")
-	}
+	f.Log.WithError(err).Warn("cannot identify the job by its cgroup; allowing all of vcap")
 	return f.allowUser(conn, have, j.UID)
 }
 
@@ -93,9 +91,7 @@ func (f *Firewall) allowGroup(conn *nftables.Conn, job string, level uint32, id 
 	if err := conn.Flush(); err != nil {
 		return fmt.Errorf("add rule: %w", supported(err))
 	}
-	if f.Log != nil {
-		f.Log.WithFields(logrus.Fields{"job": job, "cgroup": id}).Info("allowed a job to reach monit")
-	}
+	f.Log.WithFields(logrus.Fields{"job": job, "cgroup": id}).Info("allowed a job to reach monit")
 	return nil
 }
 
@@ -115,9 +111,7 @@ func (f *Firewall) allowUser(conn *nftables.Conn, have State, user uint32) error
 	if err := conn.Flush(); err != nil {
 		return fmt.Errorf("add rule: %w", supported(err))
 	}
-	if f.Log != nil {
-		f.Log.WithField("uid", user).Info("allowed a user to reach monit")
-	}
+	f.Log.WithField("uid", user).Info("allowed a user to reach monit")
 	return nil
 }
 

@@ -280,10 +280,8 @@ func (f *Firewall) Apply(ctx context.Context, changes []Change) (made []Change, 
 	if err := conn.Flush(); err != nil {
 		return nil, fmt.Errorf("change nftables: %w", supported(err))
 	}
-	if f.Log != nil {
-		for _, c := range changes {
-			f.Log.WithField("change", c.String()).Info("changed firewall")
-		}
+	for _, c := range changes {
+		f.Log.WithField("change", c.String()).Info("changed firewall")
 	}
 	return changes, nil
 }
@@ -330,9 +328,7 @@ func (f *Firewall) Resolve(ctx context.Context, urls []secret.URL) (servers []ne
 			addresses, err = resolver.LookupNetIP(ctx, "ip", host)
 		}
 		if err != nil {
-			if f.Log != nil {
-				f.Log.WithField("url", u).WithError(err).Debug("cannot resolve a bus address; there is no rule for it")
-			}
+			f.Log.WithField("url", u).WithError(err).Debug("cannot resolve a bus address; there is no rule for it")
 			continue
 		}
 		for _, a := range addresses {

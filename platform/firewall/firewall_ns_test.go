@@ -95,7 +95,7 @@ func connect(t *testing.T, user uint32, host string, port int, group string) boo
 
 func TestNSMonit(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
-		f := &Firewall{}
+		f := &Firewall{Log: platformtest.Quiet()}
 		listen(t, "127.0.0.1:2822")
 		listen(t, "127.0.0.1:2823")
 		if !connect(t, 1234, "127.0.0.1", 2822, "") {
@@ -224,7 +224,7 @@ func TestNSGroup(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(root, "proc/self/cgroup"), []byte("0::/"+group+"\n"), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		f := &Firewall{}
+		f := &Firewall{Log: platformtest.Quiet()}
 		listen(t, "127.0.0.1:2822")
 		converge(t, f, Desired{Monit: true})
 		for range 2 {
@@ -271,7 +271,7 @@ func TestNSNATS(t *testing.T) {
 		}
 		t.Cleanup(func() { held.Close() })
 
-		f := &Firewall{Resolver: resolver{"bus.example": {netip.MustParseAddr("192.0.2.100"),
+		f := &Firewall{Log: platformtest.Quiet(), Resolver: resolver{"bus.example": {netip.MustParseAddr("192.0.2.100"),
 			netip.MustParseAddr("2001:db8::1")}}}
 		urls := []secret.URL{secret.NewURL("nats://u:p@bus.example:4222"), secret.NewURL("nats://192.0.2.101:4222"),
 			secret.NewURL("nats://gone.example:4222")}
@@ -314,7 +314,7 @@ func TestNSNATS(t *testing.T) {
 
 func TestNSForeignDrops(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
-		f := &Firewall{}
+		f := &Firewall{Log: platformtest.Quiet()}
 		converge(t, f, Desired{Monit: true, NATS: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.6:4222")}})
 		if found, err := f.ForeignDrops(t.Context()); err != nil || len(found) != 0 {
 			t.Errorf("with our own rules: got %v, %v, want nothing", found, err)

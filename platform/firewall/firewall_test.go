@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"cambium/internal/secret"
+	"cambium/platform/platformtest"
 )
 
 type resolver map[string][]netip.Addr
@@ -22,7 +23,7 @@ func (r resolver) LookupNetIP(_ context.Context, _, host string) ([]netip.Addr, 
 }
 
 func TestResolve(t *testing.T) {
-	f := &Firewall{Resolver: resolver{"bus.example": {netip.MustParseAddr("::ffff:192.0.2.2"),
+	f := &Firewall{Log: platformtest.Quiet(), Resolver: resolver{"bus.example": {netip.MustParseAddr("::ffff:192.0.2.2"),
 		netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}}
 	for _, tc := range []struct {
 		name string

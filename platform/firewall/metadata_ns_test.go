@@ -17,6 +17,7 @@ import (
 	"cambium/internal/command"
 	"cambium/internal/localroute"
 	"cambium/internal/nstest"
+	"cambium/platform/platformtest"
 
 	"github.com/vishvananda/netlink"
 )
@@ -170,7 +171,7 @@ func TestNSMetadata(t *testing.T) {
 			}
 		}
 		look("before there are rules", "open", "open")
-		f := &Firewall{}
+		f := &Firewall{Log: platformtest.Quiet()}
 		closed := Desired{Metadata: &Metadata{Users: []uint32{1235},
 			Servers: []netip.AddrPort{netip.MustParseAddrPort(port4), netip.MustParseAddrPort(port6)}}}
 		converge(t, f, closed)

@@ -271,9 +271,7 @@ func (h *Host) Apply(ctx context.Context, changes []Change) (made []Change, err 
 		}
 		if err == nil || len(c.Listed) > 0 {
 			made = append(made, c)
-			if h.Log != nil {
-				h.Log.WithField("change", c.String()).Info("changed host")
-			}
+			h.Log.WithField("change", c.String()).Info("changed host")
 		}
 		if err != nil {
 			return made, fmt.Errorf("%s: %w", c, err)

@@ -15,6 +15,7 @@ import (
 	"cambium/internal/vcap"
 
 	"cambium/internal/skiptest"
+	"cambium/platform/platformtest"
 	"golang.org/x/sys/unix"
 )
 
@@ -72,7 +73,7 @@ func TestNSIPv6(t *testing.T) {
 			t.Fatal("loopback has an IPv6 address although that is off")
 		}
 		// Only what the network namespace holds may change on the machine of the test.
-		h := &Host{Root: "/", Dirs: vcap.New(t.TempDir())}
+		h := &Host{Root: "/", Dirs: vcap.New(t.TempDir()), Log: platformtest.Quiet()}
 		for _, change := range converge(t, h, Desired{IPv6: true}) {
 			if !strings.HasPrefix(change, "set "+ipv6Conf) {
 				t.Errorf("got %q", change)
@@ -89,7 +90,7 @@ func TestNSHostname(t *testing.T) {
 	if err := unix.Unshare(unix.CLONE_NEWUTS); err != nil {
 		skiptest.Skip(t, fmt.Errorf("no namespace for host names: %w", err))
 	}
-	h := &Host{Root: t.TempDir(), Dirs: vcap.New("")}
+	h := &Host{Root: t.TempDir(), Dirs: vcap.New(""), Log: platformtest.Quiet()}
 	converge(t, h, Desired{Hostname: "5b6c0f2e-agent"})
 	if got, err := os.Hostname(); err != nil || got != "5b6c0f2e-agent" {
 		t.Errorf("got %q, %v", got, err)

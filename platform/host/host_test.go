@@ -22,7 +22,7 @@ import (
 func newHost(t *testing.T, files map[string]string) (*Host, *string) {
 	t.Helper()
 	name := "stemcell"
-	h := &Host{Root: t.TempDir(), Dirs: vcap.New("")}
+	h := &Host{Root: t.TempDir(), Dirs: vcap.New(""), Log: platformtest.Quiet()}
 	h.hostname = func() (string, error) { return name, nil }
 	h.setHostname = func(b []byte) error { name = string(b); return nil }
 	for path, content := range files {

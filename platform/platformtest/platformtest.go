@@ -3,11 +3,21 @@ package platformtest
 
 import (
 	"fmt"
+	"io"
 	"slices"
 	"testing"
 
+	"github.com/sirupsen/logrus"
+
 	"cambium/platform"
 )
+
+// Quiet returns a log that is not written anywhere.
+func Quiet() *logrus.Entry {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	return logrus.NewEntry(log)
+}
 
 // Converge applies want twice and returns the changes. It fails the test unless the first run makes the planned
 // changes, and the second none.

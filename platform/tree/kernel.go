@@ -52,10 +52,8 @@ func (k *Kernel) Observe(ctx context.Context, want Desired) (State, error) {
 			}
 		}
 	}
-	if k.Log != nil {
-		for _, text := range Warnings(state, want) {
-			k.Log.WithField("reason", text).Warn("directory tree differs from what is expected")
-		}
+	for _, text := range Warnings(state, want) {
+		k.Log.WithField("reason", text).Warn("directory tree differs from what is expected")
 	}
 	return state, nil
 }
@@ -178,7 +176,7 @@ func typeOf(mode uint16) fs.FileMode {
 func (k *Kernel) Apply(ctx context.Context, changes []Change) (made []Change, err error) {
 	var texts []string
 	defer func() {
-		if k.Log != nil && len(texts) > 0 {
+		if len(texts) > 0 {
 			k.Log.WithField("change", strings.Join(texts, "; ")).Info("changed directory tree")
 		}
 	}()
@@ -276,7 +274,7 @@ func (k *Kernel) setAside(path string) error {
 		if errors.Is(err, unix.EEXIST) {
 			continue
 		}
-		if err == nil && k.Log != nil {
+		if err == nil {
 			k.Log.WithFields(logrus.Fields{"path": path, "new_path": aside}).Warn("set aside a file in place of a link")
 		}
 		return err

@@ -66,7 +66,7 @@ func wholeTree(t *testing.T) {
 	if err := os.WriteFile(root+"/home/vcap/own", nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	k := &Kernel{Root: root}
+	k := &Kernel{Root: root, Log: platformtest.Quiet()}
 	want := Table(vcap.New(""), Options{JobDirTmpfs: true, SettingsTmpfs: true})
 	if _, err := platform.Converge(t.Context(), k, Diff, want); err != nil {
 		t.Fatal(err)

@@ -216,7 +216,7 @@ func TestWarnings(t *testing.T) {
 
 func TestConvergeWithoutPrivileges(t *testing.T) {
 	root := t.TempDir()
-	k := &Kernel{Root: root}
+	k := &Kernel{Root: root, Log: platformtest.Quiet()}
 	old := filepath.Join(root, "base/sys")
 	if err := os.MkdirAll(old, 0o755); err != nil {
 		t.Fatal(err)
@@ -267,7 +267,7 @@ func TestLinksOfOthersAreNotFollowed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	k := &Kernel{Root: root}
+	k := &Kernel{Root: root, Log: platformtest.Quiet()}
 	for _, e := range []Entry{{Path: "/file", Kind: File, Mode: 0o664, NoFollow: true},
 		{Path: "/dir", Mode: 0o755, NoFollow: true}} {
 		_, err := platform.Converge(t.Context(), k, Diff, []Entry{e})
@@ -295,7 +295,7 @@ func TestLinksOfOthersAreNotFollowed(t *testing.T) {
 
 // TestReplacedJobDirs: whatever a job puts in place of its directories causes no error and is not changed.
 func TestReplacedJobDirs(t *testing.T) {
-	k := &Kernel{Root: t.TempDir()}
+	k := &Kernel{Root: t.TempDir(), Log: platformtest.Quiet()}
 	d := vcap.New("/base")
 	for _, dir := range []string{d.SysLog(), d.SysRun(), "/elsewhere"} {
 		if err := os.MkdirAll(k.joinRoot(dir), 0o755); err != nil {

@@ -315,9 +315,7 @@ func (a *Accounts) Apply(ctx context.Context, changes []Change) (made []Change, 
 			continue
 		}
 		made = append(made, c)
-		if a.Log != nil {
-			a.Log.WithField("change", c.String()).Info("changed accounts")
-		}
+		a.Log.WithField("change", c.String()).Info("changed accounts")
 	}
 	return made, errors.Join(failed...)
 }

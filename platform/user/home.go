@@ -302,10 +302,8 @@ func (a *Accounts) removeOwned(account Account, path string) (err error) {
 		return err
 	}
 	if owner(info) != account.UID {
-		if a.Log != nil {
-			a.Log.WithFields(logrus.Fields{"user": account.Name, "path": path}).
-				Warn("kept a file that the removed user does not own")
-		}
+		a.Log.WithFields(logrus.Fields{"user": account.Name, "path": path}).
+			Warn("kept a file that the removed user does not own")
 		return nil
 	}
 	return removeAll(parent, name)

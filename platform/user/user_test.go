@@ -34,7 +34,7 @@ func ids() (uid, gid int) {
 func stemcell(t *testing.T) *Accounts {
 	t.Helper()
 	uid, gid := ids()
-	a := &Accounts{Root: t.TempDir()}
+	a := &Accounts{Root: t.TempDir(), Log: platformtest.Quiet()}
 	for name, content := range map[string]string{
 		"etc/passwd": fmt.Sprintf("root:x:0:0:root:/root:/bin/bash\n# kept\nbroken line\n"+
 			"vcap:x:%d:%d:BOSH:/home/vcap:/bin/bash\n+nis::::::\n", os.Geteuid(), os.Getegid()),
