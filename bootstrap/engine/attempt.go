@@ -19,9 +19,6 @@ import (
 // attempt is one run of the table. It runs steps and records their progress in status and log.
 type attempt struct {
 	*Engine
-	rec *status.Recorder
-	log *logrus.Entry
-
 	mu       sync.Mutex // guards the fields below
 	warnings []string
 	awaited  []awaitedStep // the running steps for which ready waits, in the order of their start
@@ -38,7 +35,7 @@ type awaitedStep struct{ name, waiting string }
 
 // begin starts an attempt. Reports of earlier attempts are ignored from now on.
 func (e *Engine) begin(steps []Step) *attempt {
-	a := &attempt{Engine: e, rec: e.Status, log: e.Log}
+	a := &attempt{Engine: e}
 	e.mu.Lock()
 	e.latest = a
 	e.mu.Unlock()
@@ -46,14 +43,12 @@ func (e *Engine) begin(steps []Step) *attempt {
 	for i, s := range steps {
 		rows[i] = status.Step{Name: s.Name, Outcome: status.Pending, Background: s.Background, Advice: s.Advice}
 	}
-	if err := a.rec.Update(func(d *status.Document) {
+	e.record(func(d *status.Document) {
 		d.KeepTry()
 		// The verdict of the last attempt stays in the status until this one has ended.
 		d.Steps, d.State, d.Warnings, d.ReadyNS = rows, status.Starting, nil, 0
 		d.Try, d.NextTry = d.Try+1, nil
-	}); err != nil {
-		a.log.WithError(err).Warn("cannot write the status")
-	}
+	})
 	return a
 }
 
@@ -133,16 +128,13 @@ func (a *attempt) change(name string, change func(*status.Step)) {
 	if a.superseded() {
 		return
 	}
-	err := a.rec.Update(func(d *status.Document) {
+	a.record(func(d *status.Document) {
 		for i := range d.Steps {
 			if d.Steps[i].Name == name {
 				change(&d.Steps[i])
 			}
 		}
 	})
-	if err != nil {
-		a.log.WithError(err).Warn("cannot write the status")
-	}
 }
 
 func (a *attempt) warn(step, text string) {
@@ -150,13 +142,11 @@ func (a *attempt) warn(step, text string) {
 	a.mu.Lock()
 	a.warnings = append(a.warnings, line)
 	a.mu.Unlock()
-	a.log.WithFields(logrus.Fields{"step": step, "warning": oneline.Of(text)}).Warn("boot step warning")
+	a.Log.WithFields(logrus.Fields{"step": step, "warning": oneline.Of(text)}).Warn("boot step warning")
 	if a.superseded() {
 		return
 	}
-	if err := a.rec.Update(func(d *status.Document) { d.Warnings = append(d.Warnings, line) }); err != nil {
-		a.log.WithError(err).Warn("cannot write the status")
-	}
+	a.record(func(d *status.Document) { d.Warnings = append(d.Warnings, line) })
 }
 
 func (a *attempt) allWarnings() []string {
@@ -181,7 +171,7 @@ func (a *attempt) runStep(ctx context.Context, s Step, hangs func()) error {
 	if a.Boundary != nil {
 		a.Boundary(s.Name, false)
 	}
-	start := a.rec.Now()
+	start := a.Status.Now()
 	a.change(s.Name, func(row *status.Step) { row.Outcome, row.Start = status.Running, start })
 	if !s.Background {
 		a.updateAwaited(func() { a.awaited = append(a.awaited, awaitedStep{name: s.Name}) })
@@ -233,7 +223,7 @@ func (a *attempt) runRecovered(ctx context.Context, s Step) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("defect in the agent: internal error %s, see its log",
-				defect.Report(a.log.WithField("step", s.Name), p))
+				defect.Report(a.Log.WithField("step", s.Name), p))
 		}
 	}()
 	return s.run(ctx, &Span{name: s.Name, attempt: a})
@@ -245,7 +235,7 @@ const longStep = time.Second
 
 // recordEnd records the end of a step in status and log.
 func (a *attempt) recordEnd(s Step, start int64, outcome status.Outcome, err error) {
-	end := a.rec.Now()
+	end := a.Status.Now()
 	var facts []string
 	a.change(s.Name, func(row *status.Step) {
 		facts = slices.Concat(row.Evidence, row.Changes)
@@ -274,9 +264,9 @@ func (a *attempt) recordEnd(s Step, start int64, outcome status.Outcome, err err
 	case outcome == status.Warned:
 		a.warn(s.Name, err.Error())
 	case outcome == status.Broken:
-		a.log.WithFields(fields).WithError(err).Error("boot step failed")
+		a.Log.WithFields(fields).WithError(err).Error("boot step failed")
 	case s.Background || end-start >= int64(longStep):
-		a.log.WithFields(fields).Info("boot step ended")
+		a.Log.WithFields(fields).Info("boot step ended")
 	default:
 		line := fmt.Sprintf("%s %s..%s %s", s.Name, rounded(start), rounded(end), outcome)
 		if len(facts) > 0 {
@@ -292,13 +282,13 @@ func (a *attempt) logShortSteps() {
 	a.mu.Lock()
 	steps := strings.Join(a.short, ", ")
 	a.mu.Unlock()
-	a.log.WithField("steps", steps).Info("boot steps ended")
+	a.Log.WithField("steps", steps).Info("boot steps ended")
 }
 
 // close marks the steps that were not run, and records the verdict, if there is one.
 func (a *attempt) close(v Verdict, deferred []Step) {
-	now := a.rec.Now()
-	err := a.rec.Update(func(d *status.Document) {
+	now := a.Status.Now()
+	a.record(func(d *status.Document) {
 		for i := range d.Steps {
 			isDeferred := slices.ContainsFunc(deferred, func(s Step) bool { return s.Name == d.Steps[i].Name })
 			if d.Steps[i].Outcome == status.Pending && !isDeferred {
@@ -315,7 +305,4 @@ func (a *attempt) close(v Verdict, deferred []Step) {
 			d.ReadyNS = now
 		}
 	})
-	if err != nil {
-		a.log.WithError(err).Warn("cannot write the status")
-	}
 }

@@ -35,6 +35,13 @@ type Engine struct {
 	running map[string]bool // by name of the step
 }
 
+// record changes the status.
+func (e *Engine) record(change func(*status.Document)) {
+	if err := e.Status.Update(change); err != nil {
+		e.Log.WithError(err).Warn("cannot write the status")
+	}
+}
+
 // claim reserves a step for a run. It returns false if an earlier run has not ended.
 func (e *Engine) claim(step string) bool {
 	e.mu.Lock()
@@ -105,9 +112,7 @@ func (e *Engine) Run(ctx context.Context, steps []Step) (Verdict, func(), error)
 // AnnounceNextTry records when the table will be run again at the latest.
 func (e *Engine) AnnounceNextTry(at time.Time) {
 	at = at.UTC()
-	if err := e.Status.Update(func(d *status.Document) { d.NextTry = &at }); err != nil {
-		e.Log.WithError(err).Warn("cannot write the status")
-	}
+	e.record(func(d *status.Document) { d.NextTry = &at })
 }
 
 // schedule decides when the steps of an attempt run. Only the goroutine of Run uses its fields. Steps report through

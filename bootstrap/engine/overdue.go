@@ -44,17 +44,14 @@ func (p *overdue) announce() {
 	}
 	p.timer.Reset(p.step.AnnounceAfter)
 	reason := ""
-	for _, row := range p.attempt.rec.Snapshot().Steps {
+	for _, row := range p.attempt.Status.Snapshot().Steps {
 		if row.Name == p.step.Name {
 			reason = row.Waiting
 		}
 	}
 	if p.announced && (reason == "" || reason == p.reason) {
 		// The verdict is the same, but of now.
-		err := p.attempt.rec.Update(func(d *status.Document) { d.VerdictNS = p.attempt.rec.Now() })
-		if err != nil {
-			p.attempt.log.WithError(err).Warn("cannot write the status")
-		}
+		p.attempt.record(func(d *status.Document) { d.VerdictNS = p.attempt.Status.Now() })
 		return
 	}
 	p.announced, p.reason = true, reason
@@ -84,9 +81,7 @@ func (p *overdue) end(well bool) {
 	if !p.announced || !well {
 		return
 	}
-	if err := p.attempt.rec.Update(func(d *status.Document) { d.State, d.Verdict = status.Starting, "" }); err != nil {
-		p.attempt.log.WithError(err).Warn("cannot write the status")
-	}
+	p.attempt.record(func(d *status.Document) { d.State, d.Verdict = status.Starting, "" })
 	p.attempt.setJudged(false)
 	p.attempt.Failing(Verdict{})
 }

@@ -34,7 +34,7 @@ func SpanOf(ctx context.Context) *Span {
 // Waiting sets what the step is waiting for; "" means nothing. It reports whether the reason is new, because a step
 // that waits for hours may alternate between the same reasons.
 func (s *Span) Waiting(reason string) (news bool) {
-	now := s.attempt.rec.Now()
+	now := s.attempt.Status.Now()
 	s.attempt.change(s.name, func(row *status.Step) {
 		if row.Outcome != status.Running {
 			return // a timer was late
@@ -52,7 +52,7 @@ func (s *Span) Waiting(reason string) (news bool) {
 		}
 	})
 	if news = reason != "" && s.attempt.isNews(s.name, reason); news {
-		s.attempt.log.WithFields(logrus.Fields{"step": s.name, "reason": reason}).Info("waiting")
+		s.attempt.Log.WithFields(logrus.Fields{"step": s.name, "reason": reason}).Info("waiting")
 	}
 	s.attempt.waits(s.name, reason)
 	return news
@@ -83,7 +83,7 @@ func (s *Span) Evidence(format string, args ...any) {
 // Parts records parts of the step that began together and run in parallel. It replaces earlier ones with the same
 // begin. Ends are relative to began; 0 means that the part is still running.
 func (s *Span) Parts(began time.Time, parts []status.Part) {
-	start := s.attempt.rec.At(began)
+	start := s.attempt.Status.At(began)
 	for i := range parts {
 		parts[i].Start = start
 		if parts[i].End > 0 {
@@ -111,7 +111,7 @@ func (s *Span) Changed(changes ...Change) {
 	if len(changes) == 0 || s.attempt.superseded() {
 		return
 	}
-	err := s.attempt.rec.Update(func(d *status.Document) {
+	s.attempt.record(func(d *status.Document) {
 		for i := range d.Steps {
 			if d.Steps[i].Name != s.name {
 				continue
@@ -122,9 +122,6 @@ func (s *Span) Changed(changes ...Change) {
 		}
 		d.Unchanged = false // background steps end after the verdict
 	})
-	if err != nil {
-		s.attempt.log.WithError(err).Warn("cannot write the status")
-	}
 }
 
 // Warn records a problem that does not keep the machine from being ready.
