@@ -125,7 +125,7 @@ func newBooting(ctx context.Context, o runOptions, log *logrus.Entry, notifier u
 		progress:   show.showMigration, workProgress: show.showWork,
 		shortfall: show.shortfall(alerts), retries: retries})
 	if err != nil {
-		return nil, errors.Join(err, rec.Close())
+		return nil, errors.Join(err, rec.Flush())
 	}
 	dispatcher := newDispatcher(ctx, o, m, log)
 	supervisor, handler := m.monit, mbus.Handler(dispatcher)

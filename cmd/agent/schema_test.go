@@ -92,7 +92,7 @@ func TestSchemasOfDocuments(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = r.Close() }()
+	defer func() { _ = r.Flush() }()
 	now := time.Now()
 	if err := r.Update(func(d *status.Document) {
 		d.State, d.Verdict, d.Try, d.NextTry, d.Warnings = status.Failed, "disk: none: attach it", 2, &now,

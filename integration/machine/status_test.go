@@ -57,7 +57,6 @@ func TestMachineStatus(t *testing.T) {
 	})
 	t.Run("port filtered", func(t *testing.T) { portFiltered(t, good) })
 	t.Run("log level", func(t *testing.T) { logLevel(t, good) })
-	t.Run("lock of vcap", func(t *testing.T) { lockOfVcap(t, good) })
 	t.Run("stopped, killed", func(t *testing.T) { stoppedAndKilled(t, good) })
 	t.Run("settings corrupt", func(t *testing.T) { settingsCorrupt(t, distrusting) })
 }
@@ -178,25 +177,6 @@ func logLevel(t *testing.T, i *lab.Instance) {
 			t.Errorf("agent %s as %s prints %q, want %q", c.command, c.user, got, c.want)
 		}
 	}
-}
-
-// lockOfVcap: vcap tries to lock the file by which status knows that the agent runs, while there is no agent that has
-// locked it. The next one is running all the same.
-func lockOfVcap(t *testing.T, i *lab.Instance) {
-	t.Helper()
-	run(t, i, "systemctl", "stop", "bosh-agent")
-	stop := background(t, i, "locker", `perl -MFcntl -e 'if (open(F, "<", "/run/cambium/alive")) {
-  my $lock = pack("s s x4 q q l x4", F_RDLCK, 0, 0, 0, 0);
-  fcntl(F, F_SETLK, $lock) or die;
-}
-open(T, ">", "/tmp/tried") or die; close T; sleep 10000'`)
-	defer stop()
-	eventually.True(t, "vcap to have tried", func() bool {
-		return run(t, i, "sh", "-c", "ls /tmp | grep -x tried || true") != ""
-	})
-	run(t, i, "systemctl", "start", "bosh-agent")
-	ready(t, i)
-	awaitScreen(t, i, 0, "state: ready after ")
 }
 
 // stoppedAndKilled: an agent that does not run is never ready, also if it had no time to say so.

@@ -57,7 +57,7 @@ func startAgent(t *testing.T, path string) *exec.Cmd {
 	return agent
 }
 
-// asOther observes as a user who may not look at the lock.
+// asOther observes as another user.
 func asOther(t *testing.T, path string) (Document, error) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -124,7 +124,7 @@ func TestHowTheLastProcessEnded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = r.Close() }()
+	defer func() { _ = r.Flush() }()
 	for text, want := range map[string]string{"": "", "success exited 0\n": "", "garbage": "",
 		"exit-code exited 1\n":   "exit-code, exited with 1",
 		"watchdog killed ABRT\n": "watchdog, killed by ABRT", "oom-kill killed KILL\n": "oom-kill, killed by KILL",

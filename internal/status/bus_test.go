@@ -1,10 +1,13 @@
 package status
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestBusInOneLine(t *testing.T) {
@@ -70,15 +73,19 @@ func TestObserveTellsADeadAgent(t *testing.T) {
 		}
 		return r
 	}
-	killed := open()
+	killed := startAgent(t, path)
 	if d, err := Observe(path); err != nil || d.State != Ready || d.Stopped != nil {
 		t.Errorf("a running agent is %s since %v, %v", d.State, d.Stopped, err)
 	}
 	seen := time.Now().Add(-time.Hour)
-	if err := killed.alive.touch(seen); err != nil {
+	if err := os.Chtimes(path, seen, seen); err != nil {
 		t.Fatal(err)
 	}
-	if err := killed.Close(); err != nil { // the kernel does this to a killed process
+	if err := killed.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	// Nobody has waited for the process yet.
+	if err := unix.Waitid(unix.P_PID, killed.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil); err != nil {
 		t.Fatal(err)
 	}
 	if d, err := Observe(path); err != nil || d.State != NotRunning || d.LastState != Ready || d.Stopped == nil ||
@@ -91,48 +98,37 @@ func TestObserveTellsADeadAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := *stopped.Snapshot().Stopped
-	if err := stopped.Close(); err != nil {
-		t.Fatal(err)
-	}
 	if d, err := Observe(path); err != nil || d.State != NotRunning || !d.Stopped.Equal(at) {
 		t.Errorf("a stopped agent is %s since %v, %v; want not running since %v", d.State, d.Stopped, err, at)
 	}
-	open()
+	again := open()
 	if d, err := Observe(path); err != nil || d.State != Ready {
 		t.Errorf("an agent that was started again is %s, %v", d.State, err)
 	}
-}
-
-// The lock of an agent that takes its time to end passes to the next one.
-func TestAliveTakesOverTheLock(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "status.json")
-	first, err := Open(path, "v")
-	if err != nil {
-		t.Fatal(err)
+	if err := again.Alive(); err != nil {
+		t.Error(err)
 	}
-	second, err := Open(path, "v")
-	if err != nil {
-		t.Fatal(err)
+	if info, err := os.Stat(path); err != nil || time.Since(info.ModTime()) > time.Minute {
+		t.Errorf("the agent was last seen at %v, %v", info.ModTime(), err)
 	}
-	if second.alive.locked {
-		t.Fatal("two processes have the lock")
-	}
-	if err := first.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := second.Alive(); err != nil || !second.alive.locked {
-		t.Errorf("locked %v, %v; want the lock", second.alive.locked, err)
-	}
-}
-
-// TestOnlyRootCanOpenTheLock: a user who can open the file can keep the agent's lock away with one of its own.
-func TestOnlyRootCanOpenTheLock(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "status.json")
-	if _, err := Open(path, "v"); err != nil {
-		t.Fatal(err)
-	}
-	if info, err := os.Stat(alivePath(path)); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("the lock's file is %v, %v; want mode 0600", info.Mode(), err)
+	for what, change := range map[string]func(*Document){
+		"of another boot":             func(d *Document) { d.BootID = "other" },
+		"whose pid was used again":    func(d *Document) { d.Origin.Process -= int64(tick) },
+		"whose pid nobody has by now": func(d *Document) { d.PID = 1 << 30 },
+	} {
+		other := filepath.Join(t.TempDir(), "status.json")
+		d := again.Snapshot()
+		change(&d)
+		data, err := json.Marshal(d)
+		if err == nil {
+			err = os.WriteFile(other, data, 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d, err := Observe(other); err != nil || d.State != NotRunning {
+			t.Errorf("an agent %s is %s, %v", what, d.State, err)
+		}
 	}
 }
 
@@ -142,7 +138,7 @@ func TestAClockThatWasSetDoesNotAgeTheBus(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = r.Close() }()
+	defer func() { _ = r.Flush() }()
 	d := r.Snapshot()
 	d.Origin.BootTime -= int64(2 * time.Hour)
 	d.Bus = &Bus{State: BusConnected, Server: "10.0.0.6:4222", Since: time.Now().AddDate(-1, 0, 0),

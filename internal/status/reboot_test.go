@@ -86,7 +86,7 @@ func TestRebootOutlivesTheProcess(t *testing.T) {
 		if err := r.Update(func(d *Document) { d.Reboot = &Reboot{Cause: "requested"} }); err != nil {
 			t.Fatal(err)
 		}
-		if err := r.Close(); err != nil {
+		if err := r.Flush(); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -275,7 +275,6 @@ const earlierKept = 10
 type Recorder struct {
 	path  string
 	began time.Time
-	alive *alive
 
 	mu      sync.Mutex // guards the fields below, and the file
 	doc     Document
@@ -308,22 +307,11 @@ func Open(path, version string) (*Recorder, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("status: %w", err)
 	}
-	var err error
-	if r.alive, err = openAlive(path); err != nil {
-		return nil, err
-	}
 	return r, r.Update(func(*Document) {})
 }
 
-// Alive records that the agent is still running, for Observe.
-func (r *Recorder) Alive() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.alive.touch(time.Now())
-}
-
-// Close writes the file and releases its lock, for another Recorder of this process.
-func (r *Recorder) Close() error { return errors.Join(r.Flush(), r.alive.file.Close()) }
+// Alive records that the agent is still running, as the modification time of the file.
+func (r *Recorder) Alive() error { return os.Chtimes(r.path, time.Time{}, time.Now()) }
 
 // Stop records that the process ends on purpose.
 func (r *Recorder) Stop() error {

@@ -178,7 +178,6 @@ const RunDir Run = "/run/cambium"
 type Run string
 
 func (r Run) Status() string { return filepath.Join(string(r), "status.json") }
-func (r Run) Alive() string  { return filepath.Join(string(r), "alive") }
 
 // HeldBack returns the path of the mark that jobs were held back in this boot, or did not have to be.
 func (r Run) HeldBack() string { return filepath.Join(string(r), "held-back") }

@@ -41,7 +41,7 @@ func TestLogLevel(t *testing.T) {
 			t.Errorf("log-level %s: code %d, %q, level %s; want %s", c.args, code, out.String(), logger.GetLevel(), c.want)
 		}
 	}
-	if err := rec.Close(); err != nil {
+	if err := rec.Stop(); err != nil {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer

@@ -36,7 +36,7 @@ func TestRetry(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer func() { _ = r.Close() }()
+			defer func() { _ = r.Flush() }()
 			update := func(change func(*status.Document)) {
 				if err := r.Update(change); err != nil {
 					t.Error(err)

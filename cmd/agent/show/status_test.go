@@ -59,7 +59,7 @@ func dead(t *testing.T) string {
 	path := filepath.Join(t.TempDir(), "status.json")
 	r, err := status.Open(path, "v")
 	if err == nil {
-		err = errors.Join(r.Update(func(d *status.Document) { d.State = status.Ready }), r.Close())
+		err = errors.Join(r.Update(func(d *status.Document) { d.State = status.Ready }), r.Stop())
 	}
 	if err != nil {
 		t.Fatal(err)
