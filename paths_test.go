@@ -227,7 +227,10 @@ func TestStateFilesAreListed(t *testing.T) {
 		}
 	}
 	dirs := vcap.New("")
-	known := dirs.ForeignPatterns()
+	var known []string
+	for _, path := range dirs.OfAgentID() {
+		known = append(known, filepath.Join(filepath.Dir(vcap.ForeignPath(path, "other")), "*"))
+	}
 	for _, path := range statePaths() {
 		known = append(known, path)
 	}

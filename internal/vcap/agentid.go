@@ -2,7 +2,6 @@ package vcap
 
 import (
 	"path/filepath"
-	"slices"
 	"strings"
 )
 
@@ -33,15 +32,6 @@ func (d Dirs) OfAgentID() []string {
 // on a tmpfs must not be moved to the disk.
 func ForeignPath(path, agentID string) string {
 	return filepath.Join(filepath.Dir(path), foreign, fileName(agentID))
-}
-
-// ForeignPatterns returns glob patterns that match the directories of all other agent ids.
-func (d Dirs) ForeignPatterns() (patterns []string) {
-	for _, path := range d.OfAgentID() {
-		patterns = append(patterns, filepath.Join(filepath.Dir(path), foreign, "*"))
-	}
-	slices.Sort(patterns)
-	return slices.Compact(patterns)
 }
 
 // fileName converts an agent id, which is any string, to a file name.

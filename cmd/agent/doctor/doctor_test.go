@@ -334,8 +334,6 @@ func TestFirstFinding(t *testing.T) {
 		{"agent.json broken, not as root", func(m *observe.Facts) {
 			m.Superuser, m.Config.Err = false, "agent.json: not valid JSON"
 		}, "agent.json", "not valid JSON", 1},
-		{"another tool", func(m *observe.Facts) { m.Leftovers = []string{"/etc/netplan/50-cloud-init.yaml"} },
-			"leftovers", "netplan", 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := healthy()
@@ -479,7 +477,7 @@ func TestOtherUsersAreToldThatTheySeeLess(t *testing.T) {
 			t.Errorf("%s: %s: %s", f.Severity, f.Check, f.Found)
 		}
 	}
-	for _, name := range strings.Split("settings files,settings,gateway,certificate,bus,firewall,persistent disk,supervisor,leftovers", ",") {
+	for _, name := range strings.Split("settings files,settings,gateway,certificate,bus,firewall,persistent disk,supervisor,drift", ",") {
 		if said[name] != Unchecked {
 			t.Errorf("%s is %q, want %q", name, said[name], Unchecked)
 		}
@@ -601,7 +599,7 @@ func TestScreens(t *testing.T) {
 	broken.Network.State.Links[0].MTU = 576
 	broken.Bus.Servers[0].Failed, broken.Bus.Servers[0].Err, broken.Bus.Servers[0].Timeout = natsbus.ProbeTCP,
 		"i/o timeout", true
-	broken.Leftovers = []string{"/etc/netplan/50-cloud-init.yaml"}
+	broken.Agent.Restarts, broken.Agent.Status.Ended = 1, &status.End{How: "oom-kill, killed by KILL", At: broken.Time}
 	for name, c := range map[string]struct {
 		machine observe.Facts
 		verbose bool

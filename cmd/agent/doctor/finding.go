@@ -93,9 +93,7 @@ var checks = []check{
 		"persistent-disk"},
 	{"supervisor", "monit and the processes of the jobs", supervisor, near, root, "supervisor"},
 	{"units", "failed systemd units", units, far, all, ""},
-	{"networkd files", ".network files of other programs that match the machine's links", foreignFiles, far, all, ""},
 	{"drift", "what a boot would change in network, DNS, accounts, directories and host, by the settings in force", drift, far, root, ""},
-	{"leftovers", "files and processes of other agents and tools", leftovers, far, root, ""},
 }
 
 // reported has the checks that need root, but for which the agent's status also has an answer, which everybody can read.

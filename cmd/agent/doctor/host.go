@@ -10,7 +10,6 @@ import (
 	"cambium/cmd/agent/doctor/observe"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
-	"cambium/platform/network/networkd"
 	"cambium/settings"
 )
 
@@ -437,21 +436,6 @@ func units(m observe.Facts) (found []Finding) {
 	return found
 }
 
-func foreignFiles(m observe.Facts) (found []Finding) {
-	for _, l := range m.Network.State.NICs() {
-		for _, f := range m.Network.State.Files {
-			if f.Path == l.NetworkFile && !f.Ours() && m.Network.State.Configured() {
-				found = append(found, warning("remove it, or let the agent set it aside: "+restartAgent,
-					"networkd configures %s from %s, which the agent did not write", l.Name, f.Path))
-			}
-		}
-	}
-	if len(found) == 0 {
-		return []Finding{good("none")}
-	}
-	return found
-}
-
 // driftShown limits the number of changes named in a finding.
 const driftShown = 3
 
@@ -474,23 +458,4 @@ func drift(m observe.Facts) []Finding {
 	return []Finding{warning("'agent plan' shows all of it; to have it corrected, "+restartAgent,
 		"the machine is not as the settings want it: a boot would make these changes: %s%s",
 		strings.Join(changes[:min(len(changes), driftShown)], "; "), more)}
-}
-
-func leftovers(m observe.Facts) (found []Finding) {
-	for _, text := range m.Leftovers {
-		switch {
-		case strings.HasSuffix(text, networkd.AsideSuffix):
-			found = append(found, note("", "the agent has set %s aside", text))
-		case strings.Contains(text, "/foreign/"):
-			found = append(found, note("remove it when its disks are no longer needed",
-				"%s is the state of another agent, which was set aside", text))
-		default:
-			found = append(found, note("remove it if this agent replaces that tool",
-				"%s belongs to another tool", text))
-		}
-	}
-	if len(found) == 0 {
-		return []Finding{good("none")}
-	}
-	return found
 }

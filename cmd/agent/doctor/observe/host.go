@@ -25,7 +25,6 @@ import (
 	"cambium/platform/mount"
 	"cambium/platform/network"
 	"cambium/platform/network/neighbor"
-	"cambium/platform/network/networkd"
 	"cambium/platform/unit"
 	"cambium/storage/recordfile"
 )
@@ -263,19 +262,6 @@ func tasks(dirs vcap.Dirs) task.Counts {
 		}
 	}
 	return task.Counts{}
-}
-
-// leftovers returns files left by other agents and tools that can interfere with this agent.
-func leftovers(dirs vcap.Dirs) (found []string) {
-	patterns := append(dirs.ForeignPatterns(), "/etc/netplan/*.yaml", networkd.EtcDir+"/*"+networkd.AsideSuffix)
-	if unit.Booted("/") {
-		patterns = append(patterns, "/etc/service/agent", "/etc/service/monit")
-	}
-	for _, pattern := range patterns {
-		names, _ := filepath.Glob(pattern) // the patterns are well-formed
-		found = append(found, names...)
-	}
-	return found
 }
 
 // foreign bounds reads of files and processes of jobs, which may block.

@@ -32,8 +32,8 @@ type Options struct {
 }
 
 // Facts collects all observations. Fields named Err give the reason why something could not be observed. If Superuser
-// is false, Settings, Identity, Bus, Drops, Disk, Supervisor, Tasks, Drift and Leftovers are empty, because only root
-// may observe them.
+// is false, Settings, Identity, Bus, Drops, Disk, Supervisor, Tasks and Drift are empty, because only root may observe
+// them.
 type Facts struct {
 	Time        time.Time    `json:"time"`
 	Superuser   bool         `json:"superuser"`
@@ -54,7 +54,6 @@ type Facts struct {
 	Supervisor  Supervisor   `json:"supervisor"`
 	Tasks       task.Counts  `json:"tasks"`
 	Drift       Drift        `json:"drift"`
-	Leftovers   []string     `json:"leftovers"` // files and processes of other agents and tools
 }
 
 // Drift lists the differences between the machine and the settings in force, as agent plan prints them.
@@ -237,7 +236,6 @@ func All(ctx context.Context, o Options) Facts {
 		all.Go(func() { m.Drops = drops(ctx) })
 		all.Go(func() { m.Supervisor = supervisor(ctx, o.Dirs) })
 		all.Go(func() { m.Tasks = tasks(o.Dirs) })
-		all.Go(func() { m.Leftovers = leftovers(o.Dirs) })
 		all.Go(func() { m.Drift = drift(ctx, o) })
 	}
 	all.Go(func() {
