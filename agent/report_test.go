@@ -198,7 +198,12 @@ func TestVerdictAlert(t *testing.T) {
 		{"after the connection", func(a *Alerts, connect func()) { connect(); a.Verdict("refused") }, "refused"},
 		{"the last word counts", func(a *Alerts, connect func()) { a.Verdict("late"); a.Verdict("refused"); connect() }, "refused"},
 		{"healed before the connection", func(a *Alerts, connect func()) { a.Verdict("refused"); a.Verdict(""); connect() }, ""},
-		{"again", func(a *Alerts, connect func()) { connect(); a.Verdict("refused"); synctest.Wait(); a.Verdict("refused again") }, "refused"},
+		{"again", func(a *Alerts, connect func()) {
+			connect()
+			a.Verdict("refused")
+			synctest.Wait()
+			a.Verdict("refused again")
+		}, "refused"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
