@@ -57,6 +57,16 @@ func BenchmarkPrepare(b *testing.B) {
 			}
 			return []map[string]string{files}
 		}},
+		{"ten of 4000 small files", 7, func() (all []map[string]string) {
+			for p := range 10 {
+				files := map[string]string{}
+				for f := range 4000 {
+					files[fmt.Sprintf("./d%d/e%d/file%d", f%20, f%400, f)] = fmt.Sprint("content of ", p, "/", f)
+				}
+				all = append(all, files)
+			}
+			return all
+		}},
 	} {
 		b.Run(c.name, func(b *testing.B) { comparePrepare(b, c.rounds, c.packages()) })
 	}

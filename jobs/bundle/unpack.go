@@ -98,14 +98,12 @@ func unpack(ctx context.Context, r io.Reader, rules Rules) (Compression, error) 
 		return compression, err
 	}
 	defer closeDecompressed()
-	o := owner{rules.UID, rules.GID}
 	u := &unpacking{
-		ctx:   ctx,
-		rules: rules,
-		seen:  map[dirKey]bool{},
-		dirs:  map[dirKey]finalDir{},
-		small: newWriters(o),
-		large: &writer{owner: o},
+		ctx:    ctx,
+		rules:  rules,
+		seen:   map[dirKey]bool{},
+		dirs:   map[dirKey]finalDir{},
+		buffer: make([]byte, 256<<10),
 	}
 	if u.rules.MaxBytes == 0 {
 		u.rules.MaxBytes = maxBytes
@@ -117,12 +115,7 @@ func unpack(ctx context.Context, r io.Reader, rules Rules) (Compression, error) 
 		u.rules.MaxDirBytes = maxDirBytes
 	}
 	defer u.parent.forget()
-	defer u.small.stop()
-	defer u.large.forget()
 	if err := u.entries(tar.NewReader(decompressed)); err != nil {
-		return compression, err
-	}
-	if err := u.waitForFiles(); err != nil {
 		return compression, err
 	}
 	// Padding and trailing garbage of the tar, then whatever follows the compressed stream. The
@@ -208,23 +201,15 @@ func (d *openDir) openParent(root *os.Root, rel string) (dir *os.Root, base stri
 }
 
 type unpacking struct {
-	ctx        context.Context
-	rules      Rules
-	seen       map[dirKey]bool
-	dirs       map[dirKey]finalDir
-	dirBytes   int // of the names in seen
-	parent     openDir
-	written    int64
-	room       int64 // free bytes at the first entry
-	small      *writers
-	large      *writer
-	copyBuffer []byte
-}
-
-// waitForFiles waits until the pending files are created, before an entry of another type is.
-func (u *unpacking) waitForFiles() error {
-	u.large.forget()
-	return u.small.wait()
+	ctx      context.Context
+	rules    Rules
+	seen     map[dirKey]bool
+	dirs     map[dirKey]finalDir
+	dirBytes int // of the names in seen
+	parent   openDir
+	written  int64
+	room     int64 // free bytes at the first entry
+	buffer   []byte
 }
 
 func (u *unpacking) entries(archive *tar.Reader) error {
@@ -387,8 +372,8 @@ func (u *unpacking) directory(root *os.Root, rel string) error {
 }
 
 func (u *unpacking) own(root *os.Root, rel string) error {
-	if (owner{u.rules.UID, u.rules.GID}).isDefault() {
-		return nil
+	if u.rules.UID == os.Geteuid() && u.rules.GID == os.Getegid() {
+		return nil // new files have this owner
 	}
 	return root.Lchown(rel, u.rules.UID, u.rules.GID)
 }
@@ -402,33 +387,64 @@ func (u *unpacking) file(archive io.Reader, header *tar.Header, root *os.Root, r
 	if u.written > u.room {
 		return fmt.Errorf("unpack %s: %w", rel, unix.ENOSPC)
 	}
-	p := pending{root: root, rel: rel, mode: mode, mtime: header.ModTime}
-	content := &contextReader{u.ctx, archive}
-	if header.Size <= smallFile && header.Typeflag == tar.TypeReg {
-		return u.small.add(p, content, header.Size)
-	}
-	if err := u.small.wait(); err != nil {
-		return err
-	}
-	if u.copyBuffer == nil {
-		u.copyBuffer = make([]byte, 256<<10)
-	}
-	return u.large.make(p, func(to descriptor) error {
-		n, err := io.CopyBuffer(to, content, u.copyBuffer)
-		if err == nil && n != header.Size {
-			return refuse(rel, "its size differs from its header")
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("unpack %s: %w", rel, err)
 		}
-		to.begin()
+	}()
+	dir, base, err := u.parent.openParent(root, rel)
+	if err != nil {
 		return err
-	})
+	}
+	f, err := create(dir, base)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	n, err := io.CopyBuffer(onlyWriter{f}, &contextReader{u.ctx, archive}, u.buffer)
+	if err != nil {
+		return err
+	}
+	if n != header.Size {
+		return refuse(rel, "its size differs from its header")
+	}
+	if err := u.own(dir, base); err != nil {
+		return err
+	}
+	// After chown, which clears setuid and setgid bits.
+	if err := f.Chmod(mode); err != nil {
+		return err
+	}
+	// The modification time is what make compares in the sources of a package.
+	return setTime(dir, base, header.ModTime)
+}
+
+// create creates a file. It replaces an earlier entry with the same name, as tar does, and never writes through it,
+// because it could be a link.
+func create(dir *os.Root, base string) (*os.File, error) {
+	f, err := dir.OpenFile(base, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if !errors.Is(err, fs.ErrExist) {
+		return f, err
+	}
+	if info, statErr := dir.Lstat(base); statErr != nil || info.IsDir() {
+		return nil, err
+	}
+	if err := dir.Remove(base); err != nil {
+		return nil, err
+	}
+	return dir.OpenFile(base, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+}
+
+func setTime(dir *os.Root, base string, t time.Time) error {
+	if t.IsZero() || t.Unix() < 0 {
+		return nil
+	}
+	return dir.Chtimes(base, t, t)
 }
 
 func (u *unpacking) link(header *tar.Header, name string, root *os.Root, rel string) error {
 	if rel == "." || header.Linkname == "" {
 		return refuse(name, "a link without a name or target")
-	}
-	if err := u.waitForFiles(); err != nil {
-		return err
 	}
 	u.parent.forget() // a link may replace it
 	if _, err := root.Lstat(rel); err == nil {
@@ -476,11 +492,22 @@ func (u *unpacking) finish() error {
 		if err := dir.Chmod(base, u.dirs[d].mode); err != nil {
 			return fmt.Errorf("unpack %s: %w", d.rel, err)
 		}
-		if t := u.dirs[d].mtime; !t.IsZero() && t.Unix() >= 0 {
-			if err := dir.Chtimes(base, t, t); err != nil {
-				return fmt.Errorf("unpack %s: %w", d.rel, err)
-			}
+		if err := setTime(dir, base, u.dirs[d].mtime); err != nil {
+			return fmt.Errorf("unpack %s: %w", d.rel, err)
 		}
 	}
 	return nil
+}
+
+// contextReader fails when its context has ended.
+type contextReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (c *contextReader) Read(p []byte) (int, error) {
+	if err := c.ctx.Err(); err != nil {
+		return 0, context.Cause(c.ctx)
+	}
+	return c.r.Read(p)
 }
