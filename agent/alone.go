@@ -7,11 +7,12 @@ import (
 	"cambium/jobs"
 )
 
-// submit queues a request in a lane. A request for the instance lane interrupts the function that RunAlone runs there.
-func (d *Dispatcher) submit(l action.Lane, w *work) {
-	d.lanes[l].submit(w)
+// submit queues a request in a lane, and returns false if the queue is full. A request for the instance lane interrupts
+// the function that RunAlone runs there.
+func (d *Dispatcher) submit(l action.Lane, run func()) bool {
+	queued := d.lanes[l].submit(run)
 	if l != action.Instance {
-		return
+		return queued
 	}
 	d.mu.Lock()
 	interrupt := d.interrupt
@@ -19,6 +20,7 @@ func (d *Dispatcher) submit(l action.Lane, w *work) {
 	if interrupt != nil {
 		interrupt(jobs.ErrRequest)
 	}
+	return queued
 }
 
 // RunAlone runs f in the instance lane and returns when f has ended. A request for that lane cancels the context of f,
@@ -30,14 +32,15 @@ func (d *Dispatcher) RunAlone(ctx context.Context, f func(context.Context)) {
 	d.setInterrupt(cancel)
 	defer d.setInterrupt(nil)
 	ended := make(chan struct{})
-	d.lanes[action.Instance].submit(&work{admitted: func() {}, refused: func() { close(ended) },
-		run: func() {
-			defer close(ended)
-			if ctx.Err() == nil {
-				f(ctx)
-			}
-		}})
-	<-ended
+	queued := d.lanes[action.Instance].submit(func() {
+		defer close(ended)
+		if ctx.Err() == nil {
+			f(ctx)
+		}
+	})
+	if queued {
+		<-ended
+	}
 }
 
 func (d *Dispatcher) setInterrupt(f context.CancelCauseFunc) {

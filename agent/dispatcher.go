@@ -124,20 +124,19 @@ func (d *Dispatcher) serve(ctx context.Context, r mbus.Request, reply func(mbus.
 		d.startTask(q)
 		return
 	}
-	d.submit(row.Lane, &work{
-		admitted: func() {},
-		run: func() {
-			if q.expired() {
-				d.answer(q, mbus.Silence())
-				return
-			}
-			ctx, stop := d.callContext(q)
-			defer stop()
-			value, err := d.execute(q, ctx)
-			d.answer(q, d.result(r.Method, value, err))
-		},
-		refused: func() { d.answer(q, failure(r.Method, errBusy)) },
+	queued := d.submit(row.Lane, func() {
+		if q.expired() {
+			d.answer(q, mbus.Silence())
+			return
+		}
+		ctx, stop := d.callContext(q)
+		defer stop()
+		value, err := d.execute(q, ctx)
+		d.answer(q, d.result(r.Method, value, err))
 	})
+	if !queued {
+		d.answer(q, failure(r.Method, errBusy))
+	}
 }
 
 var errCallerLeft = errors.New("the caller has disconnected")
@@ -187,26 +186,25 @@ func (q *request) expired() bool {
 	return time.Since(q.begun) >= q.row.EffectiveReplyTimeout()
 }
 
-var errBusy = fmt.Errorf("busy: more than %d requests are queued", queueLength)
+var errBusy = fmt.Errorf("busy: %d requests are queued", queueLength)
 
 func (d *Dispatcher) startTask(q *request) {
 	begun := make(chan struct{})
-	d.submit(q.row.Lane, &work{
-		admitted: func() {
-			q.task = d.tasks.Begin(q.Method, q.row.Cancelable)
-			close(begun)
-			// In another goroutine: this one is the transport's, and an fsync blocks.
-			d.group.Go(func() {
-				q.task.Persist()
-				d.answer(q, mbus.Value(action.RunningTask(q.task.ID)))
-			})
-		},
-		run: func() {
-			<-begun
-			q.task.Persist()
-			d.runTask(q)
-		},
-		refused: func() { d.answer(q, failure(q.Method, errBusy)) },
+	queued := d.submit(q.row.Lane, func() {
+		<-begun
+		q.task.Persist()
+		d.runTask(q)
+	})
+	if !queued {
+		d.answer(q, failure(q.Method, errBusy))
+		return
+	}
+	q.task = d.tasks.Begin(q.Method, q.row.Cancelable)
+	close(begun)
+	// In another goroutine: this one is the transport's, and an fsync blocks.
+	d.group.Go(func() {
+		q.task.Persist()
+		d.answer(q, mbus.Value(action.RunningTask(q.task.ID)))
 	})
 }
 
@@ -239,8 +237,9 @@ func (d *Dispatcher) resume(t *task.Task, row action.Row) {
 		return
 	}
 	q.run = func(ctx context.Context) (any, error) { return row.Resume(ctx, t.Checkpoint()) }
-	d.submit(row.Lane, &work{admitted: func() {}, run: func() { d.runTask(q) },
-		refused: func() { t.Finish(nil, errBusy) }})
+	if !d.submit(row.Lane, func() { d.runTask(q) }) {
+		t.Finish(nil, errBusy)
+	}
 }
 
 // bind decodes the arguments. It returns a panic as an error.
