@@ -54,6 +54,8 @@ type Instance struct {
 	CheckMonitFiles func(files map[string][]byte) error
 	// Withheld returns the reason why no job may start, or "". If it is nil, jobs may always start.
 	Withheld func() string
+	// Running reports whether the supervisor is running. It is required with Withheld.
+	Running func(ctx context.Context) bool
 	// Owner is root and the group vcap.
 	Owner bundle.Owner
 	// Parallel bounds the number of archives that are fetched at the same time; less than 1 means 1.
@@ -221,7 +223,7 @@ func (i *Instance) install(ctx context.Context, spec Spec) error {
 		err = change.Sync()
 	}
 	if err == nil {
-		err = i.Supervisor.Reload(ctx)
+		err = i.reload(ctx)
 	}
 	if err == nil {
 		err = i.rotate(spec, &change)
@@ -352,11 +354,15 @@ type healthFile struct {
 
 // JobState returns the state of the instance, and records it in health.json if it has changed.
 func (i *Instance) JobState(ctx context.Context) string {
-	state := i.Supervisor.State(ctx)
-	if state != monit.StateUnknown && i.CheckStart() == nil {
-		if isStopped(i.Dirs) {
+	state := monit.StateFailing
+	if i.CheckStart() == nil {
+		state = i.Supervisor.State(ctx)
+		held := i.Boot.State()
+		switch {
+		case state == monit.StateUnknown:
+		case isStopped(i.Dirs):
 			state = monit.StateStopped
-		} else if held := i.Boot.State(); held != "" {
+		case held != "":
 			state = held
 		}
 	}
@@ -401,6 +407,9 @@ func (i *Instance) recordHealth(state string) {
 
 // Processes returns the processes of the supervisor.
 func (i *Instance) Processes(ctx context.Context) ([]Process, error) {
+	if i.idle(ctx) {
+		return nil, nil
+	}
 	return i.Supervisor.Processes(ctx)
 }
 
@@ -426,7 +435,10 @@ func (i *Instance) startAll(ctx context.Context, pending string) error {
 	}
 	i.Pending.supersede()
 	defer i.command.begin()()
-	if err := i.Supervisor.Reload(ctx); err != nil {
+	if err := i.reload(ctx); err != nil {
+		return err
+	}
+	if err := i.CheckStart(); err != nil {
 		return err
 	}
 	if err := i.Supervisor.StartAll(ctx); err != nil {
@@ -455,8 +467,10 @@ func (i *Instance) Stop(ctx context.Context, wait bool) error {
 	}
 	i.Pending.supersede()
 	defer i.command.begin()()
-	if err := i.Supervisor.StopAll(ctx, wait); err != nil {
-		return err
+	if !i.idle(ctx) {
+		if err := i.Supervisor.StopAll(ctx, wait); err != nil {
+			return err
+		}
 	}
 	if err := os.MkdirAll(i.Dirs.Monit(), 0o755); err != nil {
 		return fmt.Errorf("stopped marker: %w", err)
@@ -477,8 +491,10 @@ func (i *Instance) Unmonitor(ctx context.Context) error {
 		return err
 	}
 	i.Pending.supersede()
-	if err := i.Supervisor.UnmonitorAll(ctx); err != nil {
-		return err
+	if !i.idle(ctx) {
+		if err := i.Supervisor.UnmonitorAll(ctx); err != nil {
+			return err
+		}
 	}
 	i.JobState(ctx)
 	return nil

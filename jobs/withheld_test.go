@@ -8,33 +8,44 @@ import (
 	"cambium/jobs/monit"
 )
 
-// Without its store an instance is failing, starts nothing, and can be stopped where nothing runs.
+// Without its store an instance is failing and starts nothing. It can be changed and stopped, also while its supervisor
+// is not running; one that runs is told.
 func TestWithheldJobs(t *testing.T) {
-	reason, running := "the store is not mounted", false
-	w := Withheld{Supervisor: &fakeSupervisor{}, Reason: func() string { return reason },
-		Running: func(context.Context) bool { return running }}
 	ctx := t.Context()
-	if err := w.StartAll(ctx); err == nil || !strings.Contains(err.Error(), reason) {
-		t.Errorf("StartAll = %v", err)
-	}
-	if got := w.State(ctx); got != monit.StateFailing {
-		t.Errorf("state %q", got)
-	}
-	if p, err := w.Processes(ctx); err != nil || p == nil || len(p) != 0 {
-		t.Errorf("processes %v, %v", p, err)
-	}
-	for name, err := range map[string]error{"reload": w.Reload(ctx), "stop": w.StopAll(ctx, true),
-		"unmonitor": w.UnmonitorAll(ctx)} {
-		if err != nil {
-			t.Errorf("%s = %v", name, err)
+	m := newMachine(t)
+	reason, running := "the store is not mounted", false
+	m.Withheld = func() string { return reason }
+	m.Running = func(context.Context) bool { return running }
+	spec := m.spec(t, map[string]string{"a": "1"}, map[string]string{"a/": "", "a/monit": "check"}, nil)
+	for _, told := range []string{"", "reload stop true unmonitor"} {
+		for name, err := range map[string]error{"apply": m.Apply(ctx, spec), "stop": m.Stop(ctx, true),
+			"unmonitor": m.Unmonitor(ctx)} {
+			if err != nil {
+				t.Errorf("%s = %v", name, err)
+			}
 		}
+		if got := strings.Join(m.sup.calls, " "); got != told {
+			t.Errorf("the supervisor was told to %q, want %q", got, told)
+		}
+		if got := m.JobState(ctx); got != monit.StateFailing {
+			t.Errorf("state %q", got)
+		}
+		if p, err := m.Processes(ctx); err != nil || len(p) != 0 {
+			t.Errorf("processes %v, %v", p, err)
+		}
+		if err := m.Start(ctx); err == nil || !strings.Contains(err.Error(), reason) {
+			t.Errorf("Start = %v", err)
+		}
+		running = true
 	}
-	i := &Instance{Supervisor: w, Withheld: w.Reason}
-	if err := i.Start(ctx); err == nil || !strings.Contains(err.Error(), reason) {
-		t.Errorf("Start = %v", err)
+	m.sup.onReload = func() { reason = "the store was unmounted" }
+	m.sup.calls, reason = nil, ""
+	if err := m.Start(ctx); err == nil || !strings.Contains(err.Error(), reason) ||
+		strings.Join(m.sup.calls, " ") != "reload" {
+		t.Errorf("a reason that arises during the start: %v, the supervisor was told to %q", err, m.sup.calls)
 	}
-	reason = ""
-	if err := i.CheckStart(); err != nil {
-		t.Errorf("without a reason: %v", err)
+	m.sup.onReload, reason = nil, ""
+	if err := m.Start(ctx); err != nil || m.JobState(ctx) != monit.StateRunning {
+		t.Errorf("without a reason: %v, state %q", err, m.JobState(ctx))
 	}
 }

@@ -118,7 +118,7 @@ type machine struct {
 	power        action.Power
 	hostKey      func(ctx context.Context) (string, error)
 	networks     func() map[string]settings.Network
-	monit        jobs.Supervisor
+	monitRunning func(ctx context.Context) bool
 	monitClient  *monit.Client
 	// pendingStart is the Director's last start, while it is repeated.
 	pendingStart *jobs.PendingStart
@@ -178,7 +178,7 @@ func newMachine(o machineOptions) (*machine, error) {
 		power:         manager,
 		hostKey:       func(ctx context.Context) (string, error) { return action.AwaitHostKey(ctx, "/") },
 		networks:      b.Networks,
-		monit:         monitSupervisor(b, client, monitManager),
+		monitRunning:  func(ctx context.Context) bool { return monitManager.Running(ctx, monit.UnitName) },
 		monitClient:   client,
 		pendingStart:  pendingStart,
 		beforeConnect: follower{b.Firewall, linux, current, o.logFor("bus")}.follow,
@@ -210,7 +210,6 @@ func newDummyMachine(o machineOptions) (*machine, error) {
 	if err := errors.Join(dummy.MakeDirs(o.dirs), compile.MakeWorkDirs(o.dirs)); err != nil {
 		return nil, err
 	}
-	client := monitClient(o.dirs, dummy.NoEffect{})
 	disks := &dummydisks.Disks{Dirs: o.dirs, Known: current, Reload: current.Refresh}
 	b.Persistent, b.Users = dummydisks.Boot{Disks: disks}, dummy.Users{Dirs: o.dirs}
 	none := dummy.NoEffect{}
@@ -231,8 +230,8 @@ func newDummyMachine(o machineOptions) (*machine, error) {
 			}
 			return found
 		},
-		monit:         monitSupervisor(b, client, none),
-		monitClient:   client,
+		monitRunning:  func(context.Context) bool { return false },
+		monitClient:   monitClient(o.dirs, none),
 		pendingStart:  &jobs.PendingStart{},
 		beforeConnect: func(context.Context, []netip.AddrPort) {},
 		goingDown:     func(context.Context) string { return "" },
@@ -313,12 +312,6 @@ func openDisks(b *bootstrap.Machine, current *store.Current, o machineOptions) (
 		Settings: current, Change: showChange, Log: o.logFor("disk"), Program: ownProgram, Options: b.Linux,
 		AfterBoot: func(f func()) { b.Deferred.UntilVerdict(func(context.Context) { f() }) },
 		Progress:  o.progress, WorkProgress: o.workProgress, Shortfall: o.shortfall}), nil
-}
-
-// monitSupervisor returns the supervisor of jobs that uses monit.
-func monitSupervisor(b *bootstrap.Machine, client *monit.Client, manager monitServices) jobs.Supervisor {
-	return jobs.Withheld{Supervisor: monit.Supervisor{Client: client}, Reason: b.JobsWithheld,
-		Running: func(ctx context.Context) bool { return manager.Running(ctx, monit.UnitName) }}
 }
 
 func monitClient(dirs vcap.Dirs, manager monitServices) *monit.Client {

@@ -128,7 +128,7 @@ func newBooting(ctx context.Context, o runOptions, log *logrus.Entry, notifier u
 		return nil, errors.Join(err, rec.Flush())
 	}
 	dispatcher := newDispatcher(ctx, o, m, log)
-	supervisor, handler := m.monit, mbus.Handler(dispatcher)
+	supervisor, handler := jobs.Supervisor(monit.Supervisor{Client: m.monitClient}), mbus.Handler(dispatcher)
 	switch o.supervisor {
 	case "dummy":
 		supervisor = &dummysupervisor.Dummy{}
@@ -475,7 +475,7 @@ func newServing(b *booting, tasks *task.Tasks) *serving {
 	}
 	owner := jobOwner()
 	instance := &jobs.Instance{Dirs: b.dirs, Blobs: blobs, Supervisor: b.supervisor, Withheld: m.JobsWithheld,
-		CheckMonitFiles: b.o.checkMonitFiles(), Pending: m.pendingStart, Owner: owner,
+		Running: m.monitRunning, CheckMonitFiles: b.o.checkMonitFiles(), Pending: m.pendingStart, Owner: owner,
 		Parallel: e.Settings.Env.Bosh.Parallel, Root: "/", Log: log}
 	scripts := script.Runner{Dirs: b.dirs, Log: log}
 	instance.Boot = newBootScripts(b, instance, scripts)
