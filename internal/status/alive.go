@@ -30,12 +30,12 @@ func ProcessStopped(pid int) bool {
 // process returns the state of the process that wrote the document. It compares start times, because another process
 // may have the pid by now, and always has in another PID namespace.
 func (d Document) process() string {
-	if d.Origin == nil {
+	if d.Origin == nil || d.BootID != bootID() { // such as a file that was copied from another machine
 		return processUnknown
 	}
 	state, ticks, ok := processStat(strconv.Itoa(d.PID))
 	switch {
-	case ok && ticks*int64(tick) == d.Origin.BootTime+d.Origin.Process && d.BootID == bootID() && state != processZombie:
+	case ok && ticks*int64(tick) == d.Origin.BootTime+d.Origin.Process && state != processZombie:
 		return state
 	case ok || unix.Kill(d.PID, 0) == unix.ESRCH: // /proc may hide the processes of other users
 		return processGone

@@ -111,14 +111,17 @@ func TestObserveTellsADeadAgent(t *testing.T) {
 	if info, err := os.Stat(path); err != nil || time.Since(info.ModTime()) > time.Minute {
 		t.Errorf("the agent was last seen at %v, %v", info.ModTime(), err)
 	}
-	for what, change := range map[string]func(*Document){
-		"of another boot":             func(d *Document) { d.BootID = "other" },
-		"whose pid was used again":    func(d *Document) { d.Origin.Process -= int64(tick) },
-		"whose pid nobody has by now": func(d *Document) { d.PID = 1 << 30 },
+	for what, c := range map[string]struct {
+		change func(*Document)
+		want   State
+	}{
+		"of another boot":             {func(d *Document) { d.BootID = "other" }, Ready}, // a copy from another machine
+		"whose pid was used again":    {func(d *Document) { d.Origin.Process -= int64(tick) }, NotRunning},
+		"whose pid nobody has by now": {func(d *Document) { d.PID = 1 << 30 }, NotRunning},
 	} {
 		other := filepath.Join(t.TempDir(), "status.json")
 		d := again.Snapshot()
-		change(&d)
+		c.change(&d)
 		data, err := json.Marshal(d)
 		if err == nil {
 			err = os.WriteFile(other, data, 0o644)
@@ -126,8 +129,8 @@ func TestObserveTellsADeadAgent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if d, err := Observe(other); err != nil || d.State != NotRunning {
-			t.Errorf("an agent %s is %s, %v", what, d.State, err)
+		if d, err := Observe(other); err != nil || d.State != c.want {
+			t.Errorf("an agent %s is %s, %v; want %s", what, d.State, err, c.want)
 		}
 	}
 }
