@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"syscall"
 
 	"cambium/internal/atomicfile"
 	"cambium/internal/vcap"
@@ -109,11 +108,10 @@ func Networks(dirs vcap.Dirs, of map[string]settings.Network) (map[string]settin
 // NoEffect implements what a dummy machine lacks and does nothing: services, ssh accounts, certificates, neighbors.
 type NoEffect struct{}
 
-func (NoEffect) Start(context.Context, string) error                { return nil }
-func (NoEffect) Kill(context.Context, string, syscall.Signal) error { return nil }
-func (NoEffect) Running(context.Context, string) bool               { return false }
-func (NoEffect) PowerOff(context.Context) error                     { return nil }
-func (NoEffect) Create(context.Context, string, string) error       { return nil }
-func (NoEffect) Remove(context.Context, func(string) bool) error    { return nil }
-func (NoEffect) Trust(context.Context, string) error                { return nil }
-func (NoEffect) Flush(context.Context, netip.Addr) error            { return nil }
+func (NoEffect) Start(context.Context, string) error             { return nil }
+func (NoEffect) Kill(context.Context, string) error              { return nil }
+func (NoEffect) PowerOff(context.Context) error                  { return nil }
+func (NoEffect) Create(context.Context, string, string) error    { return nil }
+func (NoEffect) Remove(context.Context, func(string) bool) error { return nil }
+func (NoEffect) Trust(context.Context, string) error             { return nil }
+func (NoEffect) Flush(context.Context, netip.Addr) error         { return nil }

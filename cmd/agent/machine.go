@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -48,8 +47,7 @@ import (
 
 // monitServices is the agent's interface to the service manager that runs monit.
 type monitServices interface {
-	Start(ctx context.Context, name string) error
-	Kill(ctx context.Context, name string, signal syscall.Signal) error
+	monit.Daemon
 	Running(ctx context.Context, name string) bool
 }
 
@@ -314,9 +312,9 @@ func openDisks(b *bootstrap.Machine, current *store.Current, o machineOptions) (
 		Progress:  o.progress, WorkProgress: o.workProgress, Shortfall: o.shortfall}), nil
 }
 
-func monitClient(dirs vcap.Dirs, manager monitServices) *monit.Client {
-	return &monit.Client{URL: monit.DefaultURL, UserFile: dirs.MonitUser(), JobFiles: dirs.MonitFiles(),
-		Daemon: monit.Unit{Services: manager, Name: monit.UnitName}, Taken: make(chan struct{}, 1)}
+func monitClient(dirs vcap.Dirs, manager monit.Daemon) *monit.Client {
+	return &monit.Client{URL: monit.DefaultURL, UserFile: dirs.MonitUser(), JobFiles: dirs.MonitFiles(), Daemon: manager,
+		Taken: make(chan struct{}, 1)}
 }
 
 func serviceManager(linux agentjson.Linux, log *logrus.Entry) services {

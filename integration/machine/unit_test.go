@@ -16,8 +16,6 @@ import (
 	"cambium/lab"
 	"cambium/lab/machine"
 	"cambium/platform/unit"
-
-	"golang.org/x/sys/unix"
 )
 
 // systemdOf talks to the systemd of a machine from outside, through its root file system.
@@ -72,7 +70,7 @@ func TestMachineUnits(t *testing.T) {
 		return strings.TrimSpace(run(t, i, "sh", "-c", "until pgrep -f '^sleep 1000$'; do sleep 0.01; done"))
 	}
 	child := children()
-	if err := s.Kill(ctx, "t-good", unix.SIGTERM); err != nil {
+	if err := s.Kill(ctx, "t-good"); err != nil {
 		t.Fatal(err)
 	}
 	for state := first; state.MainPID == first.MainPID || state.MainPID == 0; {

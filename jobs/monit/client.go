@@ -58,12 +58,13 @@ type Client struct {
 	Taken chan struct{}
 }
 
-// Daemon controls the monit process through the service manager.
+// Daemon controls the monit process: systemd or runit.
 type Daemon interface {
-	// Kill sends SIGKILL to the daemon, but not to the processes that it has started.
-	Kill(ctx context.Context) error
-	// Start makes sure that the daemon is running.
-	Start(ctx context.Context) error
+	// Kill sends SIGKILL to a service's main process, but not to the processes that it has started. On SIGTERM, monit
+	// would first finish what it is waiting for, which can take as long as a start program.
+	Kill(ctx context.Context, name string) error
+	// Start makes sure that a service is running.
+	Start(ctx context.Context, name string) error
 }
 
 // http returns a client without a proxy, because the interface is local. It keeps no connections, since monit closes
@@ -346,12 +347,12 @@ func (c *Client) restart(ctx context.Context, before int64) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, reloadWait, fmt.Errorf("monit did not restart within %v", reloadWait))
 	defer cancel()
 	// Killing what does not run fails; only the start must succeed.
-	return c.start(ctx, before, c.Daemon.Kill(ctx))
+	return c.start(ctx, before, c.Daemon.Kill(ctx, UnitName))
 }
 
 // start starts monit after it was killed, and returns when the new monit answers.
 func (c *Client) start(ctx context.Context, before int64, killed error) error {
-	if err := c.Daemon.Start(ctx); err != nil {
+	if err := c.Daemon.Start(ctx, UnitName); err != nil {
 		return errors.Join(err, killed)
 	}
 	// Only the HTTP interface reports whether a new monit answers.

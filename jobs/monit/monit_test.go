@@ -239,9 +239,9 @@ type fakeDaemon struct {
 	killErr error
 }
 
-func (d *fakeDaemon) Kill(context.Context) error { d.kills++; return d.killErr }
+func (d *fakeDaemon) Kill(context.Context, string) error { d.kills++; return d.killErr }
 
-func (d *fakeDaemon) Start(context.Context) error {
+func (d *fakeDaemon) Start(context.Context, string) error {
 	d.f.mu.Lock()
 	defer d.f.mu.Unlock()
 	if d.kills >= d.needed {

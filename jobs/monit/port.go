@@ -83,7 +83,7 @@ func (p Port) takeBack(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, reloadWait, fmt.Errorf("no answer within %v", reloadWait))
 	defer cancel()
-	if err := p.Daemon.Kill(ctx); err != nil {
+	if err := p.Daemon.Kill(ctx, UnitName); err != nil {
 		return nil // it does not run, and takes the port when it is started
 	}
 	p.Log.Info("monit's port is free again; restarting monit")

@@ -25,9 +25,9 @@ type portDaemon struct {
 	kills   atomic.Int32
 }
 
-func (d *portDaemon) Kill(context.Context) error { d.kills.Add(1); return nil }
+func (d *portDaemon) Kill(context.Context, string) error { d.kills.Add(1); return nil }
 
-func (d *portDaemon) Start(context.Context) error {
+func (d *portDaemon) Start(context.Context, string) error {
 	listener, err := net.Listen("tcp", d.address)
 	if err != nil {
 		return nil // it runs without

@@ -29,7 +29,7 @@ type monitProcess struct {
 	done chan struct{}
 }
 
-func (m *monitProcess) Kill(context.Context) error {
+func (m *monitProcess) Kill(context.Context, string) error {
 	if m.cmd == nil {
 		return errors.New("not running")
 	}
@@ -39,7 +39,7 @@ func (m *monitProcess) Kill(context.Context) error {
 	return err
 }
 
-func (m *monitProcess) Start(context.Context) error {
+func (m *monitProcess) Start(context.Context, string) error {
 	if m.cmd != nil {
 		return nil
 	}
@@ -128,7 +128,7 @@ include %[2]s/job/*.monitrc
 	}
 	m := &monitProcess{t: t, dir: dir}
 	t.Cleanup(func() {
-		_ = m.Kill(context.Background())
+		_ = m.Kill(context.Background(), UnitName)
 		if pid := pidOf(t, pidfile); alive(pid) {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
@@ -298,7 +298,7 @@ func TestRootMonitAccount(t *testing.T) {
 		}
 	}
 	m := &monitProcess{t: t, dir: dir}
-	t.Cleanup(func() { _ = m.Kill(context.Background()) })
+	t.Cleanup(func() { _ = m.Kill(context.Background(), UnitName) })
 	client := &Client{URL: fmt.Sprintf("http://127.0.0.1:%d", port), UserFile: dirs.MonitUser(), Daemon: m,
 		Pause: 100 * time.Millisecond}
 	if err := client.Reload(t.Context()); err != nil { // it runs, with the old account

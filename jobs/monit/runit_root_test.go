@@ -87,7 +87,7 @@ check process svc with pidfile %[3]s
 	})
 	s := Supervisor{Client: &Client{URL: fmt.Sprintf("http://127.0.0.1:%d", port),
 		UserFile: filepath.Join(dir, "monit.user"),
-		Daemon:   Unit{Services: runit, Name: "monit"}, Pause: 100 * time.Millisecond}, Poll: 100 * time.Millisecond}
+		Daemon:   runit, Pause: 100 * time.Millisecond}, Poll: 100 * time.Millisecond}
 	eventually.True(t, "monit", func() bool { return s.State(ctx) != StateUnknown })
 	if err := s.StartAll(ctx); err != nil {
 		t.Fatal(err)
@@ -126,7 +126,7 @@ check process svc with pidfile %[3]s
 	if alive(process) {
 		t.Error("the service was not stopped")
 	}
-	if err := (Unit{Services: runit, Name: "absent"}).Start(ctx); err == nil {
+	if err := runit.Start(ctx, "absent"); err == nil {
 		t.Error("a service that does not exist was started")
 	}
 }

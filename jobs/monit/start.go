@@ -21,7 +21,7 @@ const UnitName = "monit"
 // it.
 const account = "vcap:random-password"
 
-// Services has the calls to the service manager that are needed to start monit, in addition to those of Unit.
+// Services has the calls to the service manager that are needed to start monit, in addition to those of Daemon.
 type Services interface {
 	// Setup registers the service, if the service manager does not know it.
 	Setup(ctx context.Context, name string) error
@@ -163,7 +163,7 @@ func (s Starter) Start(ctx context.Context) (made []Change, err error) {
 	}
 	stateWritten := stateWritten("/", s.Dirs)
 	made = append(made, Change{Op: OpStart})
-	if err := s.Client.Daemon.Start(ctx); err != nil {
+	if err := s.Client.Daemon.Start(ctx, UnitName); err != nil {
 		return made, err
 	}
 	if s.AfterStart != nil {

@@ -50,7 +50,7 @@ func (f *fakeMachine) Started(string) {
 	f.record("started")
 }
 
-func (f *fakeMachine) Kill(context.Context) error {
+func (f *fakeMachine) Kill(context.Context, string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.record("kill")
@@ -58,7 +58,7 @@ func (f *fakeMachine) Kill(context.Context) error {
 	return nil
 }
 
-func (f *fakeMachine) Start(context.Context) error {
+func (f *fakeMachine) Start(context.Context, string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.record("start")
@@ -111,7 +111,7 @@ func newStarter(t *testing.T, have string, running bool) (Starter, *fakeMachine)
 		}
 	}
 	if running {
-		if err := f.Start(t.Context()); err != nil {
+		if err := f.Start(t.Context(), UnitName); err != nil {
 			t.Fatal(err)
 		}
 		f.calls = nil

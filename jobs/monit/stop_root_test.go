@@ -38,7 +38,7 @@ func realMonit(t *testing.T, files map[string]string) (s Supervisor, dir string)
 	}
 	m := &monitProcess{t: t, dir: dir}
 	t.Cleanup(func() {
-		_ = m.Kill(context.Background()) // it may not run
+		_ = m.Kill(context.Background(), UnitName) // it may not run
 		paths, _ := filepath.Glob(filepath.Join(dir, "*.pid"))
 		for _, path := range paths {
 			if pid := pidOf(t, path); alive(pid) {

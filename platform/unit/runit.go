@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"syscall"
 	"time"
 
 	"cambium/internal/atomicfile"
@@ -80,17 +79,8 @@ func (r *Runit) Restart(ctx context.Context, name string) error { return r.sv(ct
 // Reload sends SIGHUP, upon which daemons read their configuration again.
 func (r *Runit) Reload(ctx context.Context, name string) error { return r.sv(ctx, "reload", name) }
 
-// Kill sends a signal to a service's main process.
-func (r *Runit) Kill(ctx context.Context, name string, signal syscall.Signal) error {
-	verbs := map[syscall.Signal]string{unix.SIGTERM: "term", unix.SIGKILL: "kill", unix.SIGHUP: "hup",
-		unix.SIGINT: "interrupt", unix.SIGQUIT: "quit", unix.SIGUSR1: "1", unix.SIGUSR2: "2", unix.SIGALRM: "alarm",
-		unix.SIGCONT: "cont", unix.SIGSTOP: "pause"}
-	verb, known := verbs[signal]
-	if !known {
-		return fmt.Errorf("kill %s: sv cannot send %s", name, unix.SignalName(signal))
-	}
-	return r.sv(ctx, verb, name)
-}
+// Kill sends SIGKILL to a service's main process.
+func (r *Runit) Kill(ctx context.Context, name string) error { return r.sv(ctx, "kill", name) }
 
 // State returns the state that runsv records for a service.
 func (r *Runit) State(_ context.Context, name string) (State, error) {

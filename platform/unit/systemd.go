@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	systemd "github.com/coreos/go-systemd/v22/dbus"
@@ -158,12 +157,12 @@ func (s *Systemd) ReloadUnits(ctx context.Context, name, dropIn string) error {
 	return nil
 }
 
-// Kill sends a signal to a unit's main process only, since jobs must survive a restart of their supervisor.
-func (s *Systemd) Kill(ctx context.Context, name string, signal syscall.Signal) error {
+// Kill sends SIGKILL to a unit's main process only, since jobs must survive a restart of their supervisor.
+func (s *Systemd) Kill(ctx context.Context, name string) error {
 	s.logCommand("systemctl kill " + name)
 	conn, err := s.connect(ctx)
 	if err == nil {
-		err = conn.KillUnitWithTarget(ctx, full(name), systemd.Main, int32(signal))
+		err = conn.KillUnitWithTarget(ctx, full(name), systemd.Main, int32(unix.SIGKILL))
 	}
 	if err != nil {
 		return fmt.Errorf("kill %s: %w", name, typed(err))
