@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"net/textproto"
 	"strings"
 	"sync"
 	"time"
@@ -247,12 +248,10 @@ func session(conn net.Conn, deliver func(string)) error {
 	}
 }
 
-var errTooLong = fmt.Errorf("a line is longer than %d bytes, or the mail than %d", maxMailLine, maxMail)
-
 func readLine(in *bufio.Reader) (string, error) {
 	line, err := in.ReadSlice('\n')
 	if errors.Is(err, bufio.ErrBufferFull) {
-		return "", errTooLong
+		return "", fmt.Errorf("a line is longer than %d bytes", maxMailLine)
 	}
 	if err != nil {
 		return "", err
@@ -260,29 +259,21 @@ func readLine(in *bufio.Reader) (string, error) {
 	return strings.TrimRight(string(line), "\r\n"), nil
 }
 
+var errTooLong = fmt.Errorf("the mail is longer than %d bytes", maxMail)
+
 // readMail reads to the end of a mail even if it is too long, so that its sender gets an answer and does not send it
 // again.
 func readMail(in *bufio.Reader) (string, error) {
-	var mail strings.Builder
-	tooLong := false
-	for begins := true; ; {
-		line, err := readLine(in)
-		switch {
-		case errors.Is(err, errTooLong):
-			tooLong, begins = true, false // the rest of the line follows
-			continue
-		case err != nil:
-			return "", err
-		case line == "." && begins && tooLong:
-			return "", errTooLong
-		case line == "." && begins:
-			return mail.String(), nil
-		}
-		begins = true
-		if !tooLong {
-			mail.WriteString(strings.TrimPrefix(line, "."))
-			mail.WriteByte('\n')
-			tooLong = mail.Len() > maxMail
-		}
+	lines := textproto.NewReader(in).DotReader()
+	mail, err := io.ReadAll(io.LimitReader(lines, maxMail))
+	if err != nil {
+		return "", err
 	}
+	switch more, err := io.Copy(io.Discard, lines); {
+	case err != nil:
+		return "", err
+	case more > 0:
+		return "", errTooLong
+	}
+	return string(mail), nil
 }

@@ -122,8 +122,8 @@ func TestIntakeIsBounded(t *testing.T) {
 	talk(t, addr, "HELO "+strings.Repeat("x", 2*maxMailLine))
 	// Its sender learns that it need not send the mail again, and can send the next one.
 	for name, text := range map[string]string{
-		"lines": strings.Repeat(strings.Repeat("y", 1000)+"\r\n", 100), "line": strings.Repeat("y", 10*maxMailLine) + "\r\n",
-		"dot at the limit": strings.Repeat("y", maxMailLine) + ".\r\n",
+		"lines": strings.Repeat(strings.Repeat("y", 1000)+"\r\n", 100), "line": strings.Repeat("y", 2*maxMail) + "\r\n",
+		"dot at the limit": strings.Repeat("y", maxMail-len("Service: s\n")) + ".\r\n",
 	} {
 		got := talk(t, addr, "HELO x", "MAIL FROM: a", "RCPT TO: b", "DATA", "Service: s\r\n"+text+".", "NOOP", "QUIT")
 		if want := "220 250 250 250 354 552 250 221"; strings.Join(got, " ") != want {
@@ -242,7 +242,7 @@ func FuzzMail(f *testing.F) {
 		}()
 		go io.Copy(io.Discard, client)
 		_ = session(server, func(m string) {
-			if len(m) > maxMail+maxMailLine {
+			if len(m) > maxMail {
 				t.Errorf("a mail of %d bytes", len(m))
 			}
 			if a, ok := ParseAlert(m); ok {

@@ -144,29 +144,14 @@ func number(f float64) float64 {
 // latin1 decodes the encoding that monit declares.
 func latin1(charset string, input io.Reader) (io.Reader, error) {
 	switch strings.ToLower(charset) {
-	case "iso-8859-1", "latin1", "us-ascii", "utf-8":
-		return &latin1Reader{r: input}, nil
+	case "iso-8859-1", "latin1", "us-ascii":
+	default:
+		return nil, errors.New("unexpected character set")
 	}
-	return nil, errors.New("unexpected character set")
-}
-
-type latin1Reader struct {
-	r    io.Reader
-	rest []byte
-}
-
-func (l *latin1Reader) Read(p []byte) (int, error) {
-	if len(l.rest) == 0 {
-		var buf [2048]byte
-		n, err := l.r.Read(buf[:])
-		for _, b := range buf[:n] {
-			l.rest = append(l.rest, string(rune(b))...)
-		}
-		if n == 0 {
-			return 0, err
-		}
+	data, err := io.ReadAll(input) // at most maxStatus
+	var text strings.Builder
+	for _, b := range data {
+		text.WriteRune(rune(b))
 	}
-	n := copy(p, l.rest)
-	l.rest = l.rest[n:]
-	return n, nil
+	return strings.NewReader(text.String()), err
 }
