@@ -160,7 +160,7 @@ func TestRefusedMailIsDropped(t *testing.T) {
 	t.Parallel()
 	w := prepare(t, map[string]string{"0000_a.monitrc": check("DIR", "a", "")})
 	w.refuse = "poison"
-	keepMails(t, w, mail{ID: "1", Service: "poison", Event: "x"}, mail{ID: "2", Service: "later", Event: "y", Action: "z"})
+	keepMails(t, w, Mail{ID: "1", Service: "poison", Event: "x"}, Mail{ID: "2", Service: "later", Event: "y", Action: "z"})
 	w.run(50 * time.Millisecond)
 	eventually.True(t, "the later alert", func() bool { return w.count("later: y: z") == 1 })
 	eventually.True(t, "an empty queue", func() bool { return len(w.s.alerts.pending()) == 0 })
@@ -170,9 +170,9 @@ func TestRefusedMailIsDropped(t *testing.T) {
 func TestKeptMailsRecover(t *testing.T) {
 	t.Parallel()
 	w := prepare(t, map[string]string{"0000_a.monitrc": check("DIR", "a", "")})
-	keepMails(t, w, mail{ID: "1", Service: "long", Event: "x", Description: strings.Repeat("x", 5000)},
-		mail{ID: "2", Service: strings.Repeat("s", 9<<20), Event: strings.Repeat("e", 5000)},
-		mail{ID: "3", Service: "later", Event: "y"})
+	keepMails(t, w, Mail{ID: "1", Service: "long", Event: "x", Description: strings.Repeat("x", 5000)},
+		Mail{ID: "2", Service: strings.Repeat("s", 9<<20), Event: strings.Repeat("e", 5000)},
+		Mail{ID: "3", Service: "later", Event: "y"})
 	alerts := w.intake()
 	w.run(50 * time.Millisecond)
 	awaitAlert(t, alerts, "long")
@@ -180,7 +180,7 @@ func TestKeptMailsRecover(t *testing.T) {
 }
 
 // keepMails writes a state with alerts that wait for the agent.
-func keepMails(t *testing.T, w *world, mails ...mail) {
+func keepMails(t *testing.T, w *world, mails ...Mail) {
 	t.Helper()
 	text, err := json.Marshal(state{Version: stateVersion, Mails: mails})
 	if err != nil {

@@ -22,7 +22,7 @@ const maxMails = 5000
 // permanentFailure is the lowest SMTP reply code after which the same mail must not be sent again.
 const permanentFailure = 500
 
-// mailTimeout bounds the delivery of one alert.
+// mailTimeout bounds the delivery of an alert.
 const mailTimeout = 15 * time.Second
 
 // maxText bounds texts that jobs can influence, such as answers and paths. They are used in alerts, logs, status and
@@ -37,8 +37,8 @@ func cut(text string) string {
 	return strings.ToValidUTF8(text[:maxText], "") + "…"
 }
 
-// mail is an undelivered alert.
-type mail struct {
+// Mail is an alert, in the mail format for which a stemcell configures monit.
+type Mail struct {
 	ID          string    `json:"id"`
 	Service     string    `json:"service"`
 	Event       string    `json:"event"`
@@ -56,7 +56,7 @@ type alertQueue struct {
 	delivered func()
 
 	mu    sync.Mutex
-	queue []mail
+	queue []Mail
 }
 
 // alert sends an alert: in each cycle, at most one for each event of a service, unless the service has recovered in
@@ -75,20 +75,20 @@ func (c *chain) alert(s *service, e event, found outcome, action monitfile.Verb,
 		}
 		s.alerted[e] = c.cycle
 	}
-	c.alerts.add(mail{Service: s.Name, Event: eventNames[e][index(found)], Action: action.String(), Description: text,
+	c.alerts.add(Mail{Service: s.Name, Event: eventNames[e][index(found)], Action: action.String(), Description: text,
 		Date: time.Now()}, c.host)
 }
 
 // index returns the position of an outcome in eventNames.
 func index(found outcome) int { return [...]int{passed: 1, failed: 0, changed: 2}[found] }
 
-func (m *alertQueue) add(one mail, host string) {
+func (m *alertQueue) add(one Mail, host string) {
 	one.ID = fmt.Sprintf("%d.%09d@%s", one.Date.Unix(), one.Date.Nanosecond(), host)
 	m.enqueue(one)
 }
 
 // enqueue adds an alert that has its id.
-func (m *alertQueue) enqueue(one mail) {
+func (m *alertQueue) enqueue(one Mail) {
 	for _, text := range []*string{&one.ID, &one.Service, &one.Event, &one.Action, &one.Description} {
 		*text = cut(*text)
 	}
@@ -99,10 +99,10 @@ func (m *alertQueue) enqueue(one mail) {
 }
 
 // pending returns a copy of the queue.
-func (m *alertQueue) pending() []mail {
+func (m *alertQueue) pending() []Mail {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return append([]mail(nil), m.queue...)
+	return append([]Mail(nil), m.queue...)
 }
 
 // send delivers the alerts in order until ctx ends. If the agent does not accept an alert, it retries at each interval.
@@ -110,7 +110,7 @@ func (m *alertQueue) send(ctx context.Context, interval time.Duration) {
 	for {
 		before := m.pending()
 		for _, one := range before {
-			err := m.deliver(ctx, one)
+			err := SendMail(ctx, m.address, one)
 			var answer *textproto.Error
 			if errors.As(err, &answer) && answer.Code >= permanentFailure {
 				m.log.WithError(err).
@@ -145,11 +145,11 @@ func (m *alertQueue) send(ctx context.Context, interval time.Duration) {
 	}
 }
 
-// deliver sends one alert in the mail format for which a stemcell configures monit.
-func (m *alertQueue) deliver(ctx context.Context, one mail) error {
+// SendMail sends an alert to the agent that listens on the address.
+func SendMail(ctx context.Context, address string, m Mail) error {
 	ctx, cancel := context.WithTimeout(ctx, mailTimeout)
 	defer cancel()
-	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", m.address)
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
 	if err != nil {
 		return err
 	}
@@ -174,13 +174,13 @@ func (m *alertQueue) deliver(ctx context.Context, one mail) error {
 	line := strings.NewReplacer("\r", " ", "\n", " ")
 	if _, err := fmt.Fprintf(body,
 		"From: monit@localhost\r\nTo: agent@local\r\nSubject: Monit Alert\r\nMessage-id: <%s>\r\n\r\n"+
-			"Service: %s\r\nEvent: %s\r\nAction: %s\r\nDate: %s\r\nDescription: %s\r\n", one.ID, one.Service, one.Event,
-		one.Action,
-		one.Date.Format(time.RFC1123Z), line.Replace(one.Description)); err != nil {
+			"Service: %s\r\nEvent: %s\r\nAction: %s\r\nDate: %s\r\nDescription: %s\r\n", m.ID, m.Service, m.Event, m.Action,
+		m.Date.Format(time.RFC1123Z), line.Replace(m.Description)); err != nil {
 		return err
 	}
 	if err := body.Close(); err != nil {
 		return err
 	}
-	return client.Quit()
+	_ = client.Quit() // the agent has the mail
+	return nil
 }

@@ -16,7 +16,7 @@ type state struct {
 	Version  int                      `json:"version"`
 	Services map[string]*serviceState `json:"services"`
 	// Mails holds the undelivered alerts.
-	Mails []mail `json:"mails,omitempty"`
+	Mails []Mail `json:"mails,omitempty"`
 }
 
 type serviceState struct {

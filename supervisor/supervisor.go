@@ -229,7 +229,7 @@ func (s *Supervisor) load(state state) {
 		s.rejected[path] = &rejection{error: errors.New(cut(err.Error()))}
 		if known := before[path]; known == nil || known.Error() != s.rejected[path].Error() {
 			s.alerts.add(
-				mail{Service: jobOf(path), Event: eventNames[eventInvalid][0], Action: monitfile.Alert.String(),
+				Mail{Service: jobOf(path), Event: eventNames[eventInvalid][0], Action: monitfile.Alert.String(),
 					Description: err.Error(), Date: time.Now()},
 				s.host,
 			)

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
-	"net/smtp"
 	"os"
 	"path/filepath"
 	"time"
@@ -23,6 +21,7 @@ import (
 	"cambium/internal/watch"
 	"cambium/jobs/monit"
 	"cambium/platform/mount"
+	"cambium/supervisor"
 )
 
 // Time limits.
@@ -329,46 +328,11 @@ func (m *machine) alert(ctx context.Context, r Record) error {
 		event = "execution failed"
 	}
 	now := time.Now()
-	mail := fmt.Sprintf(
-		"Message-id: <%d.trial@cambium-agent>\r\nService: bosh-agent\r\nEvent: %s\r\nAction: trial\r\nDate: %s\r\nDescription: %s\r\n",
-		now.UnixNano(),
-		event,
-		now.Format(time.RFC1123Z),
-		oneline.Of(r.String()),
-	)
+	mail := supervisor.Mail{ID: fmt.Sprintf("%d.trial@cambium-agent", now.UnixNano()), Service: "bosh-agent",
+		Event: event, Action: "trial", Date: now, Description: oneline.Of(r.String())}
 	ctx, cancel := context.WithTimeout(ctx, alertTime)
 	defer cancel()
 	return retry.Do(ctx, retry.Backoff{Min: time.Second, Max: 5 * time.Second}, func(ctx context.Context) error {
-		return send(ctx, mail)
+		return supervisor.SendMail(ctx, monit.AlertsAddress, mail)
 	})
-}
-
-// mailTime bounds the sending of a mail.
-const mailTime = 15 * time.Second
-
-func send(ctx context.Context, mail string) error {
-	ctx, cancel := context.WithTimeout(ctx, mailTime)
-	defer cancel()
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", monit.AlertsAddress)
-	if err != nil {
-		return err
-	}
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() }) // ends what waits
-	defer stop()
-	c, err := smtp.NewClient(conn, "localhost")
-	if err != nil {
-		return errors.Join(err, conn.Close())
-	}
-	defer func() { _ = c.Close() }() // the server has the mail
-	if err := errors.Join(c.Mail("monit@localhost"), c.Rcpt("agent@local")); err != nil {
-		return err
-	}
-	w, err := c.Data()
-	if err == nil {
-		_, err = io.WriteString(w, mail)
-	}
-	if err == nil {
-		err = w.Close()
-	}
-	return err
 }
