@@ -102,7 +102,7 @@ func (m *Machine) setUpStore(ctx context.Context, r engine.Report) ([]storage.Ch
 // planStore plans mounting the store. It also notes what mount_disk would do with disks that a boot does not mount.
 func (m *Machine) planStore(ctx context.Context, r engine.Report) ([]storage.Change, error) {
 	var o mountOutcome
-	o.changes, o.warning, o.err = m.Persistent.PlanMountStore(ctx)
+	o.changes, o.warning, o.err = m.Persistent.MountStore(ctx, false)
 	if err := m.judgeStore(ctx, r, o); err != nil {
 		return o.changes, err
 	}

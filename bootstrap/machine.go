@@ -43,8 +43,8 @@ type EphemeralDisks interface {
 
 // PersistentDisks mounts the disks that the Director has attached.
 type PersistentDisks interface {
-	PlanMountStore(ctx context.Context) (changes []storage.Change, warning string, err error)
-	MountStore(ctx context.Context) (changes []storage.Change, warning string, err error)
+	// MountStore mounts the store, or only plans that if acting is false.
+	MountStore(ctx context.Context, acting bool) (changes []storage.Change, warning string, err error)
 	// CurrentWork returns the disk whose file system is being checked or mounted, what is done in a sentence, and since
 	// when. cid is "" if there is none.
 	CurrentWork() (cid, what string, since time.Time)

@@ -71,7 +71,7 @@ func (m *Machine) mountStore(ctx context.Context) (o mountOutcome, working strin
 			}
 		})()
 		var o mountOutcome
-		o.changes, o.warning, o.err = m.Persistent.MountStore(within)
+		o.changes, o.warning, o.err = m.Persistent.MountStore(within, true)
 		outcome <- o
 	})
 	tick := time.NewTicker(storeHold / 60)
@@ -132,7 +132,7 @@ func (m *Machine) RecheckStore(ctx context.Context) {
 	if m.JobsWithheld() == "" {
 		return
 	}
-	changes, _, err := m.Persistent.PlanMountStore(ctx)
+	changes, _, err := m.Persistent.MountStore(ctx, false)
 	if err == nil && !slices.ContainsFunc(changes, notMounted) {
 		m.storeMounted(ctx, nil)
 	}
@@ -157,12 +157,12 @@ func (m *Machine) AwaitStore(ctx context.Context) {
 			continue
 		}
 		// Planned first: waiting for a disk would block the disk actions.
-		changes, _, err := m.Persistent.PlanMountStore(ctx)
+		changes, _, err := m.Persistent.MountStore(ctx, false)
 		if err == nil && slices.ContainsFunc(changes, func(c storage.Change) bool { return c.Op == decide.Await }) {
 			continue
 		}
 		if err == nil {
-			_, _, err = m.Persistent.MountStore(ctx)
+			_, _, err = m.Persistent.MountStore(ctx, true)
 		}
 		m.storeMounted(ctx, err)
 	}

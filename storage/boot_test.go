@@ -28,7 +28,7 @@ func (r *records) ClearManagedCID() error         { r.mounted = ""; return nil }
 
 // boot calls MountStore and ignores the warning.
 func boot(d Disks) error {
-	_, warning, err := d.Persistent.MountStore(context.Background())
+	_, warning, err := d.Persistent.MountStore(context.Background(), true)
 	if warning != "" {
 		err = errors.Join(err, errors.New(warning))
 	}

@@ -60,7 +60,7 @@ func TestRootDisksOfJobsAreLeftAlone(t *testing.T) {
 			b.ok(os.Remove(b.Dirs.DiskRecord()))
 			b.records.mounted = ""
 		}
-		changes, _, err := b.PlanMountStore(ctx)
+		changes, _, err := b.MountStore(ctx, false)
 		if b.ok(err); len(changes) == 0 {
 			t.Error("nothing is planned")
 		}

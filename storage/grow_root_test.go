@@ -110,6 +110,6 @@ func TestRootPartitionSmallerThanItsDisk(t *testing.T) {
 
 // bootLast mounts the store as a boot does.
 func (b *bench) bootLast() ([]Change, error) {
-	made, _, err := b.MountStore(ctx)
+	made, _, err := b.MountStore(ctx, true)
 	return made, err
 }

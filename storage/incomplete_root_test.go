@@ -60,7 +60,7 @@ func TestRootHalfCopyOfAnotherAgentIsNoStore(t *testing.T) {
 			} else {
 				b.unmountAll()
 			}
-			_, _, err := b.PlanMountStore(ctx)
+			_, _, err := b.MountStore(ctx, false)
 			b.fails(err, accepts...)
 			b.fails(boot(b.disks()), accepts...)
 			b.fails(b.Mount(ctx, "new"), accepts...)
@@ -119,7 +119,7 @@ func TestRootMarkedDiskIsNoStore(t *testing.T) {
 				if known && kind == "disk" {
 					b.fails(boot(b.disks()), "'agent disk accept new --yes'") // which of the two is not known
 				} else {
-					_, _, err := b.PlanMountStore(ctx)
+					_, _, err := b.MountStore(ctx, false)
 					b.fails(err, "incomplete copy of old", "'agent disk accept new --yes'")
 					b.fails(boot(b.disks()), "incomplete copy of old", "Run mount_disk old", "'agent disk accept new --yes'")
 				}

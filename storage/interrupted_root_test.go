@@ -47,9 +47,9 @@ func TestRootPowerCutAtTheEndOfAMigration(t *testing.T) {
 				}()
 				b.CrashPoint = func(string) {}
 				b.unmountAll()
-				planned, _, err := b.PlanMountStore(ctx)
+				planned, _, err := b.MountStore(ctx, false)
 				b.ok(err)
-				done, _, err := b.MountStore(ctx)
+				done, _, err := b.MountStore(ctx, true)
 				b.ok(err)
 				if texts(planned) != texts(done) {
 					t.Errorf("planned\n%s\ndone\n%s", texts(planned), texts(done))

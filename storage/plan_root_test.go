@@ -42,9 +42,9 @@ func TestRootPlannedIsDone(t *testing.T) {
 		return step{func(b *bench) ([]Change, error) { return b.SetupRaw(ctx, hints, false) },
 			func(b *bench) ([]Change, error) { return b.SetupRaw(ctx, hints, true) }}
 	}
-	last := step{func(b *bench) ([]Change, error) { changes, _, err := b.PlanMountStore(ctx); return changes, err },
+	last := step{func(b *bench) ([]Change, error) { changes, _, err := b.MountStore(ctx, false); return changes, err },
 		func(b *bench) ([]Change, error) {
-			changes, warning, err := b.MountStore(ctx)
+			changes, warning, err := b.MountStore(ctx, true)
 			if warning != "" {
 				t.Errorf("warning %q", warning)
 			}

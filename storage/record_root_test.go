@@ -58,7 +58,7 @@ func TestRootStoreIsTheDiskOnRecord(t *testing.T) {
 			c.there(t, b)
 			t.Cleanup(func() { _ = unix.Unmount(b.Dirs.Store(), unix.MNT_DETACH) })
 			for range 2 {
-				_, _, planned := b.PlanMountStore(ctx)
+				_, _, planned := b.MountStore(ctx, false)
 				for _, err := range []error{boot(b.disks()), planned, b.Mount(ctx, "vol-1")} {
 					b.fails(err, c.found, "is not a known persistent disk", "umount "+b.Dirs.Store())
 				}

@@ -220,7 +220,7 @@ func TestRootMountStoreFormatsNothing(t *testing.T) {
 	tool(t, dev.Path, "mkfs.btrfs", "-qf", "--mixed", dev.Path)
 	before := checksum(t, dev)
 	b.records.mounted = "vol-1"
-	_, _, err := b.PlanMountStore(ctx)
+	_, _, err := b.MountStore(ctx, false)
 	for _, err := range []error{err, boot(b.disks()), boot(b.disks())} {
 		b.fails(err, "mount disk vol-1: "+dev.Path, "it was mounted last and would have to be formatted",
 			"run 'agent disk format vol-1 --yes'")

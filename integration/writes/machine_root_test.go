@@ -147,7 +147,7 @@ func (m *machine) boot(version string) error {
 		}
 		m.made = append(m.made, made...)
 	}
-	made, warning, err := m.disks.Persistent.MountStore(m.t.Context())
+	made, warning, err := m.disks.Persistent.MountStore(m.t.Context(), true)
 	if err != nil || warning != "" {
 		return fmt.Errorf("mount the last persistent disk: %q: %w", warning, err)
 	}

@@ -11,11 +11,11 @@ import (
 // Boot adapts Disks to the interface of a boot. Its plans are empty, since there are no devices to change.
 type Boot struct{ *Disks }
 
-// PlanMountStore plans nothing.
-func (Boot) PlanMountStore(context.Context) ([]decide.Change, string, error) { return nil, "", nil }
-
 // MountStore records the last disk as mounted again.
-func (b Boot) MountStore(context.Context) ([]decide.Change, string, error) {
+func (b Boot) MountStore(_ context.Context, acting bool) ([]decide.Change, string, error) {
+	if !acting {
+		return nil, "", nil
+	}
 	return nil, "", b.Disks.MountStore()
 }
 

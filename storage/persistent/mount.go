@@ -67,43 +67,48 @@ func mountError(cid string, err error) error {
 	return err
 }
 
-// MountStore mounts the disk that was the store, at boot. If that disk is missing or is not a store, it is an error.
-func (d *Disks) MountStore(ctx context.Context) (made []decide.Change, warning string, err error) {
+// MountStore mounts the disk that was the store, at boot. If that disk is missing or is not a store, it is an error. If
+// acting is false, it returns the changes that it would make, and neither waits nor writes.
+func (d *Disks) MountStore(ctx context.Context, acting bool) (all []decide.Change, warning string, err error) {
 	if err := d.Machine.Lock(ctx); err != nil {
 		return nil, "", err
 	}
 	defer d.Machine.Unlock()
-	if err := d.applyReleases(); err != nil {
-		return nil, "", err
+	if acting {
+		if err := d.applyReleases(); err != nil {
+			return nil, "", err
+		}
 	}
 	v, err := d.observeForDecision()
 	if err != nil {
 		return nil, "", err
 	}
-	cid, warning, err := d.storeDisk(ctx, v, true)
+	cid, warning, err := decide.StoreDisk(v.Surroundings)
+	if cid == decide.InspectDisks {
+		cid, err = d.pickStore(ctx, v, acting)
+	}
 	if cid == "" || err != nil {
 		return nil, warning, err
 	}
 	for range 2 {
-		made, err = d.mount(ctx, d.Known.Disks()[cid], AtBoot)
+		if acting {
+			all, err = d.mount(ctx, v.known[cid], AtBoot)
+		} else {
+			var plan decide.Plan
+			plan, err = d.plan(ctx, v, v.known[cid], AtBoot)
+			all = plan.Changes
+		}
+		err = mountError(cid, err)
 		outranked, ok := errors.AsType[*decide.Outranked](err)
 		if !ok {
 			break
 		}
-		err = mountError(cid, err)
-		d.Machine.Log.WithError(err).WithField("cid", outranked.By).Warn("another disk is the store")
+		if acting {
+			d.Machine.Log.WithError(err).WithField("cid", outranked.By).Warn("another disk is the store")
+		}
 		cid = outranked.By
 	}
-	return made, "", mountError(cid, err)
-}
-
-// storeDisk returns the CID of the disk to mount at boot, or "".
-func (d *Disks) storeDisk(ctx context.Context, v surroundings, replay bool) (cid, warning string, err error) {
-	cid, warning, err = decide.StoreDisk(v.Surroundings)
-	if cid == decide.InspectDisks {
-		cid, err = d.pickStore(ctx, v, replay)
-	}
-	return cid, warning, err
+	return all, "", err
 }
 
 // mount waits for a disk, decides about it and makes the changes.
@@ -128,29 +133,39 @@ func (d *Disks) mount(ctx context.Context, p settings.PersistentDisk, why Occasi
 	if err != nil {
 		return nil, err
 	}
-	if err := d.dropLapsedRequest(v, p.CID, dev, true); err != nil {
-		return nil, err
-	}
-	o, err := d.observe(ctx, v, p, dev, true)
+	at, err := d.place(ctx, v, p, dev, why, true)
 	if err != nil {
 		return nil, err
 	}
-	o.Boot = why == AtBoot
-	plan, err := decide.MountDisk(o)
-	if err != nil {
-		return nil, err
-	}
-	at := &placing{Disks: d, o: o, plan: plan, identified: dev.Identified}
-	if plan.Placed.Store && why != Migrated {
-		at.others = d.candidates(ctx, v, p.CID, true)
-	}
-	if plan.Placed.Store && (plan.Formats() || plan.Leave != "") { // check before the disk is formatted or unmounted
-		if err := at.checkChoice(decide.Disk{CID: p.CID, Path: dev.Path, FileSystem: o.Found.FileSystem,
-			Statement: o.Statement}); err != nil {
+	// check before the disk is formatted or unmounted
+	if at.plan.Placed.Store && (at.plan.Formats() || at.plan.Leave != "") {
+		if err := at.checkChoice(decide.Disk{CID: p.CID, Path: dev.Path, FileSystem: at.o.Found.FileSystem,
+			Statement: at.o.Statement}); err != nil {
 			return nil, err
 		}
 	}
 	return at.apply(ctx, dev.Path)
+}
+
+// place observes a disk and plans to mount it. If acting is set, it announces partitions to the kernel, and replays the
+// journals of other disks that could be the store.
+func (d *Disks) place(ctx context.Context, v surroundings, p settings.PersistentDisk, dev device.Device, why Occasion,
+	acting bool) (at *placing, err error) {
+	at = &placing{Disks: d, identified: dev.Identified}
+	// A request that was made about another disk lapses.
+	if err := d.Machine.DropLapsedRequest(v.Record, p.CID, dev.Path, acting,
+		func() (string, error) { return d.fingerprint(dev) }); err != nil {
+		return at, err
+	}
+	if at.o, err = d.observe(ctx, v, p, dev, acting); err != nil {
+		return at, err
+	}
+	at.o.Boot = why == AtBoot
+	at.plan, err = decide.MountDisk(at.o)
+	if err == nil && at.plan.Placed.Store && why != Migrated {
+		at.others = d.candidates(ctx, v, p.CID, acting)
+	}
+	return at, err
 }
 
 // apply makes the changes to the disk at path.

@@ -13,28 +13,6 @@ import (
 	"cambium/storage/record"
 )
 
-// PlanMountStore returns the changes that MountStore would make. It does not wait or write.
-func (d *Disks) PlanMountStore(ctx context.Context) (changes []decide.Change, warning string, err error) {
-	if err := d.Machine.Lock(ctx); err != nil {
-		return nil, "", err
-	}
-	defer d.Machine.Unlock()
-	v, err := d.observeForDecision()
-	if err != nil {
-		return nil, "", err
-	}
-	cid, warning, err := d.storeDisk(ctx, v, false)
-	if cid == "" || err != nil {
-		return nil, warning, err
-	}
-	plan, err := d.plan(ctx, v, v.known[cid], true)
-	if outranked, ok := errors.AsType[*decide.Outranked](err); ok {
-		cid = outranked.By
-		plan, err = d.plan(ctx, v, v.known[cid], true)
-	}
-	return plan.Changes, "", mountError(cid, err)
-}
-
 // PlanMount returns the changes that mount_disk would make to each known disk, except the one that a boot mounts and
 // those that jobs find by names of their own. It does not wait or write.
 func (d *Disks) PlanMount(ctx context.Context) (all []decide.Change, err error) {
@@ -61,7 +39,7 @@ func (d *Disks) PlanMount(ctx context.Context) (all []decide.Change, err error) 
 }
 
 func (d *Disks) planKnown(ctx context.Context, v surroundings, p settings.PersistentDisk) ([]decide.Change, error) {
-	plan, err := d.plan(ctx, v, p, false)
+	plan, err := d.plan(ctx, v, p, Asked)
 	if r, refused := errors.AsType[*decide.Refusal](err); refused {
 		return []decide.Change{{Op: decide.Reject, Device: r.Path, Proof: r.Found,
 			What: "persistent disk " + p.CID + " will be refused. " + r.Remedy}}, nil
@@ -78,7 +56,7 @@ func (d *Disks) planKnown(ctx context.Context, v surroundings, p settings.Persis
 }
 
 // plan returns the plan of mount without applying it.
-func (d *Disks) plan(ctx context.Context, v surroundings, p settings.PersistentDisk, atBoot bool) (decide.Plan, error) {
+func (d *Disks) plan(ctx context.Context, v surroundings, p settings.PersistentDisk, why Occasion) (decide.Plan, error) {
 	l := v.resolved[p.CID]
 	switch {
 	case machine.Missing(l.err):
@@ -86,42 +64,30 @@ func (d *Disks) plan(ctx context.Context, v surroundings, p settings.PersistentD
 	case l.err != nil:
 		return decide.Plan{}, l.err
 	}
-	if err := d.dropLapsedRequest(v, p.CID, l.Device, false); err != nil {
-		return decide.Plan{}, err
+	at, err := d.place(ctx, v, p, l.Device, why, false)
+	if err == nil {
+		err = at.predict()
 	}
-	o, err := d.observe(ctx, v, p, l.Device, false)
-	if err != nil {
-		return decide.Plan{}, err
-	}
-	o.Boot = atBoot
-	plan, err := decide.MountDisk(o)
-	if err != nil {
-		return plan, err
-	}
-	return plan, d.planChoice(ctx, v, o, &plan, l.Device)
+	return at.plan, err
 }
 
-// planChoice predicts the decision of placing, as far as possible without replaying a journal.
-func (d *Disks) planChoice(ctx context.Context, v surroundings, o decide.Observed, plan *decide.Plan,
-	dev device.Device) error {
-	at := &placing{Disks: d, o: o, plan: *plan, identified: dev.Identified}
-	disk := decide.Disk{CID: o.CID, Path: o.Disk.Path, FileSystem: o.Volume.Content.UUID, Statement: o.Statement}
-	if !plan.Placed.Store {
-		return decide.CheckTarget(disk, o.Surroundings, o.Elsewhere)
+// predict predicts the decision of admit, as far as possible without replaying a journal.
+func (p *placing) predict() error {
+	disk := decide.Disk{CID: p.o.CID, Path: p.o.Disk.Path, FileSystem: p.o.Volume.Content.UUID, Statement: p.o.Statement}
+	switch {
+	case !p.plan.Placed.Store:
+		return decide.CheckTarget(disk, p.o.Surroundings, p.o.Elsewhere)
+	case p.o.MountedOn == p.o.Store:
+		return decide.CheckMounted(p.o.OnStoreIs, p.o.Surroundings, p.others)
+	case !p.o.Unknown:
+		return p.checkChoice(disk)
 	}
-	at.others = d.candidates(ctx, v, o.CID, false)
-	if o.MountedOn == o.Store {
-		return decide.CheckMounted(o.OnStoreIs, o.Surroundings, at.others)
-	}
-	if o.Unknown {
-		for i, c := range plan.Changes {
-			if c.Op == decide.Mount {
-				plan.Changes[i].Proof += ", unknown until mounted whether it is the store: its journal is used"
-			}
+	for i, c := range p.plan.Changes {
+		if c.Op == decide.Mount {
+			p.plan.Changes[i].Proof += ", unknown until mounted whether it is the store: its journal is used"
 		}
-		return nil
 	}
-	return at.checkChoice(disk)
+	return nil
 }
 
 // Describe returns a description of the disk attached under a CID, for an operator, and its fingerprint, for a request
@@ -160,11 +126,4 @@ func (d *Disks) fingerprint(dev device.Device) (string, error) {
 	}
 	found, _ := d.identify(dev.Path)
 	return machine.Fingerprint(dev.Path, found)
-}
-
-// dropLapsedRequest removes an operator's request from v if it was made about another disk. With acting set, it also
-// removes it from the file.
-func (d *Disks) dropLapsedRequest(v surroundings, cid string, dev device.Device, acting bool) error {
-	return d.Machine.DropLapsedRequest(v.Record, cid, dev.Path, acting,
-		func() (string, error) { return d.fingerprint(dev) })
 }
