@@ -164,17 +164,15 @@ func (m *machine) Prepare(b settings.Blobstore) (func(), error) {
 
 func (m *machine) Spec() (jobs.Spec, error) { return m.spec, m.specErr }
 
-func (m *machine) JobState(ctx context.Context) string {
+func (m *machine) Observe(context.Context) (string, []jobs.Process, error) {
 	m.mu.Lock()
 	wait := m.slow
 	m.mu.Unlock()
 	if wait != nil {
 		<-wait // not even the context helps
 	}
-	return "running"
+	return "running", m.supposed, nil
 }
-
-func (m *machine) Processes(context.Context) ([]jobs.Process, error) { return m.supposed, nil }
 
 func (m *machine) vitals(context.Context) (any, error) {
 	return json.RawMessage(`{"cpu":{"sys":"1.0","user":"3.2","wait":"0.0"},` +

@@ -40,9 +40,9 @@ type Supervisor interface {
 	StartAll(ctx context.Context) error
 	StopAll(ctx context.Context, wait bool) error
 	UnmonitorAll(ctx context.Context) error
-	// State returns at once. If the supervisor does not answer, the state is "unknown".
-	State(ctx context.Context) string
-	Processes(ctx context.Context) ([]Process, error)
+	// Observe returns at once, with the state of all services together. If the supervisor does not answer, the state is
+	// "unknown", and err says why.
+	Observe(ctx context.Context) (state string, processes []Process, err error)
 }
 
 // Instance manages the jobs and packages of the machine, and their processes.
@@ -354,36 +354,41 @@ type healthFile struct {
 
 // JobState returns the state of the instance, and records it in health.json if it has changed.
 func (i *Instance) JobState(ctx context.Context) string {
-	state := monit.StateFailing
-	if i.CheckStart() == nil {
-		state = i.Supervisor.State(ctx)
-		held := i.Boot.State()
-		switch {
-		case state == monit.StateUnknown:
-		case isStopped(i.Dirs):
-			state = monit.StateStopped
-		case held != "":
-			state = held
-		}
+	state, _, _ := i.Observe(ctx)
+	return state
+}
+
+// Observe returns the state of the instance and its processes. It records the state in health.json if it has changed.
+func (i *Instance) Observe(ctx context.Context) (state string, processes []Process, err error) {
+	// Before the question: an answer from before a start does not count.
+	withheld, held, shown := i.CheckStart() != nil, i.Boot.State(), i.shown.Load()
+	if withheld && !i.Running(ctx) {
+		i.recordHealth(monit.StateFailing)
+		return monit.StateFailing, nil, nil
+	}
+	state, processes, err = i.Supervisor.Observe(ctx)
+	switch {
+	case withheld:
+		state = monit.StateFailing
+	case state == monit.StateUnknown:
+	case isStopped(i.Dirs):
+		state = monit.StateStopped
+	case held != "":
+		state = held
 	}
 	if ctx.Err() == nil {
 		i.recordHealth(state)
-		i.noteShown(ctx)
 	}
-	return state
+	if err == nil && !withheld && held == "" && !shown && !unsupervised(processes) {
+		i.recordShown()
+	}
+	return state, processes, err
 }
 
 func (i *Instance) startRequest() StartRequest { return StartRequest{Dirs: i.Dirs} }
 
-// noteShown records once in the start request that the supervisor supervises all services.
-func (i *Instance) noteShown(ctx context.Context) {
-	if i.shown.Load() || i.CheckStart() != nil || i.Boot.State() != "" {
-		return
-	}
-	processes, err := i.Supervisor.Processes(ctx)
-	if err != nil || unsupervised(processes) {
-		return
-	}
+// recordShown records in the start request that the supervisor supervises all services.
+func (i *Instance) recordShown() {
 	if err := i.changeRequest(func(r StartRequest) error { return r.shown(time.Now()) }); err != nil {
 		i.Log.WithError(err).Warn("could not record that monit supervises all services")
 		return
@@ -403,14 +408,6 @@ func (i *Instance) recordHealth(state string) {
 	if err != nil {
 		i.Log.WithError(err).Warn("could not record the health")
 	}
-}
-
-// Processes returns the processes of the supervisor.
-func (i *Instance) Processes(ctx context.Context) ([]Process, error) {
-	if i.idle(ctx) {
-		return nil, nil
-	}
-	return i.Supervisor.Processes(ctx)
 }
 
 // Start writes the jobs' files for the supervisor and starts all services.

@@ -111,8 +111,9 @@ func (f *fakeSupervisor) UnmonitorAll(context.Context) error {
 	f.calls = append(f.calls, "unmonitor")
 	return nil
 }
-func (f *fakeSupervisor) State(context.Context) string                 { return f.state }
-func (f *fakeSupervisor) Processes(context.Context) ([]Process, error) { return nil, nil }
+func (f *fakeSupervisor) Observe(context.Context) (string, []Process, error) {
+	return f.state, nil, nil
+}
 
 type machine struct {
 	*Instance

@@ -27,11 +27,8 @@ func TestWithheldJobs(t *testing.T) {
 		if got := strings.Join(m.sup.calls, " "); got != told {
 			t.Errorf("the supervisor was told to %q, want %q", got, told)
 		}
-		if got := m.JobState(ctx); got != monit.StateFailing {
-			t.Errorf("state %q", got)
-		}
-		if p, err := m.Processes(ctx); err != nil || len(p) != 0 {
-			t.Errorf("processes %v, %v", p, err)
+		if got, p, err := m.Observe(ctx); got != monit.StateFailing || len(p) != 0 || err != nil {
+			t.Errorf("state %q, processes %v, %v", got, p, err)
 		}
 		if err := m.Start(ctx); err == nil || !strings.Contains(err.Error(), reason) {
 			t.Errorf("Start = %v", err)

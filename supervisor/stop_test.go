@@ -26,7 +26,10 @@ func (w *world) agent(budget time.Duration) monit.Supervisor {
 
 func (w *world) awaitState(a monit.Supervisor, state string) {
 	w.t.Helper()
-	eventually.True(w.t, "the state "+state, func() bool { return a.State(w.t.Context()) == state })
+	eventually.True(w.t, "the state "+state, func() bool {
+		got, _, _ := a.Observe(w.t.Context())
+		return got == state
+	})
 }
 
 // TestDirectorStopsDependantsFirst: services are unmonitored when the Director stops them, and end before what they

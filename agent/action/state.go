@@ -12,8 +12,7 @@ import (
 type Jobs interface {
 	// Spec returns the spec that was applied last, or an empty one.
 	Spec() (jobs.Spec, error)
-	JobState(ctx context.Context) string
-	Processes(ctx context.Context) ([]jobs.Process, error)
+	Observe(ctx context.Context) (state string, processes []jobs.Process, err error)
 }
 
 // StateSource collects the result of get_state.
@@ -84,8 +83,7 @@ func ObserveJobs(ctx context.Context, j Jobs) (state string, processes []jobs.Pr
 		processes []jobs.Process
 	}
 	answer := RunInBackground(func() (o observed, err error) {
-		o.state = j.JobState(ctx)
-		o.processes, err = j.Processes(ctx)
+		o.state, o.processes, err = j.Observe(ctx)
 		return o, err
 	})
 	select {

@@ -158,7 +158,7 @@ func (s *serving) jobsBack(ctx context.Context) string {
 	ticker := time.NewTicker(jobsComeUpAsk)
 	defer ticker.Stop()
 	for {
-		processes, err := s.instance.Processes(ctx)
+		_, processes, err := s.instance.Observe(ctx)
 		running, others := split(processes)
 		if err == nil && len(others) == 0 && s.instance.Boot.State() == "" {
 			return listed("processes", "running", running, "", nil)

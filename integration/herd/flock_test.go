@@ -254,9 +254,8 @@ const vitals = `{"cpu":{"sys":"0.3","user":"1.2","wait":"0.0"},"disk":{"ephemera
 // idle is an instance without jobs.
 type idle struct{}
 
-func (idle) Spec() (jobs.Spec, error)                          { return jobs.Spec{}, nil }
-func (idle) JobState(context.Context) string                   { return "running" }
-func (idle) Processes(context.Context) ([]jobs.Process, error) { return []jobs.Process{}, nil }
+func (idle) Spec() (jobs.Spec, error)                                { return jobs.Spec{}, nil }
+func (idle) Observe(context.Context) (string, []jobs.Process, error) { return "running", nil, nil }
 
 // flocks are the processes of the agents, which share them evenly.
 type flocks struct {

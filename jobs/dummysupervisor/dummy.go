@@ -3,6 +3,7 @@
 package dummysupervisor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -62,30 +63,23 @@ func (d *Dummy) SetStatus(status string) {
 	d.status = status
 }
 
-// State returns the current state.
-func (d *Dummy) State(context.Context) string {
+// Observe returns the current state. There are no processes or, for -M dummy-nats, the three of cloudfoundry/bosh-agent,
+// which the specs of the Director's suite expect in the output of `bosh instances --ps`: the third is failing.
+func (d *Dummy) Observe(context.Context) (state string, processes []monit.Process, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	switch {
-	case d.status != "":
-		return d.status
-	case d.Applied != nil && d.Applied():
-		return monit.StateRunning
+	state = d.status
+	if d.Applied != nil {
+		if state == "" && d.Applied() {
+			state = monit.StateRunning
+		}
+		processes = []monit.Process{
+			process("process-1", monit.StateRunning, 144987, 100, 0.1),
+			process("process-2", monit.StateRunning, 144988, 200, 0.2),
+			process("process-3", monit.StateFailing, 144989, 300, 0.3),
+		}
 	}
-	return monit.StateUnknown
-}
-
-// Processes returns none or, for -M dummy-nats, the three processes of cloudfoundry/bosh-agent, which the specs of the
-// Director's suite expect in the output of `bosh instances --ps`: the third is failing.
-func (d *Dummy) Processes(context.Context) ([]monit.Process, error) {
-	if d.Applied == nil {
-		return nil, nil
-	}
-	return []monit.Process{
-		process("process-1", monit.StateRunning, 144987, 100, 0.1),
-		process("process-2", monit.StateRunning, 144988, 200, 0.2),
-		process("process-3", monit.StateFailing, 144989, 300, 0.3),
-	}, nil
+	return cmp.Or(state, monit.StateUnknown), processes, nil
 }
 
 func process(name, state string, uptime, kb int, percent float64) monit.Process {

@@ -7,8 +7,8 @@ import (
 
 func wantState(t *testing.T, d *Dummy, want string) {
 	t.Helper()
-	if got := d.State(t.Context()); got != want {
-		t.Errorf("got %s, want %s", got, want)
+	if got, _, err := d.Observe(t.Context()); got != want || err != nil {
+		t.Errorf("got %s, %v, want %s", got, err, want)
 	}
 }
 
@@ -23,7 +23,7 @@ func TestDummy(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantState(t, d, "stopped")
-	if p, err := d.Processes(t.Context()); err != nil || len(p) != 0 {
+	if _, p, err := d.Observe(t.Context()); err != nil || len(p) != 0 {
 		t.Errorf("processes of -M dummy: %v, %v", p, err)
 	}
 }
@@ -58,7 +58,7 @@ func TestDummyNATS(t *testing.T) {
 }
 
 func TestProcessesAsTheSuiteExpectsThem(t *testing.T) {
-	processes, err := (&Dummy{Applied: func() bool { return false }}).Processes(t.Context())
+	_, processes, err := (&Dummy{Applied: func() bool { return false }}).Observe(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -161,9 +161,14 @@ func services(names ...string) *fakeMonit {
 	return f
 }
 
+func stateOf(ctx context.Context, s Supervisor) string {
+	state, _, _ := s.Observe(ctx)
+	return state
+}
+
 func TestProcesses(t *testing.T) {
 	f := services("nats")
-	p, err := Supervisor{Client: serve(t, f)}.Processes(t.Context())
+	_, p, err := Supervisor{Client: serve(t, f)}.Observe(t.Context())
 	if err != nil || len(p) != 1 {
 		t.Fatalf("got %v, %v", p, err)
 	}
@@ -207,14 +212,14 @@ func TestDeadOrSlowMonit(t *testing.T) {
 	s := Supervisor{Client: c}
 	hang.Store(true)
 	begun := time.Now()
-	if got := s.State(t.Context()); got != StateUnknown {
+	if got := stateOf(t.Context(), s); got != StateUnknown {
 		t.Errorf("slow: got %s", got)
 	}
 	if took := time.Since(begun); took > 3*statusTimeout {
 		t.Errorf("slow: took %v, want about %v", took, statusTimeout)
 	}
 	hang.Store(false)
-	if got := s.State(t.Context()); got != StateRunning {
+	if got := stateOf(t.Context(), s); got != StateRunning {
 		t.Errorf("recovered: got %s", got)
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -223,11 +228,11 @@ func TestDeadOrSlowMonit(t *testing.T) {
 	}
 	listener.Close()
 	dead := Supervisor{Client: &Client{URL: "http://" + listener.Addr().String(), UserFile: c.UserFile, Owner: c.Owner}}
-	if got := dead.State(t.Context()); got != StateUnknown {
+	if got := stateOf(t.Context(), dead); got != StateUnknown {
 		t.Errorf("dead: got %s", got)
 	}
 	missing := Supervisor{Client: &Client{URL: c.URL, UserFile: "/nonexistent"}}
-	if got := missing.State(t.Context()); got != StateUnknown {
+	if got := stateOf(t.Context(), missing); got != StateUnknown {
 		t.Errorf("without credentials: got %s", got)
 	}
 }

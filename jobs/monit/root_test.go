@@ -141,14 +141,14 @@ include %[2]s/job/*.monitrc
 		JobFiles: filepath.Join(dir, "job", "*.monitrc"), Daemon: m, Pause: 100 * time.Millisecond}
 	s := Supervisor{Client: client, Poll: 100 * time.Millisecond}
 	ctx := t.Context()
-	if got := s.State(ctx); got != StateUnknown {
+	if got := stateOf(ctx, s); got != StateUnknown {
 		t.Errorf("before it runs: got %s", got)
 	}
 	// A reload also starts a monit that does not run.
 	if err := s.Reload(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if got := s.State(ctx); got != StateRunning {
+	if got := stateOf(ctx, s); got != StateRunning {
 		t.Errorf("without services: got %s", got)
 	}
 	service := fmt.Sprintf("check process svc with pidfile %s\n  start program \"%s/svc start\"\n  stop program \"%s/svc stop\"\n  group vcap\n", pidfile, dir, dir)
@@ -169,9 +169,9 @@ include %[2]s/job/*.monitrc
 		t.Fatal(err)
 	}
 	eventually.True(t, "the service to run", func() bool {
-		return s.State(ctx) == StateRunning && alive(pidOf(t, pidfile))
+		return stateOf(ctx, s) == StateRunning && alive(pidOf(t, pidfile))
 	})
-	p, err := s.Processes(ctx)
+	_, p, err := s.Observe(ctx)
 	if err != nil || len(p) != 1 || p[0].Name != "svc" {
 		t.Errorf("got %+v, %v", p, err)
 	}
@@ -184,7 +184,7 @@ include %[2]s/job/*.monitrc
 		t.Errorf("the process did not survive a reload: %d became %d", first, got)
 	}
 	// Death: monit starts it again and sends a mail.
-	eventually.True(t, "supervision after the reload", func() bool { return s.State(ctx) == StateRunning })
+	eventually.True(t, "supervision after the reload", func() bool { return stateOf(ctx, s) == StateRunning })
 	for len(alerts) > 0 {
 		<-alerts
 	}
@@ -204,7 +204,7 @@ include %[2]s/job/*.monitrc
 		}
 	}
 	// Unmonitored: monit does not start it again; then it stops with nothing left to do.
-	eventually.True(t, "it to settle", func() bool { return s.State(ctx) == StateRunning })
+	eventually.True(t, "it to settle", func() bool { return stateOf(ctx, s) == StateRunning })
 	if err := s.UnmonitorAll(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +212,7 @@ include %[2]s/job/*.monitrc
 		st, err := s.Status(ctx)
 		return err == nil && !st.Services[0].Monitored
 	})
-	if got := s.State(ctx); got != StateFailing {
+	if got := stateOf(ctx, s); got != StateFailing {
 		t.Errorf("unmonitored: got %s", got)
 	}
 	// What a drain leaves unmonitored is stopped all the same.
@@ -225,7 +225,7 @@ include %[2]s/job/*.monitrc
 	if err := s.StartAll(ctx); err != nil {
 		t.Fatal(err)
 	}
-	eventually.True(t, "supervision again", func() bool { return s.State(ctx) == StateRunning })
+	eventually.True(t, "supervision again", func() bool { return stateOf(ctx, s) == StateRunning })
 	if err := s.UnmonitorAll(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -248,7 +248,7 @@ include %[2]s/job/*.monitrc
 	if err := s.StartAll(ctx); err != nil {
 		t.Fatal(err)
 	}
-	eventually.True(t, "supervision again", func() bool { return s.State(ctx) == StateRunning })
+	eventually.True(t, "supervision again", func() bool { return stateOf(ctx, s) == StateRunning })
 	if err := s.StopAll(ctx, true); err != nil {
 		t.Fatal(err)
 	}

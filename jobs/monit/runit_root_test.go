@@ -88,11 +88,11 @@ check process svc with pidfile %[3]s
 	s := Supervisor{Client: &Client{URL: fmt.Sprintf("http://127.0.0.1:%d", port),
 		UserFile: filepath.Join(dir, "monit.user"),
 		Daemon:   runit, Pause: 100 * time.Millisecond}, Poll: 100 * time.Millisecond}
-	eventually.True(t, "monit", func() bool { return s.State(ctx) != StateUnknown })
+	eventually.True(t, "monit", func() bool { return stateOf(ctx, s) != StateUnknown })
 	if err := s.StartAll(ctx); err != nil {
 		t.Fatal(err)
 	}
-	eventually.True(t, "the service", func() bool { return s.State(ctx) == StateRunning && alive(pidOf(t, pidfile)) })
+	eventually.True(t, "the service", func() bool { return stateOf(ctx, s) == StateRunning && alive(pidOf(t, pidfile)) })
 	process := pidOf(t, pidfile)
 	before, err := runit.State(ctx, "monit")
 	if err != nil {
@@ -113,13 +113,13 @@ check process svc with pidfile %[3]s
 	if err := runit.Stop(ctx, "monit"); err != nil {
 		t.Fatal(err)
 	}
-	if got := s.State(ctx); got != StateUnknown {
+	if got := stateOf(ctx, s); got != StateUnknown {
 		t.Errorf("without monit: got %s", got)
 	}
 	if err := s.Reload(ctx); err != nil {
 		t.Fatal(err)
 	}
-	eventually.True(t, "supervision again", func() bool { return s.State(ctx) == StateRunning })
+	eventually.True(t, "supervision again", func() bool { return stateOf(ctx, s) == StateRunning })
 	if err := s.StopAll(ctx, true); err != nil {
 		t.Fatal(err)
 	}

@@ -83,7 +83,7 @@ func TestRootStopOfDependants(t *testing.T) {
 		file += controlled(name, "depends on base")
 	}
 	s, dir := realMonit(t, map[string]string{"ctl": slowControl, "0000_job.monitrc": file})
-	eventually.True(t, "the jobs", func() bool { return s.State(t.Context()) == StateRunning })
+	eventually.True(t, "the jobs", func() bool { return stateOf(t.Context(), s) == StateRunning })
 	pids := map[string]int{}
 	for _, name := range names {
 		pids[name] = pidOf(t, filepath.Join(dir, name+".pid"))
@@ -117,7 +117,7 @@ func TestRootStopOfDependants(t *testing.T) {
 // TestRootStopThatFails: monit says that it has stopped what still runs. The second stop ends it.
 func TestRootStopThatFails(t *testing.T) {
 	s, dir := realMonit(t, map[string]string{"ctl": slowControl, "0000_job.monitrc": controlled("web", "")})
-	eventually.True(t, "the job", func() bool { return s.State(t.Context()) == StateRunning })
+	eventually.True(t, "the job", func() bool { return stateOf(t.Context(), s) == StateRunning })
 	pid := pidOf(t, filepath.Join(dir, "web.pid"))
 	deaf := filepath.Join(dir, "deaf")
 	if err := os.WriteFile(deaf, nil, 0o600); err != nil {

@@ -98,37 +98,23 @@ func (s Supervisor) statusWithRetry(ctx context.Context) (status Status, err err
 	return status, err
 }
 
-// State returns the state of all services together. It ignores the marker of a stopped instance. If monit does not
-// answer at once, the state is unknown.
-func (s Supervisor) State(ctx context.Context) string {
+// Observe returns the state of all services together, and the services in the format of get_state. It ignores the marker
+// of a stopped instance. If monit does not answer at once, the state is unknown.
+func (s Supervisor) Observe(ctx context.Context) (state string, processes []Process, err error) {
 	status, err := s.Status(ctx)
 	if err != nil {
-		return StateUnknown
+		return StateUnknown, nil, err
 	}
-	state := StateRunning
+	state = StateRunning
 	for _, v := range status.Services {
-		switch v.State {
-		case StateStarting:
-			return StateStarting
-		case StateRunning:
-		default:
+		processes = append(processes, v.process())
+		if v.State == StateStarting {
+			state = StateStarting
+		} else if v.State != StateRunning && state != StateStarting {
 			state = StateFailing
 		}
 	}
-	return state
-}
-
-// Processes returns the services in the format of get_state.
-func (s Supervisor) Processes(ctx context.Context) ([]Process, error) {
-	status, err := s.Status(ctx)
-	if err != nil {
-		return nil, err
-	}
-	processes := make([]Process, 0, len(status.Services))
-	for _, v := range status.Services {
-		processes = append(processes, v.process())
-	}
-	return processes, nil
+	return state, processes, nil
 }
 
 func (v Service) process() Process {
