@@ -37,8 +37,9 @@ func statePaths() map[string]string {
 var ownPath = regexp.MustCompile(`^(/var/vcap|/(run|var/lib)/[^/]*(cambium|bosh))`)
 
 // TestOnlyVcapNamesStateFiles: a file that package vcap does not name is not in the list of docs/architecture.md, and
-// another agent id inherits it. A directory in which vcap names something is vcap's alone: what is joined to it elsewhere are
-// names from outside, such as those of jobs. Below the others, names are the affair of the package that uses them.
+// another agent id inherits it. A directory in which vcap names something is vcap's alone: what is joined to it
+// elsewhere are names from outside, such as those of jobs. Below the others, names are the affair of the package that
+// uses them.
 func TestOnlyVcapNamesStateFiles(t *testing.T) {
 	parents, names := map[string]bool{}, map[string]bool{}
 	for method, path := range statePaths() {

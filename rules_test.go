@@ -426,18 +426,20 @@ func TestPortsAreOpenedInOnePlace(t *testing.T) {
 
 // byHandle names the packages that work as root below directories which jobs can write to, and the files of them
 // that do not. There, a path is resolved anew by each call, and a job can put a link into it between two of them: names
-// are opened below an os.Root or a directory's file descriptor instead. A single call on a directory that root alone can
-// replace has a comment beside it that says so.
+// are opened below an os.Root or a directory's file descriptor instead. A single call on a directory that root alone
+// can replace has a comment beside it that says so.
 //
 // Packages that are not listed work where root alone can make names: /var/vcap/{bosh,monit,instance,jobs}, data/tmp,
 // data/blobs, /etc. platform/tree makes the directories of jobs, by single calls that fail where something is there.
 var byHandle = map[string][]string{
-	"jobs/script":              nil,
-	"jobs/logs":                {"bundle.go", "rotation.go"},                        // in data/tmp, /etc/logrotate.d
-	"jobs/bundle":              {"collection.go", "links.go"},                       // in directories that root alone can write to
-	"jobs/monit":               {"client.go", "start.go", "checks.go", "dropin.go"}, // monit's own files
-	"agent/action":             {"dns.go", "ssh.go"},                                // the records of sync_dns, the host's keys
-	"platform/user":            {"database.go", "lock.go", "table.go"},              // the account files in /etc
+	"jobs/script": nil,
+	"jobs/logs":   {"bundle.go", "rotation.go"},  // in data/tmp, /etc/logrotate.d
+	"jobs/bundle": {"collection.go", "links.go"}, // in directories that root alone can write to
+	"jobs/monit": { // monit's own files
+		"client.go", "start.go", "checks.go", "dropin.go",
+	},
+	"agent/action":             {"dns.go", "ssh.go"},                   // the records of sync_dns, the host's keys
+	"platform/user":            {"database.go", "lock.go", "table.go"}, // the account files in /etc
 	"platform/copytree":        nil,
 	"platform/copytree/worker": nil,
 	"storage/migration":        nil,

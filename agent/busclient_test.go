@@ -179,6 +179,8 @@ func TestBusClientKeepsAccountOfTheBus(t *testing.T) {
 		}
 		begin := time.Now()
 		bus := c.made[0]
+		lose := func(why string, refused bool) func() { return func() { bus.lose(why, refused) } }
+		const denied = "Authorization Violation"
 		for n, step := range []struct {
 			do     func()
 			after  time.Duration
@@ -188,17 +190,17 @@ func TestBusClientKeepsAccountOfTheBus(t *testing.T) {
 			agent  status.State
 		}{
 			{func() {}, 0, status.BusConnecting, 0, "", status.Ready},
-			{func() { bus.lose("dial: refused", false) }, 20 * time.Second, status.BusConnecting, 1, "dial: refused", status.Ready},
-			{func() { bus.lose("Authorization Violation", true) }, 39 * time.Second, status.BusRefused, 2, "Authorization Violation", status.Ready},
-			{func() {}, time.Second, status.BusRefused, 2, "Authorization Violation", status.Degraded}, // a minute in all
-			{func() { bus.lose("dial: a\nb", false) }, time.Second, status.BusConnecting, 3, "dial: a; b", status.Degraded},
+			{lose("dial: refused", false), 20 * time.Second, status.BusConnecting, 1, "dial: refused", status.Ready},
+			{lose(denied, true), 39 * time.Second, status.BusRefused, 2, denied, status.Ready},
+			{func() {}, time.Second, status.BusRefused, 2, denied, status.Degraded}, // a minute in all
+			{lose("dial: a\nb", false), time.Second, status.BusConnecting, 3, "dial: a; b", status.Degraded},
 			{bus.connect, time.Hour, status.BusConnected, 0, "", status.Ready},
-			{func() { bus.lose("EOF", false) }, 29 * time.Second, status.BusLost, 0, "EOF", status.Ready},
-			{func() { bus.lose("dial: refused", false) }, 999 * time.Millisecond, status.BusLost, 1, "dial: refused", status.Ready},
+			{lose("EOF", false), 29 * time.Second, status.BusLost, 0, "EOF", status.Ready},
+			{lose("dial: refused", false), 999 * time.Millisecond, status.BusLost, 1, "dial: refused", status.Ready},
 			{func() {}, time.Millisecond, status.BusLost, 1, "dial: refused", status.Degraded}, // 30 seconds in all
-			{func() { bus.lose("bad certificate", true) }, time.Second, status.BusRefused, 2, "bad certificate", status.Degraded},
+			{lose("bad certificate", true), time.Second, status.BusRefused, 2, "bad certificate", status.Degraded},
 			{bus.connect, 0, status.BusConnected, 0, "", status.Ready},
-			{func() { bus.lose("EOF", false) }, 20 * time.Second, status.BusLost, 0, "EOF", status.Ready},
+			{lose("EOF", false), 20 * time.Second, status.BusLost, 0, "EOF", status.Ready},
 			{bus.connect, 20 * time.Second, status.BusConnected, 0, "", status.Ready}, // the earlier loss does not count
 		} {
 			step.do()

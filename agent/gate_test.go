@@ -249,7 +249,8 @@ func TestInterruptedTasks(t *testing.T) {
 	d.Wait()
 	for id, want := range map[string]string{
 		resumed.ID: `{"value":"ok{\"n\":1}"}`,
-		lost.ID:    fmt.Sprintf(`{"exception":{"message":"Action Failed get_task: Task %s result: the agent restarted while the task was running"}}`, lost.ID),
+		lost.ID: fmt.Sprintf(`{"exception":{"message":"Action Failed get_task: Task %s result: `+
+			`the agent restarted while the task was running"}}`, lost.ID),
 	} {
 		var got string
 		d.Handle(t.Context(), mbus.Request{Method: "get_task", Arguments: rawArguments(fmt.Sprintf("%q", id))},

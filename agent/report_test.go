@@ -196,8 +196,16 @@ func TestVerdictAlert(t *testing.T) {
 		{"nothing is wrong", func(_ *Alerts, connect func()) { connect() }, ""},
 		{"before the connection", func(a *Alerts, connect func()) { a.Verdict("refused"); connect(); connect() }, "refused"},
 		{"after the connection", func(a *Alerts, connect func()) { connect(); a.Verdict("refused") }, "refused"},
-		{"the last word counts", func(a *Alerts, connect func()) { a.Verdict("late"); a.Verdict("refused"); connect() }, "refused"},
-		{"healed before the connection", func(a *Alerts, connect func()) { a.Verdict("refused"); a.Verdict(""); connect() }, ""},
+		{"the last word counts", func(a *Alerts, connect func()) {
+			a.Verdict("late")
+			a.Verdict("refused")
+			connect()
+		}, "refused"},
+		{"healed before the connection", func(a *Alerts, connect func()) {
+			a.Verdict("refused")
+			a.Verdict("")
+			connect()
+		}, ""},
 		{"again", func(a *Alerts, connect func()) {
 			connect()
 			a.Verdict("refused")
@@ -234,7 +242,8 @@ func TestExpiryWarnings(t *testing.T) {
 		connected := make(chan struct{})
 		e := Expiry{Bus: p, Connected: connected, Path: filepath.Join(t.TempDir(), "announced.json"), Log: quiet(),
 			Certificates: func() []Certificate {
-				return []Certificate{{"bus client", string(pair.Certificate)}, {"odd", "nonsense"}, {"key", string(pair.PrivateKey)}}
+				return []Certificate{{"bus client", string(pair.Certificate)}, {"odd", "nonsense"},
+					{"key", string(pair.PrivateKey)}}
 			}}
 		var stop func()
 		start := func() {

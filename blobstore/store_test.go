@@ -385,7 +385,8 @@ func TestCascade(t *testing.T) {
 	if got, err := read(t.Context(), store, ref); err != nil || !bytes.Equal(got, content) || len(s.requests) != 0 {
 		t.Errorf("got %q, %v after %d requests, want the local copy", got, err, len(s.requests))
 	}
-	if err := store.used.sensitive.WriteChecked("c", strings.NewReader("x"), ref.Digest); !errors.As(err, new(*blob.Mismatch)) {
+	other := strings.NewReader("x")
+	if err := store.used.sensitive.WriteChecked("c", other, ref.Digest); !errors.As(err, new(*blob.Mismatch)) {
 		t.Errorf("got %v, want a mismatch", err)
 	}
 	info, err := os.Stat(filepath.Join(d.SensitiveBlobs(), "b"))

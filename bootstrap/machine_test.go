@@ -223,7 +223,8 @@ func (s *supervisor) Start(context.Context) ([]monit.Change, error) {
 	return nil, nil
 }
 
-// A machine whose store cannot be mounted is up without its supervisor, until the disk is mounted or no longer attached.
+// A machine whose store cannot be mounted is up without its supervisor, until the disk is mounted or no longer
+// attached.
 func TestNoJobStartsOnAnEmptyStore(t *testing.T) {
 	disks, daemon := &drives{store: errors.New("persistent disk vol-1 is blank")}, &supervisor{}
 	var reasons []string
@@ -285,7 +286,8 @@ func (d slowDrives) CurrentWork() (cid, what string, since time.Time) {
 	}
 }
 
-// A mount that takes long, because it replays a journal, goes on in the background of the boot. Its end starts the jobs, or says why they are not.
+// A mount that takes long, because it replays a journal, goes on in the background of the boot. Its end starts the
+// jobs, or says why they are not.
 func TestStoreIsMountedBehindTheBoot(t *testing.T) {
 	for name, failure := range map[string]error{"mounted": nil, "not mounted": errors.New("bad superblock")} {
 		t.Run(name, func(t *testing.T) {

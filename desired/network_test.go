@@ -95,8 +95,17 @@ func TestNetwork(t *testing.T) {
 		failed   []string
 	}{
 		{name: "no network at all counts as preconfigured", nics: 1, want: "preconfigured;"},
-		{name: "vip alone counts as preconfigured", nics: 1, nets: map[string]settings.Network{"v": {Type: "vip", IP: "1.2.3.4"}}, want: "preconfigured;"},
-		{name: "preconfigured", nics: 1, nets: map[string]settings.Network{"a": with(manual("10.0.0.5", mac0), func(n *settings.Network) { n.Preconfigured = true })}, want: "preconfigured;"},
+		{
+			name: "vip alone counts as preconfigured", nics: 1,
+			nets: map[string]settings.Network{"v": {Type: "vip", IP: "1.2.3.4"}},
+			want: "preconfigured;",
+		},
+		{
+			name: "preconfigured", nics: 1,
+			nets: map[string]settings.Network{"a": with(manual("10.0.0.5", mac0),
+				func(n *settings.Network) { n.Preconfigured = true })},
+			want: "preconfigured;",
+		},
 		{
 			name: "one network that is not preconfigured configures all", nics: 2,
 			nets: map[string]settings.Network{"a": with(manual("10.0.0.5", mac0),
@@ -130,9 +139,10 @@ func TestNetwork(t *testing.T) {
 		},
 		{
 			name: "unknown hardware address", nics: 1,
-			nets:   map[string]settings.Network{"a": manual("10.0.0.5", "52:54:00:00:00:99")},
-			want:   "eth0: dhcp;",
-			failed: []string{`network "a": no NIC has the hardware address 52:54:00:00:00:99: the machine has eth0 (52:54:00:00:00:01)`},
+			nets: map[string]settings.Network{"a": manual("10.0.0.5", "52:54:00:00:00:99")},
+			want: "eth0: dhcp;",
+			failed: []string{`network "a": no NIC has the hardware address 52:54:00:00:00:99: ` +
+				`the machine has eth0 (52:54:00:00:00:01)`},
 		},
 		{
 			name: "several networks on one NIC, dual stack", nics: 1,
@@ -245,8 +255,9 @@ func TestNetwork(t *testing.T) {
 			name: "gateway outside of the subnet", nics: 1,
 			nets: map[string]settings.Network{"a": with(manual("10.0.5.5", mac0), gatewayDefault)},
 			want: "eth0: 10.0.5.5/24 0.0.0.0/0>10.0.0.1!;",
-			warnings: []string{`network "a": gateway 10.0.0.1 is outside subnet 10.0.5.0/24; it is expected on the link: unless that is so, ` +
-				`correct networks.a.netmask in the settings (from networks[].subnets[].range of the cloud config)`},
+			warnings: []string{`network "a": gateway 10.0.0.1 is outside subnet 10.0.5.0/24; it is expected on the link: ` +
+				`unless that is so, correct networks.a.netmask in the settings ` +
+				`(from networks[].subnets[].range of the cloud config)`},
 		},
 		{
 			name: "subnet of a single address", nics: 1,
@@ -389,7 +400,9 @@ func TestDNSOfPreconfiguredNetworks(t *testing.T) {
 		{"vip does not where networks are configured", map[string]settings.Network{
 			"a": {DNS: []string{"1.1.1.1"}}, "v": {Type: "vip", DNS: []string{"2.2.2.2"}, Default: []string{"dns"}},
 		}, "[1.1.1.1]"},
-		{"no default network", map[string]settings.Network{"a": {DNS: []string{"1.1.1.1"}}, "b": {DNS: []string{"2.2.2.2"}}}, "[]"},
+		{"no default network", map[string]settings.Network{
+			"a": {DNS: []string{"1.1.1.1"}}, "b": {DNS: []string{"2.2.2.2"}},
+		}, "[]"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got, _ := desired.DNS(tt.nets); fmt.Sprint(got) != tt.want {
@@ -515,13 +528,14 @@ func TestAdvice(t *testing.T) {
 		net    settings.Network
 		advice string
 	}{
-		{"no such card", manual("10.0.0.2", mac1), "attach the network card with that address ('ip link' lists those here), " +
-			"or correct networks.a.mac in the settings (written by the CPI)"},
+		{"no such card", manual("10.0.0.2", mac1), "attach the network card with that address " +
+			"('ip link' lists those here), or correct networks.a.mac in the settings (written by the CPI)"},
 		{"invalid MAC", manual("10.0.0.2", "x"), "correct networks.a.mac in the settings (written by the CPI)"},
 		{"invalid address", manual("10.0.0", mac0), ip},
 		{"address of loopback", manual("127.0.0.2", mac0), ip},
 		{"netmask with a gap", with(manual("10.0.0.2", mac0), func(n *settings.Network) { n.Netmask = "255.0.255.0" }), mask},
-		{"netmask of the other family", with(manual("10.0.0.2", mac0), func(n *settings.Network) { n.Netmask = "ffff::" }), mask},
+		{"netmask of the other family",
+			with(manual("10.0.0.2", mac0), func(n *settings.Network) { n.Netmask = "ffff::" }), mask},
 	} {
 		_, _, err := desired.Network(map[string]settings.Network{"a": c.net}, machine(1))
 		if got := advice.Of(err); err == nil || !strings.HasPrefix(got, c.advice) {

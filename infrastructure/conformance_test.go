@@ -71,7 +71,9 @@ var rigs = map[string]func(t *testing.T) rig{
 	agentjson.VsphereGuestInfo: func(t *testing.T) rig {
 		dir := t.TempDir()
 		value, tool := filepath.Join(dir, "value"), filepath.Join(dir, "rpctool")
-		writeFile(t, tool, "#!/bin/sh\ncase $1 in\n'info-get guestinfo.userdata') exec cat '"+value+"' ;;\n'info-set guestinfo.userdata ---') echo --- > '"+value+"' ;;\nesac\n")
+		writeFile(t, tool, "#!/bin/sh\ncase $1 in\n"+
+			"'info-get guestinfo.userdata') exec cat '"+value+"' ;;\n"+
+			"'info-set guestinfo.userdata ---') echo --- > '"+value+"' ;;\nesac\n")
 		if err := os.Chmod(tool, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -124,10 +126,16 @@ func mediumIn(t *testing.T, device, label, file string) (root string, put func(s
 	}
 }
 
+// configOf returns a configuration that names these sources.
+func configOf(sources ...agentjson.Source) (config agentjson.Config) {
+	config.Infrastructure.Settings.Sources = sources
+	return config
+}
+
 func (r rig) sources(t *testing.T, o Options) *Sources {
 	t.Helper()
 	o.Root = r.root
-	s, err := New(agentjson.Config{Infrastructure: agentjson.Infrastructure{Settings: agentjson.Settings{Sources: []agentjson.Source{r.config}}}}, complete(o))
+	s, err := New(configOf(r.config), complete(o))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -388,7 +396,8 @@ func metadataServiceWithID(t *testing.T) (string, func(string)) {
 }
 
 func TestNewReportsEveryProblem(t *testing.T) {
-	_, err := New(agentjson.Config{Infrastructure: agentjson.Infrastructure{Settings: agentjson.Settings{Sources: []agentjson.Source{{Type: "FTP"}, {Type: "HTTP"}, {Type: "Gopher"}}}}}, Options{})
+	_, err := New(configOf(agentjson.Source{Type: "FTP"}, agentjson.Source{Type: "HTTP"},
+		agentjson.Source{Type: "Gopher"}), Options{})
 	if err == nil || !strings.Contains(err.Error(), `source 1: unknown type "FTP"`) ||
 		!strings.Contains(err.Error(), `source 3: unknown type "Gopher"`) {
 		t.Errorf("error %v, want both", err)

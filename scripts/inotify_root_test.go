@@ -30,7 +30,8 @@ func TestRootInotifyLimit(t *testing.T) {
 	out, err := exec.Command("./inotify-limit", want, "sh", "-c", "cat "+path+"; exit 3").CombinedOutput()
 	failed, ok := err.(*exec.ExitError)
 	if strings.TrimSpace(string(out)) != want || !ok || failed.ExitCode() != 3 {
-		t.Errorf("with a limit of %s the command prints %q and ends with %v, want that limit and exit status 3", want, out, err)
+		t.Errorf("with a limit of %s the command prints %q and ends with %v, want that limit and exit status 3",
+			want, out, err)
 	}
 	if after := read(); after != before {
 		t.Errorf("the limit is %d afterwards, want %d", after, before)

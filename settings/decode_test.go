@@ -172,8 +172,10 @@ func TestNetworksOnTheirOwn(t *testing.T) {
 
 // Contract S.3.
 func TestNotationsOfMACs(t *testing.T) {
-	for mac, warns := range map[string]bool{"52:54:00:00:00:09": false, "52-54-00-00-00-09": false, "5254.0000.0009": false,
-		"525400000009": false, "52:54:0:0:0:9": false, "52:54:00:00:00": true, "eth0": true} {
+	for mac, warns := range map[string]bool{
+		"52:54:00:00:00:09": false, "52-54-00-00-00-09": false, "5254.0000.0009": false,
+		"525400000009": false, "52:54:0:0:0:9": false, "52:54:00:00:00": true, "eth0": true,
+	} {
 		_, rep := DecodeNetworks("user data", []byte(`{"n":{"type":"dynamic","mac":"`+mac+`"}}`))
 		if got := strings.Contains(rep.String(), "no interface will match"); got != warns {
 			t.Errorf("%s: got %q, want a warning: %v", mac, rep, warns)

@@ -34,11 +34,13 @@ func FuzzDecode(f *testing.F) {
 	// Short documents, because a change in the middle of a long one rarely leaves it a document.
 	seed(f, "testdata/settings", `{`, `null`,
 		`{"agent_id":"a","disks":{"persistent":{"x":{"lun":1e400}}}}`,
-		`{"agent_id":"a","disks":{"persistent":{"x":{"iscsi_settings":{"password":1,"other":[]}}},"ephemeral":{"id":null,"z":1}}}`,
+		`{"agent_id":"a","disks":{"persistent":{"x":{"iscsi_settings":{"password":1,"other":[]}}},`+
+			`"ephemeral":{"id":null,"z":1}}}`,
 		`{"agent_id":"a","disks":{"raw_ephemeral":[{"ID":"x","volume_id":2},"s",3,null],"system":{"path":1}}}`,
 		`{"agent_id":"a","env":{"bosh":{"parallel":1e30,"swap_size":1e2}}}`,
 		`{"agent_id":"a","env":{"bosh":{"blobstores":[{"provider":"p","options":{"a":[1]},"x":1},null],"ntp":[]}}}`,
-		`{"agent_id":"a","env":{"bosh":{"mbus":{"urls":["nats://h",null],"cert":{"ca":"c","more":1}},"agent":{"settings":{"tmpfs":true,"x":2}}}}}`,
+		`{"agent_id":"a","env":{"bosh":{"mbus":{"urls":["nats://h",null],"cert":{"ca":"c","more":1}},`+
+			`"agent":{"settings":{"tmpfs":true,"x":2}}}}}`,
 		`{"agent_id":"a","networks":{"":{"prefix":1.0,"routes":[{"Gateway":"g"}]},"B":null,"b":{"mac":"AA","dns":[""]}}}`,
 		`{"AGENT_ID":"a","agent_id":"b","x":1,"X":2,"x":3,"vm":{"NAME":"n","name":null}}`)
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -96,7 +98,8 @@ func FuzzDecodeUpdate(f *testing.F) {
 // FuzzDisks decodes disk hints from the Director, and the content of the hints file.
 func FuzzDisks(f *testing.F) {
 	for _, s := range []string{`"/dev/sdc"`, `{"lun":1,"host_device_id":"{f8b3}"}`, `{"path":null}`,
-		`{"iscsi_settings":{"target":1}}`, `3`, `{"d":{"ID":"d","Lun":"1","ISCSISettings":{"Password":"p"},"MountOptions":["a"]}}`} {
+		`{"iscsi_settings":{"target":1}}`, `3`,
+		`{"d":{"ID":"d","Lun":"1","ISCSISettings":{"Password":"p"},"MountOptions":["a"]}}`} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

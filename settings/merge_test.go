@@ -55,14 +55,18 @@ func TestPrecedence(t *testing.T) {
 }
 
 func TestExplainNamesTheOrigin(t *testing.T) {
-	s, rep := Decode("HTTP http://169.254.169.254/latest/user-data", secret.NewJSON([]byte(`{"agent_id":"a","mbus":"nats://r","vm":{"Name":"v"},
-		"env":{"bosh":{"mbus":{"urls":["nats://nats:pw@10.0.0.6:4222"],"cert":{"ca":"x","private_key":"y"}},"swap_size":0,"ntp":[]}},
+	const document = `{"agent_id":"a","mbus":"nats://r","vm":{"Name":"v"},
+		"env":{"bosh":{"mbus":{"urls":["nats://nats:pw@10.0.0.6:4222"],"cert":{"ca":"x","private_key":"y"}},
+			"swap_size":0,"ntp":[]}},
 		"networks":{"n-1":{"ip":"10.0.0.1","netmask":"255.0.0.0","use_dhcp":true}},
-		"disks":{"persistent":{"vol-1":{"path":"/dev/x","lun":5}},"raw_ephemeral":[{"path":"/dev/y"}],"ephemeral":"/dev/z"}}`)))
+		"disks":{"persistent":{"vol-1":{"path":"/dev/x","lun":5}},"raw_ephemeral":[{"path":"/dev/y"}],
+			"ephemeral":"/dev/z"}}`
+	s, rep := Decode("HTTP http://169.254.169.254/latest/user-data", secret.NewJSON([]byte(document)))
 	if rep.Failed() {
 		t.Fatal(rep)
 	}
-	e := Merge(s, decodeUpdate(t, `{"blobstores":[{"provider":"dav","options":{"password":"pw"}}],"trusted_certs":"pw","disk_associations":[{"name":"n","cid":"c"}]}`))
+	e := Merge(s, decodeUpdate(t, `{"blobstores":[{"provider":"dav","options":{"password":"pw"}}],`+
+		`"trusted_certs":"pw","disk_associations":[{"name":"n","cid":"c"}]}`))
 	var lines []string
 	for _, l := range e.Explain() {
 		lines = append(lines, l.String())
@@ -96,20 +100,27 @@ func TestExplainNamesTheOrigin(t *testing.T) {
 }
 
 func TestUpdatesOverUpdates(t *testing.T) {
-	stored := decodeUpdate(t, `{"mbus":{"urls":["nats://a"],"cert":{"ca":"A"}},"blobstores":[{"provider":"dav","options":{"x":1,"y":2}}],"trusted_certs":"T","disk_associations":[{"name":"n","cid":"c"}],"other":{"kept":1}}`)
+	stored := decodeUpdate(t, `{"mbus":{"urls":["nats://a"],"cert":{"ca":"A"}},`+
+		`"blobstores":[{"provider":"dav","options":{"x":1,"y":2}}],"trusted_certs":"T",`+
+		`"disk_associations":[{"name":"n","cid":"c"}],"other":{"kept":1}}`)
 	for name, c := range map[string]struct {
 		newer string
 		state string // urls, ca, options of blobstores, certs, associations
 	}{
-		"nothing":                   {`{}`, `[nats://a] A {"x":1,"y":2} T 1`},
-		"nulls":                     {`{"mbus":null,"blobstores":null,"trusted_certs":null,"disk_associations":null}`, `[nats://a] A {"x":1,"y":2} T 1`},
-		"the same":                  {`{"mbus":{"urls":["nats://a"],"cert":{"ca":"A"}},"blobstores":[{"options":{"y": 2, "x": 1},"provider":"dav"}],"trusted_certs":"T"}`, `[nats://a] A {"y":2,"x":1} T 1`},
-		"empty certs clear":         {`{"trusted_certs":""}`, `[nats://a] A {"x":1,"y":2}  1`},
-		"empty associations clear":  {`{"disk_associations":[]}`, `[nats://a] A {"x":1,"y":2} T 0`},
-		"empty blobstores clear":    {`{"blobstores":[]}`, `[nats://a] A  T 1`},
-		"an empty bus keeps":        {`{"mbus":{"cert":{"ca":"","certificate":"","private_key":""},"urls":null}}`, `[nats://a] A {"x":1,"y":2} T 1`},
+		"nothing": {`{}`, `[nats://a] A {"x":1,"y":2} T 1`},
+		"nulls": {`{"mbus":null,"blobstores":null,"trusted_certs":null,"disk_associations":null}`,
+			`[nats://a] A {"x":1,"y":2} T 1`},
+		"the same": {`{"mbus":{"urls":["nats://a"],"cert":{"ca":"A"}},` +
+			`"blobstores":[{"options":{"y": 2, "x": 1},"provider":"dav"}],"trusted_certs":"T"}`,
+			`[nats://a] A {"y":2,"x":1} T 1`},
+		"empty certs clear":        {`{"trusted_certs":""}`, `[nats://a] A {"x":1,"y":2}  1`},
+		"empty associations clear": {`{"disk_associations":[]}`, `[nats://a] A {"x":1,"y":2} T 0`},
+		"empty blobstores clear":   {`{"blobstores":[]}`, `[nats://a] A  T 1`},
+		"an empty bus keeps": {`{"mbus":{"cert":{"ca":"","certificate":"","private_key":""},"urls":null}}`,
+			`[nats://a] A {"x":1,"y":2} T 1`},
 		"a bus replaces as a whole": {`{"mbus":{"urls":["nats://b"]}}`, `[nats://b]  {"x":1,"y":2} T 1`},
-		"other options":             {`{"blobstores":[{"provider":"dav","options":{"x":1,"y":3}}]}`, `[nats://a] A {"x":1,"y":3} T 1`},
+		"other options": {`{"blobstores":[{"provider":"dav","options":{"x":1,"y":3}}]}`,
+			`[nats://a] A {"x":1,"y":3} T 1`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			next := stored.Apply(decodeUpdate(t, c.newer))

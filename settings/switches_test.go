@@ -37,8 +37,10 @@ func TestSwitches(t *testing.T) {
 		}
 	}
 	for _, c := range []struct{ deployment, env, stemcell, want string }{
-		{`{}`, "", "refuse", "refuse"}, {`{}`, "", "format", "format"}, {`{}`, "format", "refuse", "format"}, {`{}`, "refuse", "format", "refuse"},
-		{`{"persistent_disk_foreign":"format"}`, "", "refuse", "format"}, {`{"persistent_disk_foreign":"refuse"}`, "format", "format", "refuse"},
+		{`{}`, "", "refuse", "refuse"}, {`{}`, "", "format", "format"},
+		{`{}`, "format", "refuse", "format"}, {`{}`, "refuse", "format", "refuse"},
+		{`{"persistent_disk_foreign":"format"}`, "", "refuse", "format"},
+		{`{"persistent_disk_foreign":"refuse"}`, "format", "format", "refuse"},
 	} {
 		e := effective(c.deployment)
 		e.Settings.Env.PersistentDiskForeign = c.env

@@ -174,10 +174,27 @@ func TestWhatADirectorHearsOfAFailedBoot(t *testing.T) {
 		at      map[time.Duration]string
 		alertAt time.Duration // when the alert is sent
 	}{
-		{"refused at the first boot", true, errors.New("refused"), map[time.Duration]string{40 * time.Second: verdict, time.Minute: verdict, 2 * time.Minute: verdict}, 40 * time.Second},
-		{"late at the first boot", true, late, map[time.Duration]string{time.Second: restarting, 40 * time.Second: restarting, 80 * time.Second: restarting, 3 * time.Minute: verdict, 4 * time.Minute: verdict}, 3 * time.Minute},
-		{"refused later", false, errors.New("refused"), map[time.Duration]string{40 * time.Second: silence, time.Minute: silence, 2 * time.Minute: silence, 5 * time.Minute: silence}, 40 * time.Second},
-		{"late later", false, late, map[time.Duration]string{40 * time.Second: silence, time.Minute: silence, 5 * time.Minute: silence}, 40 * time.Second},
+		{
+			name: "refused at the first boot", first: true, cause: errors.New("refused"), alertAt: 40 * time.Second,
+			at: map[time.Duration]string{40 * time.Second: verdict, time.Minute: verdict, 2 * time.Minute: verdict},
+		},
+		{
+			name: "late at the first boot", first: true, cause: late, alertAt: 3 * time.Minute,
+			at: map[time.Duration]string{
+				time.Second: restarting, 40 * time.Second: restarting, 80 * time.Second: restarting,
+				3 * time.Minute: verdict, 4 * time.Minute: verdict,
+			},
+		},
+		{
+			name: "refused later", first: false, cause: errors.New("refused"), alertAt: 40 * time.Second,
+			at: map[time.Duration]string{
+				40 * time.Second: silence, time.Minute: silence, 2 * time.Minute: silence, 5 * time.Minute: silence,
+			},
+		},
+		{
+			name: "late later", first: false, cause: late, alertAt: 40 * time.Second,
+			at: map[time.Duration]string{40 * time.Second: silence, time.Minute: silence, 5 * time.Minute: silence},
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -25,8 +25,8 @@ import (
 )
 
 // promise states the guarantees that a reader of the documents may rely on.
-const promise = "Made from the agent's types. What is listed here stays, with its name and type; what is not required may be absent, " +
-	"and more may come: ignore what you do not know."
+const promise = "Made from the agent's types. What is listed here stays, with its name and type; " +
+	"what is not required may be absent, and more may come: ignore what you do not know."
 
 // schemaOf is the JSON schema of what encoding/json makes of a type.
 func schemaOf(t reflect.Type) map[string]any {

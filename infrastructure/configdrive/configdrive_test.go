@@ -106,9 +106,18 @@ func TestConfigDrive(t *testing.T) {
 		setup func(machine) *Source
 		from  string
 	}{
-		{"by link", func(m machine) *Source { m.attach("sdb", image, "config-2"); return m.drive(byLabel + "config-2") }, byLabel + "config-2"},
-		{"by label without a link", func(m machine) *Source { m.attach("sdb", image, ""); return m.drive(byLabel + "config-2") }, byLabel + "config-2"},
-		{"label in the other case", func(m machine) *Source { m.attach("sdb", image, ""); return m.drive(byLabel + "CONFIG-2") }, byLabel + "CONFIG-2"},
+		{"by link", func(m machine) *Source {
+			m.attach("sdb", image, "config-2")
+			return m.drive(byLabel + "config-2")
+		}, byLabel + "config-2"},
+		{"by label without a link", func(m machine) *Source {
+			m.attach("sdb", image, "")
+			return m.drive(byLabel + "config-2")
+		}, byLabel + "config-2"},
+		{"label in the other case", func(m machine) *Source {
+			m.attach("sdb", image, "")
+			return m.drive(byLabel + "CONFIG-2")
+		}, byLabel + "CONFIG-2"},
 		{"by device", func(m machine) *Source { m.attach("sdb", image, ""); return m.drive("/dev/sdb") }, "/dev/sdb"},
 		{"by image", func(m machine) *Source { return m.drive(image) }, image},
 		{"second path", func(m machine) *Source {
@@ -193,15 +202,20 @@ func TestKindsOfFailure(t *testing.T) {
 		kind source.Kind
 		text string
 	}{
-		{"no such label", Options{DiskPaths: []string{byLabel + "x", byLabel + "y"}, UserDataPath: "a"}, source.Definite, "by-label/x: no such medium; /dev/disk/by-label/y: no such medium"},
+		{"no such label", Options{DiskPaths: []string{byLabel + "x", byLabel + "y"}, UserDataPath: "a"},
+			source.Definite, "by-label/x: no such medium; /dev/disk/by-label/y: no such medium"},
 		{"no paths", Options{UserDataPath: "a"}, source.Definite, "DiskPaths is empty"},
 		{"no file named", Options{DiskPaths: []string{image}}, source.Definite, "UserDataPath is empty"},
-		{"no such file", Options{DiskPaths: []string{image}, UserDataPath: "a/b"}, source.Definite, "a/b: file does not exist"},
-		{"no file system", Options{DiskPaths: []string{os.Args[0]}, UserDataPath: "a"}, source.Definite, "no iso9660 or vfat"},
+		{"no such file", Options{DiskPaths: []string{image}, UserDataPath: "a/b"},
+			source.Definite, "a/b: file does not exist"},
+		{"no file system", Options{DiskPaths: []string{os.Args[0]}, UserDataPath: "a"},
+			source.Definite, "no iso9660 or vfat"},
 		{"not a device", Options{DiskPaths: []string{"/dev/null"}, UserDataPath: "a"}, source.Definite, "no such medium"},
-		{"a directory", Options{DiskPaths: []string{t.TempDir()}, UserDataPath: "a"}, source.Definite, "neither a block device"},
+		{"a directory", Options{DiskPaths: []string{t.TempDir()}, UserDataPath: "a"},
+			source.Definite, "neither a block device"},
 		{"damaged", Options{DiskPaths: []string{damagedImage}, UserDataPath: "a"}, source.Definite, "damaged"},
-		{"bad document", Options{DiskPaths: []string{image}, UserDataPath: "broken"}, source.NotYetThere, "not valid JSON at line 1"},
+		{"bad document", Options{DiskPaths: []string{image}, UserDataPath: "broken"},
+			source.NotYetThere, "not valid JSON at line 1"},
 		{"empty document", Options{DiskPaths: []string{image}, UserDataPath: "empty"}, source.NotYetThere, "empty"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

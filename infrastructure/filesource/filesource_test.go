@@ -32,8 +32,10 @@ func TestSettings(t *testing.T) {
 	}{
 		{"plain", Options{SettingsPath: settings}, `{"agent_id":"s"}`, 0},
 		{"user data is not looked at", Options{SettingsPath: settings, UserDataPath: userData}, `{"agent_id":"s"}`, 0},
-		{"with UseRegistry it is", Options{SettingsPath: settings, UserDataPath: userData, UseRegistry: true}, `{"registry":{"endpoint":"http://r"}}`, 0},
-		{"unless it cannot be read", Options{SettingsPath: settings, UserDataPath: missing, UseRegistry: true}, `{"agent_id":"s"}`, 0},
+		{"with UseRegistry it is", Options{SettingsPath: settings, UserDataPath: userData, UseRegistry: true},
+			`{"registry":{"endpoint":"http://r"}}`, 0},
+		{"unless it cannot be read", Options{SettingsPath: settings, UserDataPath: missing, UseRegistry: true},
+			`{"agent_id":"s"}`, 0},
 		{"missing", Options{SettingsPath: missing, UserDataPath: userData, UseRegistry: true}, "", source.Definite},
 		{"not named", Options{}, "", source.Definite},
 		{"just being written", Options{SettingsPath: broken}, "", source.NotYetThere},
@@ -57,7 +59,8 @@ func TestSettings(t *testing.T) {
 func TestSyntaxErrorHasAPlace(t *testing.T) {
 	path := write(t, t.TempDir(), "settings.json", "{\"agent_id\":\n  oops}")
 	_, err := New(Options{SettingsPath: path}).Settings(t.Context())
-	want := path + ": not valid JSON at line 2, column 3: expected a value; 'agent validate settings " + path + "' shows where"
+	want := path + ": not valid JSON at line 2, column 3: expected a value; " +
+		"'agent validate settings " + path + "' shows where"
 	if err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}

@@ -40,7 +40,8 @@ type imds struct {
 func (m *imds) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.requests = append(m.requests, r.Method+" "+r.URL.Path+" token="+r.Header.Get(tokenHeader)+" ttl="+r.Header.Get(tokenTTLHeader)+" x="+r.Header.Get("X-Extra"))
+	token, ttl, extra := r.Header.Get(tokenHeader), r.Header.Get(tokenTTLHeader), r.Header.Get("X-Extra")
+	m.requests = append(m.requests, r.Method+" "+r.URL.Path+" token="+token+" ttl="+ttl+" x="+extra)
 	switch {
 	case r.Method == http.MethodPut && r.URL.Path == "/latest/api/token":
 		if m.token == "" {
@@ -82,8 +83,9 @@ func TestTokenFlow(t *testing.T) {
 			"PUT /latest/api/token token= ttl=300 x=", "GET /latest/user-data token=tok ttl= x=1"}},
 		{name: "IMDSv1 without tokens", service: imds{status: 404}, warns: true, want: []string{
 			"PUT /latest/api/token token= ttl=300 x=", "GET /latest/user-data token= ttl= x=1"}},
-		{name: "tokens fail but are required", service: imds{status: 503, required: true}, warns: true, err: "401 Unauthorized", want: []string{
-			"PUT /latest/api/token token= ttl=300 x=", "GET /latest/user-data token= ttl= x=1"}},
+		{name: "tokens fail but are required", service: imds{status: 503, required: true}, warns: true,
+			err: "401 Unauthorized", want: []string{
+				"PUT /latest/api/token token= ttl=300 x=", "GET /latest/user-data token= ttl= x=1"}},
 		{name: "a token that cannot be one", service: imds{token: "a\nb"}, warns: true, want: []string{
 			"PUT /latest/api/token token= ttl=300 x=", "GET /latest/user-data token= ttl= x=1"}},
 	}
@@ -185,7 +187,8 @@ func TestKindsOfFailure(t *testing.T) {
 		{"gone", 410, "", source.NotYetThere, "410 Gone"},
 		{"empty", 200, "", source.NotYetThere, "empty answer"},
 		{"no content", 204, "", source.NotYetThere, "empty answer"},
-		{"bad json", 200, "{\"agent_id\": \"canary\",\n}", source.NotYetThere, "not valid JSON at line 1, column 22: trailing comma"},
+		{"bad json", 200, "{\"agent_id\": \"canary\",\n}", source.NotYetThere,
+			"not valid JSON at line 1, column 22: trailing comma"},
 		{"an error page", 200, "<html>canary</html>", source.NotYetThere, "neither a JSON object nor base64"},
 		{"trouble", 500, "canary", source.Transport, "500 Internal Server Error"},
 		{"refused", 403, "canary", source.Transport, "403 Forbidden"},

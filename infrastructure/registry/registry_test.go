@@ -22,7 +22,9 @@ import (
 )
 
 func TestRead(t *testing.T) {
-	full := `{"server":{"name":"vm-7c1f"},"registry":{"endpoint":"http://reg:canary@10.0.0.6:25777","user":"u","password":"canary"},"dns":{"nameserver":["10.0.0.2"]},"networks":{"private":{"type":"manual"}}}`
+	full := `{"server":{"name":"vm-7c1f"},` +
+		`"registry":{"endpoint":"http://reg:canary@10.0.0.6:25777","user":"u","password":"canary"},` +
+		`"dns":{"nameserver":["10.0.0.2"]},"networks":{"private":{"type":"manual"}}}`
 	p, err := ParsePointer([]byte(full))
 	if err != nil || p == nil {
 		t.Fatalf("pointer %v, error %v", p, err)
@@ -123,6 +125,8 @@ func instance(id string) func(context.Context) (string, error) {
 func TestHTTPRegistry(t *testing.T) {
 	base, asked := server(t)
 	host := strings.TrimPrefix(base, "http://")
+	at := func(endpoint string) Pointer { return Pointer{Endpoint: secret.NewURL(endpoint)} }
+	named := Pointer{Endpoint: secret.NewURL(base), ServerName: "vm 1"}
 	cases := []struct {
 		name    string
 		client  Client
@@ -132,18 +136,25 @@ func TestHTTPRegistry(t *testing.T) {
 		err     string
 		kind    source.Kind
 	}{
-		{name: "by server name", client: Client{UseServerName: true}, pointer: Pointer{Endpoint: secret.NewURL(base), ServerName: "vm 1"}, id: "i-1", want: "GET /instances/vm%201/settings :"},
-		{name: "by instance id", pointer: Pointer{Endpoint: secret.NewURL(base), ServerName: "vm 1"}, id: "i-1", want: "GET /instances/i-1/settings :"},
-		{name: "no instance id to have", pointer: Pointer{Endpoint: secret.NewURL(base), ServerName: "vm 1"}, want: "GET /instances/vm%201/settings :"},
-		{name: "user information", pointer: Pointer{Endpoint: secret.NewURL("http://reg:p%40ss@" + host + "/")}, id: "i-1", want: "GET /instances/i-1/settings reg:p@ss"},
-		{name: "separate keys", pointer: Pointer{Endpoint: secret.NewURL(base), User: "reg", Password: secret.New("pw")}, id: "i-1", want: "GET /instances/i-1/settings reg:pw"},
-		{name: "below a path", pointer: Pointer{Endpoint: secret.NewURL(base + "/api/")}, id: "i-1", want: "GET /api/instances/i-1/settings :"},
-		{name: "not there yet", pointer: Pointer{Endpoint: secret.NewURL(base)}, id: "i-2", err: "404 Not Found", kind: source.NotYetThere},
-		{name: "a key is one part of the path", pointer: Pointer{Endpoint: secret.NewURL(base)}, id: "../../admin", want: "GET /instances/..%2F..%2Fadmin/settings :", err: "404", kind: source.NotYetThere},
-		{name: "no server name", client: Client{UseServerName: true}, pointer: Pointer{Endpoint: secret.NewURL(base)}, id: "i-1", err: "server.name is missing", kind: source.NotYetThere},
-		{name: "no key at all", pointer: Pointer{Endpoint: secret.NewURL(base)}, err: "no instance id", kind: source.NotYetThere},
-		{name: "bad endpoint", pointer: Pointer{Endpoint: secret.NewURL("http://u:canary@[x")}, id: "i-1", err: "not a valid URL", kind: source.NotYetThere},
-		{name: "bad scheme", pointer: Pointer{Endpoint: secret.NewURL("httpx://u:canary@h")}, id: "i-1", err: "not an http", kind: source.NotYetThere},
+		{name: "by server name", client: Client{UseServerName: true}, pointer: named, id: "i-1",
+			want: "GET /instances/vm%201/settings :"},
+		{name: "by instance id", pointer: named, id: "i-1", want: "GET /instances/i-1/settings :"},
+		{name: "no instance id to have", pointer: named, want: "GET /instances/vm%201/settings :"},
+		{name: "user information", pointer: at("http://reg:p%40ss@" + host + "/"), id: "i-1",
+			want: "GET /instances/i-1/settings reg:p@ss"},
+		{name: "separate keys", pointer: Pointer{Endpoint: secret.NewURL(base), User: "reg", Password: secret.New("pw")},
+			id: "i-1", want: "GET /instances/i-1/settings reg:pw"},
+		{name: "below a path", pointer: at(base + "/api/"), id: "i-1", want: "GET /api/instances/i-1/settings :"},
+		{name: "not there yet", pointer: at(base), id: "i-2", err: "404 Not Found", kind: source.NotYetThere},
+		{name: "a key is one part of the path", pointer: at(base), id: "../../admin",
+			want: "GET /instances/..%2F..%2Fadmin/settings :", err: "404", kind: source.NotYetThere},
+		{name: "no server name", client: Client{UseServerName: true}, pointer: at(base), id: "i-1",
+			err: "server.name is missing", kind: source.NotYetThere},
+		{name: "no key at all", pointer: at(base), err: "no instance id", kind: source.NotYetThere},
+		{name: "bad endpoint", pointer: at("http://u:canary@[x"), id: "i-1",
+			err: "not a valid URL", kind: source.NotYetThere},
+		{name: "bad scheme", pointer: at("httpx://u:canary@h"), id: "i-1",
+			err: "not an http", kind: source.NotYetThere},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -414,7 +425,8 @@ func FuzzEnvelope(f *testing.F) {
 }
 
 func FuzzRead(f *testing.F) {
-	f.Add([]byte(`{"server":{"name":"vm"},"registry":{"endpoint":"http://a:b@c","user":"u"},"dns":{"nameserver":["10.0.0.2"]},"networks":{}}`))
+	f.Add([]byte(`{"server":{"name":"vm"},"registry":{"endpoint":"http://a:b@c","user":"u"},` +
+		`"dns":{"nameserver":["10.0.0.2"]},"networks":{}}`))
 	f.Add([]byte(`{"agent_id":"a"}`))
 	f.Fuzz(func(t *testing.T, document []byte) {
 		p, err := ParsePointer(document)

@@ -15,7 +15,8 @@ func TestLengthIsThatOfMarshal(t *testing.T) {
 		}
 		return len(data) - len(`""`)
 	}
-	for _, unit := range []string{"x", "é", "世", "😀", "\n", "\b", `"`, `\`, "\x01", "\x7f", "<", "&", "\u2028", "\ufffd", "\xff"} {
+	units := []string{"x", "é", "世", "😀", "\n", "\b", `"`, `\`, "\x01", "\x7f", "<", "&", "\u2028", "\ufffd", "\xff"}
+	for _, unit := range units {
 		text := strings.Repeat(unit, 5)
 		for room := range length(text) + 2 {
 			want := strings.Repeat(unit, min(5, room/length(unit)))

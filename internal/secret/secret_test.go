@@ -23,8 +23,10 @@ func TestNothingPrintsTheValue(t *testing.T) {
 	h := holder{Exported: New(canary), unexported: New(canary), url: NewURL("nats://u:" + canary + "@10.0.0.6:4222"),
 		doc: NewJSON([]byte(`{"password":"` + canary + `"}`))}
 	var out strings.Builder
-	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%#q", "%x", "%X", "%d", "%c", "%U", "%o", "%b", "%e", "%t", "%p"} {
-		for _, v := range []any{h, &h, h.Exported, &h.Exported, h.url, &h.url, h.doc, []String{h.Exported}, map[string]URL{"k": h.url}} {
+	verbs := []string{"%v", "%+v", "%#v", "%s", "%q", "%#q", "%x", "%X", "%d", "%c", "%U", "%o", "%b", "%e", "%t", "%p"}
+	values := []any{h, &h, h.Exported, &h.Exported, h.url, &h.url, h.doc, []String{h.Exported}, map[string]URL{"k": h.url}}
+	for _, verb := range verbs {
+		for _, v := range values {
 			fmt.Fprintf(&out, verb+"\n", v)
 		}
 	}

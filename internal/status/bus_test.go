@@ -43,7 +43,8 @@ func TestDegradedFollowsFromWarningsAndBus(t *testing.T) {
 		bus      *Bus
 		want     State
 	}{
-		{Ready, nil, nil, Ready}, {Ready, []string{"w"}, nil, Degraded}, {Ready, nil, overdue, Degraded}, {Ready, nil, &Bus{State: BusLost}, Ready},
+		{Ready, nil, nil, Ready}, {Ready, []string{"w"}, nil, Degraded}, {Ready, nil, overdue, Degraded},
+		{Ready, nil, &Bus{State: BusLost}, Ready},
 		{Degraded, nil, nil, Ready}, {Starting, []string{"w"}, overdue, Starting}, {Failed, []string{"w"}, overdue, Failed},
 	} {
 		r, err := Open(filepath.Join(t.TempDir(), "status.json"), "v")

@@ -23,9 +23,11 @@ func TestPreviousBoot(t *testing.T) {
 		{"the first boot", nil, touched, "", time.Time{}},
 		{"only this boot", []Document{now}, began.Add(time.Second), "", time.Time{}},
 		{"a power cut", []Document{down, up}, touched, "up", touched},
-		{"a power cut, and a process of this boot has written", []Document{up, now}, began.Add(time.Second), "up", time.Time{}},
+		{"a power cut, and a process of this boot has written", []Document{up, now}, began.Add(time.Second),
+			"up", time.Time{}},
 		{"on request", []Document{up, down}, touched, "down", stopped},
-		{"on request, and a process of this boot has written", []Document{up, down, now}, began.Add(time.Second), "down", stopped},
+		{"on request, and a process of this boot has written", []Document{up, down, now}, began.Add(time.Second),
+			"down", stopped},
 	} {
 		h := History{Path: filepath.Join(t.TempDir(), "boots.json")}
 		for _, b := range c.boots {

@@ -135,7 +135,8 @@ func TestWarningIsSetOnceAndRemoved(t *testing.T) {
 		topic, text string
 		changed     bool
 		want        string
-	}{{"port", "", false, "other"}, {"port", "held", true, "other|port: held"}, {"port", "held", false, "other|port: held"},
+	}{{"port", "", false, "other"}, {"port", "held", true, "other|port: held"},
+		{"port", "held", false, "other|port: held"},
 		{"port", "gone", true, "other|port: gone"}, {"clock", "off", true, "other|port: gone|clock: off"},
 		{"port", "gone", false, "other|port: gone|clock: off"}, {"clock", "", true, "other|port: gone"},
 		{"port", "", true, "other"}} {

@@ -63,7 +63,8 @@ type Hint struct {
 func (h Hint) String() string {
 	var parts []string
 	for _, f := range []struct{ name, value string }{
-		{"", h.CID}, {"path ", h.Path}, {"volume ", h.VolumeID}, {"id ", h.DeviceID}, {"lun ", h.LUN}, {"controller ", h.HostDeviceID},
+		{"", h.CID}, {"path ", h.Path}, {"volume ", h.VolumeID}, {"id ", h.DeviceID},
+		{"lun ", h.LUN}, {"controller ", h.HostDeviceID},
 	} {
 		if f.value != "" && (f.name != "volume " || f.value != h.Path) {
 			parts = append(parts, f.name+f.value)

@@ -76,9 +76,12 @@ func TestMatchers(t *testing.T) {
 	}{
 		{"by id: serial cut to 20 characters", byID(cid, nil, ""), []string{"/dev/vdb"}, "serial " + cid[:20]},
 		{"by id: short serial, exactly", byID("vol-7447851", nil, ""), []string{"/dev/vdc"}, "vdc(vol-7447851)"},
-		{"by id: no such serial", byID("vol-7447852", nil, ""), nil, "looked for serial vol-7447852 among vdb(" + cid[:20] + "), vdc(vol-7447851)"},
-		{"by id: transform AWS", byID("vol-0a1b2c3d4", transform, "nvme-Amazon_Elastic_Block_Store_vol${1}"), []string{"/dev/nvme1n1"}, "nvme-Amazon"},
-		{"by id: transform OpenStack", byID(cid, uuid, "scsi-${1}${2}${3}${4}${5}"), []string{"/dev/sdd", "/dev/vdb"}, "scsi-4d3f"},
+		{"by id: no such serial", byID("vol-7447852", nil, ""), nil,
+			"looked for serial vol-7447852 among vdb(" + cid[:20] + "), vdc(vol-7447851)"},
+		{"by id: transform AWS", byID("vol-0a1b2c3d4", transform, "nvme-Amazon_Elastic_Block_Store_vol${1}"),
+			[]string{"/dev/nvme1n1"}, "nvme-Amazon"},
+		{"by id: transform OpenStack", byID(cid, uuid, "scsi-${1}${2}${3}${4}${5}"),
+			[]string{"/dev/sdd", "/dev/vdb"}, "scsi-4d3f"},
 		{"by id: pattern does not match", byID("other", transform, "x${1}"), nil, "/dev/disk/by-id/other"},
 		{"mapped: sd means vd", path("/dev/sdb"), []string{"/dev/vdb"}, ""},
 		{"mapped: vd before sd", path("/dev/sdh"), []string{"/dev/vdh"}, ""},
@@ -158,7 +161,8 @@ func TestAnswers(t *testing.T) {
 		text string
 	}{
 		{"virtio: nothing named", r(Options{Type: "virtio"}), Hint{}, ErrAbsent, "nothing that device path resolution type"},
-		{"virtio: never appears", r(Options{Type: "virtio"}), Hint{CID: cid, Path: "/dev/sdd"}, ErrTimedOut, "/dev/xvdd, /dev/vdd, /dev/sdd: none of them exists"},
+		{"virtio: never appears", r(Options{Type: "virtio"}), Hint{CID: cid, Path: "/dev/sdd"}, ErrTimedOut,
+			"/dev/xvdd, /dev/vdd, /dev/sdd: none of them exists"},
 		{"virtio: relative path", r(Options{Type: "virtio"}), Hint{Path: "sdd"}, ErrAbsent, "not absolute"},
 		{"identity: missing", r(Options{}), Hint{Path: "/dev/sdd"}, ErrTimedOut, "/dev/sdd does not exist"},
 		{"identity: empty (D.14)", r(Options{}), Hint{CID: "x"}, ErrAbsent, "nothing"},
@@ -168,8 +172,10 @@ func TestAnswers(t *testing.T) {
 		{"iscsi", r(Options{Type: "iscsi"}), Hint{CID: "x", ISCSI: true}, ErrAbsent, "iSCSI disks are not supported"},
 		{"iscsi: whatever the type (D.17)", r(Options{Type: "virtio"}), Hint{CID: cid, ISCSI: true}, ErrAbsent,
 			"iSCSI disks are not supported"},
-		{"iscsi: a path comes first", r(Options{Type: "iscsi"}), Hint{Path: "/dev/sdd", ISCSI: true}, ErrTimedOut, "/dev/sdd does not exist"},
-		{"lun link: never appears", r(Options{LUNLinks: "/dev/by-lun"}), Hint{LUN: "3"}, ErrTimedOut, "/dev/by-lun/3 does not exist"},
+		{"iscsi: a path comes first", r(Options{Type: "iscsi"}), Hint{Path: "/dev/sdd", ISCSI: true}, ErrTimedOut,
+			"/dev/sdd does not exist"},
+		{"lun link: never appears", r(Options{LUNLinks: "/dev/by-lun"}), Hint{LUN: "3"}, ErrTimedOut,
+			"/dev/by-lun/3 does not exist"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d, err := c.r.Resolve(context.Background(), c.hint)

@@ -32,12 +32,15 @@ func TestResolve(t *testing.T) {
 	}{
 		{"literal", []string{"nats://user:password@192.0.2.100:4222"}, []string{"192.0.2.100:4222"}},
 		{"IPv6 literal", []string{"nats://[2001:db8::5]:4222"}, []string{"[2001:db8::5]:4222"}},
-		{"name with several addresses", []string{"nats://bus.example:4222"}, []string{"192.0.2.1:4222", "192.0.2.2:4222", "[2001:db8::1]:4222"}},
+		{"name with several addresses", []string{"nats://bus.example:4222"},
+			[]string{"192.0.2.1:4222", "192.0.2.2:4222", "[2001:db8::1]:4222"}},
 		{"the same twice", []string{"nats://192.0.2.1:4222", "nats://192.0.2.1:4222"}, []string{"192.0.2.1:4222"}},
-		{"two servers", []string{"nats://192.0.2.9:4222", "nats://192.0.2.1:4223"}, []string{"192.0.2.1:4223", "192.0.2.9:4222"}},
+		{"two servers", []string{"nats://192.0.2.9:4222", "nats://192.0.2.1:4223"},
+			[]string{"192.0.2.1:4223", "192.0.2.9:4222"}},
 		{"one of two is unknown", []string{"nats://gone.example:4222", "nats://192.0.2.1:4222"}, []string{"192.0.2.1:4222"}},
 		{"unknown", []string{"nats://gone.example:4222"}, nil},
-		{"not a bus", []string{"https://u:p@192.0.2.1:6868", "", "nats://192.0.2.1", "nats://:4222", "nats://192.0.2.1:99999", "nats://192.0.2.1:0", "%"}, nil},
+		{"not a bus", []string{"https://u:p@192.0.2.1:6868", "", "nats://192.0.2.1", "nats://:4222",
+			"nats://192.0.2.1:99999", "nats://192.0.2.1:0", "%"}, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var urls []secret.URL
@@ -171,15 +174,21 @@ func TestGroup(t *testing.T) {
 		job                   string
 		level                 uint32
 	}{
-		{"version 2", "0::/system.slice/runc-bpm-router.scope\n", "sys/fs/cgroup/system.slice/runc-bpm-router.scope", "router", 2},
-		{"both versions", "12:pids:/x\n0::/system.slice/runc-bpm-a-b.c.scope\n", "sys/fs/cgroup/unified/system.slice/runc-bpm-a-b.c.scope", "a-b.c", 2},
+		{"version 2", "0::/system.slice/runc-bpm-router.scope\n",
+			"sys/fs/cgroup/system.slice/runc-bpm-router.scope", "router", 2},
+		{"both versions", "12:pids:/x\n0::/system.slice/runc-bpm-a-b.c.scope\n",
+			"sys/fs/cgroup/unified/system.slice/runc-bpm-a-b.c.scope", "a-b.c", 2},
 		{"deeper, and something below", "0::/a/b/runc-bpm-x.scope/c\n", "sys/fs/cgroup/a/b/runc-bpm-x.scope", "x", 3},
-		{"bpm 1.4.33", "0::/system.slice/monit-service-bpm-bpm-galera-agent.scope\n", "sys/fs/cgroup/system.slice/monit-service-bpm-bpm-galera-agent.scope", "galera-agent", 2},
-		{"bpm 1.4.33, one of several processes", "0::/system.slice/monit-service-bpm-bpm-job.2eworker.scope\n", "sys/fs/cgroup/system.slice/monit-service-bpm-bpm-job.2eworker.scope", "job.2eworker", 2},
-		{"bpm 1.4.33, under another supervisor", "0::/x.slice/supervisor-1-bpm-bpm-bpm-bpm-job.scope\n", "sys/fs/cgroup/x.slice/supervisor-1-bpm-bpm-bpm-bpm-job.scope", "bpm-bpm-job", 2},
+		{"bpm 1.4.33", "0::/system.slice/monit-service-bpm-bpm-galera-agent.scope\n",
+			"sys/fs/cgroup/system.slice/monit-service-bpm-bpm-galera-agent.scope", "galera-agent", 2},
+		{"bpm 1.4.33, one of several processes", "0::/system.slice/monit-service-bpm-bpm-job.2eworker.scope\n",
+			"sys/fs/cgroup/system.slice/monit-service-bpm-bpm-job.2eworker.scope", "job.2eworker", 2},
+		{"bpm 1.4.33, under another supervisor", "0::/x.slice/supervisor-1-bpm-bpm-bpm-bpm-job.scope\n",
+			"sys/fs/cgroup/x.slice/supervisor-1-bpm-bpm-bpm-bpm-job.scope", "bpm-bpm-job", 2},
 		{"bpm 1.4.33, without systemd", "0::/runit/monit/bpm-job\n", "sys/fs/cgroup/runit/monit/bpm-job", "job", 3},
 		{"the supervisor itself", "0::/system.slice/monit.service\n", "sys/fs/cgroup/system.slice/monit.service", "", 0},
-		{"a login of vcap", "0::/user.slice/user-1000.slice/session-1.scope\n", "sys/fs/cgroup/user.slice/user-1000.slice/session-1.scope", "", 0},
+		{"a login of vcap", "0::/user.slice/user-1000.slice/session-1.scope\n",
+			"sys/fs/cgroup/user.slice/user-1000.slice/session-1.scope", "", 0},
 		{"not mounted", "0::/system.slice/runc-bpm-router.scope\n", "sys", "", 0},
 		{"not bpm", "0::/system.slice/monit.service\n", "sys/fs/cgroup/system.slice/monit.service", "", 0},
 		{"version 1 only", "12:pids:/system.slice/runc-bpm-router.scope\n", "sys", "", 0},

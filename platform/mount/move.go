@@ -62,8 +62,8 @@ func SetBindReadOnly(ctx context.Context, target string, readOnly bool, report f
 		func() error { return unix.MountSetattr(unix.AT_FDCWD, target, 0, &change) })
 }
 
-// whileBusy calls try again while it returns EBUSY. It reports the processes that use target whenever they change. Other
-// errors get the operation and the target.
+// whileBusy calls try again while it returns EBUSY. It reports the processes that use target whenever they change.
+// Other errors get the operation and the target.
 func whileBusy(ctx context.Context, operation, target string, usersOf func(target string) ([]Process, error),
 	report func([]Process), try func() error) error {
 	var last string

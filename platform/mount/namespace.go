@@ -17,8 +17,8 @@ import (
 	"cambium/internal/thread"
 )
 
-// covers reports whether other is a mount of the same device or, if m is a bind mount, of the same directory or one below
-// it.
+// covers reports whether other is a mount of the same device or, if m is a bind mount, of the same directory or one
+// below it.
 func (m Entry) covers(other Entry) bool {
 	return m.Number == other.Number &&
 		(m.Root == "/" || m.Root == other.Root || strings.HasPrefix(other.Root, m.Root+"/"))

@@ -420,7 +420,8 @@ func TestNSWithoutNetworkd(t *testing.T) {
 			t.Fatal(err)
 		}
 		changes, err := network.Diff(have, want)
-		if err == nil || err.Error() != `network "b": eth1 needs DHCP, but systemd-networkd, the DHCP client, is not available` {
+		const refusal = `network "b": eth1 needs DHCP, but systemd-networkd, the DHCP client, is not available`
+		if err == nil || err.Error() != refusal {
 			t.Errorf("got %v, want a clear error for the dynamic network", err)
 		}
 		if _, err := k.Apply(t.Context(), changes); err != nil {

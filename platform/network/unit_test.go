@@ -19,7 +19,8 @@ func full() WantLink {
 	return WantLink{
 		Name: "eth0", Networks: []string{"a", "b"}, DHCP: true, NoDHCPGateway: true, AcceptRA: true,
 		Addresses: []WantAddress{
-			{Prefix: prefix("10.0.0.5/24"), Network: "a"}, {Prefix: prefix("10.9.0.5/32"), Network: "a"}, {Prefix: prefix("10.8.0.4/31"), Network: "a"},
+			{Prefix: prefix("10.0.0.5/24"), Network: "a"}, {Prefix: prefix("10.9.0.5/32"), Network: "a"},
+			{Prefix: prefix("10.8.0.4/31"), Network: "a"},
 			{Prefix: prefix("fd00::5/64"), Network: "b"}, {Prefix: prefix("10.0.0.6/22"), Label: "eth0:1", Network: "c"},
 		},
 		Routes: []WantRoute{
@@ -184,7 +185,8 @@ func TestChangesPrintAndEncode(t *testing.T) {
 	have := State{
 		Networkd: networkd.Status{Available: true, Version: 252},
 		Links: []Link{{Index: 2, Name: "eth0", NIC: true, MAC: "52:54:00:00:00:01", IPv6Disabled: true, Addresses: []Address{
-			{Prefix: prefix("10.0.0.4/24")}, {Prefix: prefix("10.0.0.7/24"), Secondary: true}, {Prefix: prefix("10.7.0.5/24"), Dynamic: true}, {Prefix: prefix("fd00::5/48")},
+			{Prefix: prefix("10.0.0.4/24")}, {Prefix: prefix("10.0.0.7/24"), Secondary: true},
+			{Prefix: prefix("10.7.0.5/24"), Dynamic: true}, {Prefix: prefix("fd00::5/48")},
 		}}},
 		Routes: []Route{
 			{Link: "eth0", To: prefix("0.0.0.0/0"), Gateway: addr("10.0.0.9"), Origin: OriginStatic},
@@ -192,7 +194,8 @@ func TestChangesPrintAndEncode(t *testing.T) {
 		},
 		Files: []networkd.File{
 			{Path: networkd.EtcDir + "/05-x.network", Content: "[Match]\nName=eth0\n"},
-			{Path: networkd.EtcDir + "/10_eth0.network", Content: networkd.Marker + "\n[Address]\nAddress=10.0.0.4/24\n[Route]\nDestination=203.0.113.0/24\nGateway=10.0.0.3\n"},
+			{Path: networkd.EtcDir + "/10_eth0.network", Content: networkd.Marker + "\n[Address]\nAddress=10.0.0.4/24\n" +
+				"[Route]\nDestination=203.0.113.0/24\nGateway=10.0.0.3\n"},
 			{Path: networkd.EtcDir + "/10_eth9.network", Content: networkd.Marker + "\n"},
 		},
 	}

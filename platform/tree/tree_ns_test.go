@@ -36,7 +36,8 @@ func stemcell(t *testing.T) string {
 		}
 	}
 	for name, content := range map[string]string{
-		"etc/passwd":           "root:x:0:0::/root:/bin/sh\nvcap:x:1000:1000::/home/vcap:/bin/bash\n_chrony:x:110:111::/:/bin/false\n",
+		"etc/passwd": "root:x:0:0::/root:/bin/sh\nvcap:x:1000:1000::/home/vcap:/bin/bash\n" +
+			"_chrony:x:110:111::/:/bin/false\n",
 		"etc/group":            "root:x:0:\nvcap:x:1000:\nsyslog:x:105:\nutmp:x:43:\n_chrony:x:111:\n",
 		"var/log/in-the-image": "hidden",
 	} {

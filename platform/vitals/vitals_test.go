@@ -36,8 +36,10 @@ func write(t *testing.T, root, path, content string) {
 
 func TestGolden(t *testing.T) {
 	for capture, want := range map[string]string{
-		"jammy": `{"cpu":{"sys":"10.0","user":"30.0","wait":"5.0"},"load":["0.12","0.30","1.25"],"mem":{"kb":"4096064","percent":"25"},"swap":{"kb":"2097151","percent":"25"},"uptime":{"secs":86400}}`,
-		"small": `{"cpu":{"sys":"10.0","user":"30.0","wait":"5.0"},"load":["0.00","0.01","0.05"],"mem":{"kb":"500000","percent":"50"},"swap":{"kb":"0","percent":"0"},"uptime":{}}`,
+		"jammy": `{"cpu":{"sys":"10.0","user":"30.0","wait":"5.0"},"load":["0.12","0.30","1.25"],` +
+			`"mem":{"kb":"4096064","percent":"25"},"swap":{"kb":"2097151","percent":"25"},"uptime":{"secs":86400}}`,
+		"small": `{"cpu":{"sys":"10.0","user":"30.0","wait":"5.0"},"load":["0.00","0.01","0.05"],` +
+			`"mem":{"kb":"500000","percent":"50"},"swap":{"kb":"0","percent":"0"},"uptime":{}}`,
 	} {
 		t.Run(capture, func(t *testing.T) {
 			g, now, root := gauge(t, capture)
@@ -114,7 +116,8 @@ func TestFull(t *testing.T) {
 		want Disk
 	}{
 		// Blocks kept for root count as free.
-		{unix.Statfs_t{Blocks: 1000, Bfree: 585, Bavail: 500, Files: 1000, Ffree: 664}, Disk{Percent: "42", InodePercent: "34"}},
+		{unix.Statfs_t{Blocks: 1000, Bfree: 585, Bavail: 500, Files: 1000, Ffree: 664},
+			Disk{Percent: "42", InodePercent: "34"}},
 		{unix.Statfs_t{Blocks: 3, Bfree: 1}, Disk{Percent: "67", InodePercent: "0"}},
 		{unix.Statfs_t{}, Disk{Percent: "0", InodePercent: "0"}},
 		{unix.Statfs_t{Blocks: 5, Bfree: 9}, Disk{Percent: "0", InodePercent: "0"}},

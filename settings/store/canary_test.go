@@ -24,22 +24,28 @@ const canary = "hush-4711"
 const secretSettings = `{
   "agent_id": "a-1", "vm": {"name": "vm", "token": "` + canary + `"},
   "mbus": "nats://nats:` + canary + `@10.0.0.6:4222",
-  "blobstore": {"provider": "dav", "options": {"password": "` + canary + `", "deep": [{"x": "` + canary + `"}]}, "secret": "` + canary + `"},
+  "blobstore": {"provider": "dav", "options": {"password": "` + canary + `", "deep": [{"x": "` + canary + `"}]},
+    "secret": "` + canary + `"},
   "registry": {"endpoint": "http://u:` + canary + `@10.0.0.6:25777"},
   "unknown": {"anything": "` + canary + `"},
-  "disks": {"persistent": {"d-1": {"path": "/dev/sdc", "iscsi_settings": {"initiator_name": "i", "username": "u", "target": "t", "password": "` + canary + `", "extra": "` + canary + `"}}},
+  "disks": {"persistent": {"d-1": {"path": "/dev/sdc", "iscsi_settings": {"initiator_name": "i", "username": "u",
+              "target": "t", "password": "` + canary + `", "extra": "` + canary + `"}}},
             "raw_ephemeral": [{"path": "/dev/x", "ISCSISettings": {"Password": "` + canary + `"}}]},
   "networks": {"n": {"ip": "10.0.0.1", "netmask": "255.0.0.0", "cloud_properties": {"key": "` + canary + `"}}},
   "env": {"token": "` + canary + `", "bosh": {"password": "` + canary + `", "other": "` + canary + `",
-    "mbus": {"urls": ["nats://nats:` + canary + `@10.0.0.6:4222", "nats://` + canary + `@h:%zz"], "cert": {"ca": "CA", "certificate": "C", "private_key": "` + canary + `"}},
+    "mbus": {"urls": ["nats://nats:` + canary + `@10.0.0.6:4222", "nats://` + canary + `@h:%zz"],
+      "cert": {"ca": "CA", "certificate": "C", "private_key": "` + canary + `"}},
     "blobstores": [{"provider": "s3", "options": {"secret_access_key": "` + canary + `"}}]}}
 }`
 
-const secretUpdate = `{"mbus": {"urls": ["nats://u:` + canary + `@h:4222"], "cert": {"ca": "CA", "certificate": "C", "private_key": "` + canary + `"}},
-  "blobstores": [{"provider": "dav", "options": {"password": "` + canary + `"}}], "trusted_certs": "PEM", "extra": "` + canary + `"}`
+const secretUpdate = `{"mbus": {"urls": ["nats://u:` + canary + `@h:4222"],
+    "cert": {"ca": "CA", "certificate": "C", "private_key": "` + canary + `"}},
+  "blobstores": [{"provider": "dav", "options": {"password": "` + canary + `"}}],
+  "trusted_certs": "PEM", "extra": "` + canary + `"}`
 
 const secretAgentJSON = `{"Infrastructure": {"Settings": {"Sources": [
-  {"Type": "HTTP", "URI": "http://u:` + canary + `@h", "Headers": {"Authorization": "` + canary + `"}, "Password": "` + canary + `"}]}}}`
+  {"Type": "HTTP", "URI": "http://u:` + canary + `@h",
+    "Headers": {"Authorization": "` + canary + `"}, "Password": "` + canary + `"}]}}}`
 
 // output collects everything that is printed, in all possible ways.
 type output struct{ bytes.Buffer }

@@ -253,11 +253,15 @@ func TestAnotherAgentsStateIsSetAside(t *testing.T) {
 // Contract S.14.
 func TestFilesOfUpstreamAreTakenOverAndTightened(t *testing.T) {
 	m := newMachine(t)
-	m.put(t, m.settingsFile(), `{"agent_id":"a-1","vm":{"name":""},"disks":{"system":"","ephemeral":null,"persistent":{},"raw_ephemeral":null},"mbus":"","networks":null}`)
+	m.put(t, m.settingsFile(), `{"agent_id":"a-1","vm":{"name":""},`+
+		`"disks":{"system":"","ephemeral":null,"persistent":{},"raw_ephemeral":null},"mbus":"","networks":null}`)
 	m.put(t, vcap.Place(m.dirs.Bosh()).UpdateSettings(),
-		`{"blobstores":null,"disk_associations":[{"name":"n","cid":"vol-9"}],"mbus":{"cert":{"ca":"","certificate":"","private_key":""},"urls":null},"trusted_certs":"PEM"}`)
-	m.put(t, vcap.Place(m.dirs.Bosh()).DiskHints(), `{"vol-9": {"ID": "vol-9", "DeviceID": "", "VolumeID": "/dev/sdc", "Lun": "", "HostDeviceID": "", "Path": "/dev/sdc",
- "ISCSISettings": {"InitiatorName": "", "Username": "", "Target": "", "Password": ""}, "FileSystemType": "xfs", "MountOptions": null, "Partitioner": ""}}`)
+		`{"blobstores":null,"disk_associations":[{"name":"n","cid":"vol-9"}],`+
+			`"mbus":{"cert":{"ca":"","certificate":"","private_key":""},"urls":null},"trusted_certs":"PEM"}`)
+	m.put(t, vcap.Place(m.dirs.Bosh()).DiskHints(), `{"vol-9": {"ID": "vol-9", "DeviceID": "", "VolumeID": "/dev/sdc",
+ "Lun": "", "HostDeviceID": "", "Path": "/dev/sdc",
+ "ISCSISettings": {"InitiatorName": "", "Username": "", "Target": "", "Password": ""},
+ "FileSystemType": "xfs", "MountOptions": null, "Partitioner": ""}}`)
 	m.put(t, m.dirs.ManagedDiskSettings(), "vol-9")
 	m.put(t, m.dirs.AgentState(), `{"Linux":{"hosts_configured":true}}`)
 	c := m.open(t)
@@ -307,7 +311,8 @@ func TestUpdateInTwoPhases(t *testing.T) {
 	m.answer = doc("a-1", `,"blobstore":{"provider":"dav","options":{"a":1}}`)
 	c := m.open(t)
 	m.load(t, c)
-	p := c.Preview(update(t, `{"mbus":{"urls":["nats://new:4222"],"cert":{"ca":"CA","certificate":"C","private_key":"K"}},"blobstores":[{"provider":"s3","options":{}}]}`))
+	p := c.Preview(update(t, `{"mbus":{"urls":["nats://new:4222"],`+
+		`"cert":{"ca":"CA","certificate":"C","private_key":"K"}},"blobstores":[{"provider":"s3","options":{}}]}`))
 	if p.Effective.Bus.URLs[0].Reveal() != "nats://new:4222" {
 		t.Errorf("preview shows %+v", p.Effective)
 	}
@@ -323,7 +328,8 @@ func TestUpdateInTwoPhases(t *testing.T) {
 	if err := commit(t, c, `{"trusted_certs":"x"}`); err != nil {
 		t.Fatal(err)
 	}
-	for name, e := range map[string]settings.Effective{"in force": c.Effective(), "after a restart": m.open(t).Effective()} {
+	effective := map[string]settings.Effective{"in force": c.Effective(), "after a restart": m.open(t).Effective()}
+	for name, e := range effective {
 		if e.TrustedCerts != "x" || e.Bus.URLs[0].Reveal() != "nats://new:4222" || len(e.NTP) != 1 {
 			t.Errorf("%s: %q %v, time servers %q of the settings loaded meanwhile", name, e.TrustedCerts, e.Bus.URLs, e.NTP)
 		}

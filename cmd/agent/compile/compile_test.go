@@ -66,9 +66,10 @@ func TestCompileReleases(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	app := tgz(t, map[string]string{"packaging": "cat $(dirname $BOSH_INSTALL_TARGET)/{lib,base}/word > $BOSH_INSTALL_TARGET/words"})
-	lib := tgz(t, map[string]string{"packaging": "cat $(dirname $BOSH_INSTALL_TARGET)/base/word > /dev/null; echo lib > $BOSH_INSTALL_TARGET/word"})
-	word := tgz(t, map[string]string{"packaging": "echo base > $BOSH_INSTALL_TARGET/word"})
+	packaging := func(script string) string { return tgz(t, map[string]string{"packaging": script}) }
+	app := packaging("cat $(dirname $BOSH_INSTALL_TARGET)/{lib,base}/word > $BOSH_INSTALL_TARGET/words")
+	lib := packaging("cat $(dirname $BOSH_INSTALL_TARGET)/base/word > /dev/null; echo lib > $BOSH_INSTALL_TARGET/word")
+	word := packaging("echo base > $BOSH_INSTALL_TARGET/word")
 	mf := func(dep string) string {
 		return fmt.Sprintf(`---
 name: rel

@@ -141,7 +141,8 @@ func TestFirstFinding(t *testing.T) {
 			"agent", "2 agents are running: process 17 is the unit's, and 99 is not", 1},
 		{"duplicate address", func(m *observe.Facts) {
 			filtered(m)
-			m.Network.Duplicates = []string{"address 10.0.0.7 on eth0 is also used by the machine with hardware address 02:00:00:00:00:07"}
+			m.Network.Duplicates = []string{"address 10.0.0.7 on eth0 " +
+				"is also used by the machine with hardware address 02:00:00:00:00:07"}
 		}, "duplicate address", "is also used by the machine with hardware address 02:00:00:00:00:07", 1},
 		{"large packets are lost", server(natsbus.ProbeTLS, "no answer within 5s", true), "MTU",
 			"small packets reach 10.0.0.6:4222, but the TLS handshake gets no answer", 1},
@@ -170,12 +171,14 @@ func TestFirstFinding(t *testing.T) {
 			"in 3 days", 3},
 		{"agent that the Director does not know", server(natsbus.ProbeAuthorization, "authorization violation", false),
 			"bus", "does not authorize the agent", 1},
-		{"DNS gone", server(natsbus.ProbeDNS, "lookup director.internal: no such host", false), "bus", "cannot be resolved by DNS", 1},
+		{"DNS gone", server(natsbus.ProbeDNS, "lookup director.internal: no such host", false),
+			"bus", "cannot be resolved by DNS", 1},
 		{"port filtered", filtered, "bus", "the port is filtered", 1},
 		{"netmask too wide", func(m *observe.Facts) {
 			filtered(m)
 			m.Bus.Servers[0].Silent, m.Bus.Servers[0].SilentOn = "10.0.0.0/8", "eth0"
-		}, "bus", "no answer from 10.0.0.6:4222 to ARP or neighbor discovery: by the netmask it is in the subnet 10.0.0.0/8 of eth0", 1},
+		}, "bus", "no answer from 10.0.0.6:4222 to ARP or neighbor discovery: " +
+			"by the netmask it is in the subnet 10.0.0.0/8 of eth0", 1},
 		{"netmask too narrow", func(m *observe.Facts) {
 			filtered(m)
 			m.Settings.Gateways = []observe.OfNetwork{{Network: "default", IP: "10.0.0.1"}}
@@ -195,9 +198,12 @@ func TestFirstFinding(t *testing.T) {
 			m.NameServers = nameServersOf("10.0.0.2", "10.0.0.3")
 			m.NameServers[1].Answers = true
 		}, "DNS", "the DNS server 10.0.0.2 does not answer", 3},
-		{"store frozen", func(m *observe.Facts) { m.Disk.Frozen = true }, "persistent disk", "the file system of /var/vcap/store is frozen", 1},
-		{"store's device silent", func(m *observe.Facts) { m.Disk.Silent = true }, "persistent disk", "does not answer a read", 1},
-		{"store fails", func(m *observe.Facts) { m.Disk.Failing = "read /dev/sdc1: input/output error" }, "persistent disk", "input/output error", 1},
+		{"store frozen", func(m *observe.Facts) { m.Disk.Frozen = true },
+			"persistent disk", "the file system of /var/vcap/store is frozen", 1},
+		{"store's device silent", func(m *observe.Facts) { m.Disk.Silent = true },
+			"persistent disk", "does not answer a read", 1},
+		{"store fails", func(m *observe.Facts) { m.Disk.Failing = "read /dev/sdc1: input/output error" },
+			"persistent disk", "input/output error", 1},
 		{"no time daemon", func(m *observe.Facts) { keptBy(m, observe.TimeDaemon{}) },
 			"clock", "no time daemon runs, although the settings name time servers (10.0.0.9)", 3},
 		{"time servers do not answer", func(m *observe.Facts) {
@@ -381,8 +387,10 @@ func TestFirstFinding(t *testing.T) {
 
 // TestAdviceNamesKeys: what is to be corrected in the settings has its key, the document, and who writes it.
 func TestAdviceNamesKeys(t *testing.T) {
-	const netmask, gateway = "networks.default.netmask in the settings (from networks[].subnets[].range of the cloud config)",
-		"networks.default.gateway in the settings (from networks[].subnets[].gateway of the cloud config)"
+	const (
+		netmask = "networks.default.netmask in the settings (from networks[].subnets[].range of the cloud config)"
+		gateway = "networks.default.gateway in the settings (from networks[].subnets[].gateway of the cloud config)"
+	)
 	named := []observe.OfNetwork{{Network: "default", IP: "10.0.0.1"}}
 	for _, c := range []struct {
 		check  string
@@ -397,7 +405,8 @@ func TestAdviceNamesKeys(t *testing.T) {
 		{"bus", func(m *observe.Facts) {
 			m.Bus.Servers[0].Failed, m.Bus.Servers[0].Silent = natsbus.ProbeTCP, "10.0.0.0/8"
 		}, netmask},
-		{"addresses", func(m *observe.Facts) { m.Network.State.Links[0].Addresses = nil }, "networks.default.ip in the settings"},
+		{"addresses", func(m *observe.Facts) { m.Network.State.Links[0].Addresses = nil },
+			"networks.default.ip in the settings"},
 		{"bus", func(m *observe.Facts) { m.Bus.URLs = nil }, "env.bosh.mbus.urls in the settings (written by the Director"},
 	} {
 		m := healthy()
@@ -409,7 +418,8 @@ func TestAdviceNamesKeys(t *testing.T) {
 	}
 }
 
-// TestDiagnoseNearby: what status shows needs no other machine, and without root less is said rather than something wrong.
+// TestDiagnoseNearby: what status shows needs no other machine, and without root less is said rather than something
+// wrong.
 func TestDiagnoseNearby(t *testing.T) {
 	near := func(superuser bool, breaks func(*observe.Facts)) observe.Facts {
 		m := healthy()
@@ -477,7 +487,8 @@ func TestOtherUsersAreToldThatTheySeeLess(t *testing.T) {
 			t.Errorf("%s: %s: %s", f.Severity, f.Check, f.Found)
 		}
 	}
-	for _, name := range strings.Split("settings files,settings,gateway,certificate,bus,firewall,persistent disk,supervisor,drift", ",") {
+	const forRoot = "settings files,settings,gateway,certificate,bus,firewall,persistent disk,supervisor,drift"
+	for _, name := range strings.Split(forRoot, ",") {
 		if said[name] != Unchecked {
 			t.Errorf("%s is %q, want %q", name, said[name], Unchecked)
 		}
@@ -564,7 +575,8 @@ func TestSupervisorHasTimeToStart(t *testing.T) {
 	}
 }
 
-// TestTheAgentsOwnWorkIsNoProblem: what the agent does at the Director's request is told, and does not degrade the machine.
+// TestTheAgentsOwnWorkIsNoProblem: what the agent does at the Director's request is told, and does not degrade the
+// machine.
 func TestTheAgentsOwnWorkIsNoProblem(t *testing.T) {
 	m := healthy()
 	m.Disk = observe.Disk{CID: "vol-1"}

@@ -74,8 +74,10 @@ const (
 // answer.
 var checks = []check{
 	{"disk space", "free bytes and inodes of every file system that the agent writes to", space, near, all, ""},
-	{"duplicate address", "whether another machine answers ARP or neighbor discovery for an address of this one", duplicates, near, root, ""},
-	{"clock", "this machine's clock against the Date of blobstore and metadata service, the validity of certificates, and time synchronization", clock, near, all, ""},
+	{"duplicate address", "whether another machine answers ARP or neighbor discovery for an address of this one",
+		duplicates, near, root, ""},
+	{"clock", "this machine's clock against the Date of blobstore and metadata service, the validity of certificates, " +
+		"and time synchronization", clock, near, all, ""},
 	{"agent.json", "the stemcell's configuration", config, far, all, ""},
 	{"settings files", "the files that keep the settings", settingsFiles, near, root, ""},
 	{"settings", "the settings' source, age and cached copy", settingsFound, far, root, ""},
@@ -93,10 +95,12 @@ var checks = []check{
 		"persistent-disk"},
 	{"supervisor", "monit and the processes of the jobs", supervisor, near, root, "supervisor"},
 	{"units", "failed systemd units", units, far, all, ""},
-	{"drift", "what a boot would change in network, DNS, accounts, directories and host, by the settings in force", drift, far, root, ""},
+	{"drift", "what a boot would change in network, DNS, accounts, directories and host, by the settings in force",
+		drift, far, root, ""},
 }
 
-// reported has the checks that need root, but for which the agent's status also has an answer, which everybody can read.
+// reported has the checks that need root, but for which the agent's status also has an answer, which everybody can
+// read.
 var reported = map[string]func(observe.Facts) []Finding{"bus": reportedBus, "persistent disk": reportedStore,
 	"duplicate address": reportedDuplicate}
 

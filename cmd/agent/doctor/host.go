@@ -77,7 +77,8 @@ const (
 )
 
 func clock(m observe.Facts) (found []Finding) {
-	const do = "set the clock: check 'timedatectl', the settings' ntp servers and the hypervisor's clock; then " + restartAgent
+	const do = "set the clock: check 'timedatectl', the settings' ntp servers and the hypervisor's clock; then " +
+		restartAgent
 	samples := 0
 	for _, s := range m.Clock.Samples {
 		if s.Err != "" {
@@ -189,7 +190,8 @@ func settingsFiles(m observe.Facts) (found []Finding) {
 				severity = note
 			}
 			found = append(found,
-				severity("check that 'agent settings' shows the right values, then remove the file; if there are no settings, recreate the VM",
+				severity("check that 'agent settings' shows the right values, then remove the file; "+
+					"if there are no settings, recreate the VM",
 					"a settings file was damaged and set aside as %s at %s", f.Path, day(f.Modified)))
 			continue
 		}
@@ -197,7 +199,8 @@ func settingsFiles(m observe.Facts) (found []Finding) {
 			continue
 		}
 		found = append(found,
-			severity(restartAgent+"; it uses the previous generation of the file, or asks its sources; if that does not help, recreate the VM",
+			severity(restartAgent+"; it uses the previous generation of the file, or asks its sources; "+
+				"if that does not help, recreate the VM",
 				"%s is damaged: %s", f.Path, f.Damage))
 	}
 	if len(found) == 0 {
@@ -219,7 +222,8 @@ func settingsFound(m observe.Facts) (found []Finding) {
 		found = append(found, good("from %s%s, agent id %s", s.From, age(m), s.AgentID))
 	}
 	if s.PlainPassword {
-		found = append(found, warning("put a hash there ('mkpasswd -m sha-512'): correct "+settings.DescribeKey("env.bosh.password"),
+		found = append(found, warning(
+			"put a hash there ('mkpasswd -m sha-512'): correct "+settings.DescribeKey("env.bosh.password"),
 			"env.bosh.password is not a hash of crypt(3): nobody can log in with it"))
 	}
 	return found
@@ -257,7 +261,8 @@ func persistentDisk(m observe.Facts) []Finding {
 		return []Finding{problem("attach it again ('bosh cck'), then "+restartAgent,
 			"the persistent disk %s is mounted, but the kernel has lost its device %s", d.CID, d.Mounted)}
 	case d.Silent:
-		return []Finding{problem("look for its errors in the kernel log ('journalctl -k'), and see whether the IaaS or 'dmsetup info' shows it as suspended",
+		return []Finding{problem("look for its errors in the kernel log ('journalctl -k'), "+
+			"and see whether the IaaS or 'dmsetup info' shows it as suspended",
 			"the device %s of the persistent disk %s does not answer a read", d.Mounted, d.CID)}
 	case d.Frozen:
 		return []Finding{problem("end the backup or snapshot that froze it, or thaw it: 'fsfreeze -u "+store+"'",
@@ -279,7 +284,8 @@ func persistentDisk(m observe.Facts) []Finding {
 
 func process(m observe.Facts) []Finding {
 	d := m.Agent.Status
-	const start = "start it: 'systemctl start --no-block bosh-agent', then 'agent status --wait 5m'; 'journalctl -u bosh-agent -n 50' shows why it ended"
+	const start = "start it: 'systemctl start --no-block bosh-agent', then 'agent status --wait 5m'; " +
+		"'journalctl -u bosh-agent -n 50' shows why it ended"
 	unit := ""
 	if m.Agent.Unit != "" {
 		unit = "; its unit is " + m.Agent.Unit
@@ -288,7 +294,8 @@ func process(m observe.Facts) []Finding {
 	case d == nil:
 		return []Finding{problem(start, "the agent is not running: %s%s", m.Agent.StatusErr, unit)}
 	case d.Halted:
-		return []Finding{problem("resume it: 'systemctl kill -s CONT bosh-agent'; systemd's watchdog kills and restarts an agent that stays stopped",
+		return []Finding{problem("resume it: 'systemctl kill -s CONT bosh-agent'; "+
+			"systemd's watchdog kills and restarts an agent that stays stopped",
 			"the agent's process %d is stopped by a signal%s", d.PID, unit)}
 	case !m.Agent.Running:
 		return []Finding{problem(start, "the agent is not running: its process %d is gone%s", d.PID, unit)}
@@ -317,7 +324,8 @@ func joinPIDs(pids []int) string {
 }
 
 func adviceFor(s status.Step) string {
-	return cmp.Or(s.Advice, "see 'agent status -v' for its evidence") + "; the agent retries the boot by itself, and at once with 'agent retry'"
+	return cmp.Or(s.Advice, "see 'agent status -v' for its evidence") +
+		"; the agent retries the boot by itself, and at once with 'agent retry'"
 }
 
 // unmade reports whether the agent is still booting and has not completed a step.
@@ -374,6 +382,7 @@ func justReady(m observe.Facts) bool {
 
 func supervisor(m observe.Facts) (found []Finding) {
 	s := m.Supervisor
+	busy := m.Agent.Running && m.Tasks.Running > 0 // apply and start have monit read its files again
 	switch {
 	case !s.Expected:
 		return []Finding{good("this machine has no supervisor")}
@@ -385,7 +394,7 @@ func supervisor(m observe.Facts) (found []Finding) {
 	case s.Err != "" && s.Unit != "inactive" && s.Unit != "failed" && justReady(m):
 		return []Finding{note("wait a few seconds",
 			"the supervisor monit does not answer yet: the agent has just started it")}
-	case s.Err != "" && s.Unit != "failed" && m.Agent.Running && m.Tasks.Running > 0: // apply and start have monit read its files again
+	case s.Err != "" && s.Unit != "failed" && busy:
 		return []Finding{note("wait for the task", "the supervisor monit does not answer while a Director's task is running")}
 	case s.Err != "":
 		return []Finding{problem("start it: 'systemctl start monit'; 'journalctl -u monit' shows why it ended",
@@ -399,7 +408,9 @@ func supervisor(m observe.Facts) (found []Finding) {
 	}
 	for _, p := range s.Services {
 		if p.Stopped {
-			found = append(found, problem(fmt.Sprintf("resume it: 'kill -CONT %d', or end it: 'kill -KILL %d', after which it is started again", p.PID, p.PID),
+			do := fmt.Sprintf("resume it: 'kill -CONT %d', or end it: 'kill -KILL %d', after which it is started again",
+				p.PID, p.PID)
+			found = append(found, problem(do,
 				"the process %d of %s is stopped by a signal, which the supervisor takes for running", p.PID, p.Name))
 		}
 	}

@@ -46,7 +46,8 @@ func booted() status.Document {
 			{Name: "settings", Outcome: status.Done, Start: 10 * ms, End: 510 * ms, Evidence: []string{"from /settings.json"},
 				Waits: []status.Wait{{For: "CDROM", Start: 110 * ms, End: 410 * ms}}},
 			{Name: "disk", Outcome: status.Broken, Start: 510 * ms, End: 1000 * ms, Error: "refused"},
-			{Name: "network", Outcome: status.Running, Start: 510 * ms, Waiting: "a lease", Waits: []status.Wait{{For: "a lease", Start: 600 * ms}}},
+			{Name: "network", Outcome: status.Running, Start: 510 * ms, Waiting: "a lease",
+				Waits: []status.Wait{{For: "a lease", Start: 600 * ms}}},
 			{Name: "monit", Outcome: status.Pending},
 		},
 		Earlier: []status.Run{{PID: 41, State: status.Starting,
@@ -130,7 +131,8 @@ func TestStatusWaitsForTheNextVerdict(t *testing.T) {
 		want       bool
 	}{
 		{"the old verdict", old, old, false},
-		{"the next try goes on", old, with(func(d *status.Document) { d.State, d.Try, d.NextTry = status.Starting, 3, nil }), false},
+		{"the next try goes on", old,
+			with(func(d *status.Document) { d.State, d.Try, d.NextTry = status.Starting, 3, nil }), false},
 		{"the next try has failed", old, with(func(d *status.Document) { d.Try, d.VerdictNS = 3, 9 }), true},
 		{"the next try was ready", old, status.Document{State: status.Ready, PID: 7, Try: 3}, true},
 		{"another process has failed", old, with(func(d *status.Document) { d.PID = 8 }), true},

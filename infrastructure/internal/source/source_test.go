@@ -75,7 +75,8 @@ func FuzzDecode(f *testing.F) {
 }
 
 func TestDecodeMetadata(t *testing.T) {
-	got, err := DecodeMetadata([]byte(`{"instance-id":"i-1","public-keys":{"0":{"openssh-key":"ssh-rsa A"},"1":{"openssh-key":"no"}}}`))
+	got, err := DecodeMetadata([]byte(`{"instance-id":"i-1",` +
+		`"public-keys":{"0":{"openssh-key":"ssh-rsa A"},"1":{"openssh-key":"no"}}}`))
 	if err != nil || got != (Metadata{InstanceID: "i-1", PublicKey: "ssh-rsa A"}) {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -99,7 +100,8 @@ func TestKinds(t *testing.T) {
 		want Kind
 	}{
 		{unmarked, Transport}, {Final(unmarked), Definite}, {NotYet(unmarked), NotYetThere},
-		{NotYet(Final(unmarked)), NotYetThere}, {Final(NotYet(unmarked)), Definite}, {fmt.Errorf("at: %w", Final(unmarked)), Definite},
+		{NotYet(Final(unmarked)), NotYetThere}, {Final(NotYet(unmarked)), Definite},
+		{fmt.Errorf("at: %w", Final(unmarked)), Definite},
 	} {
 		if got := KindOf(c.err); got != c.want || !errors.Is(c.err, unmarked) {
 			t.Errorf("%v: kind %d, want %d", c.err, got, c.want)

@@ -17,7 +17,8 @@ func TestSpentSourcesDoNotFail(t *testing.T) {
 	for _, c := range []struct{ name, script, from, sourcesErr string }{
 		{"erased", "echo ---", "cached ", ""},
 		{"empty", "echo", "cached ", "no source has settings: "},
-		{"not erased yet", `[ "${1#info-get}" != "$1" ] || touch "$0.called"; echo '{"agent_id":"a-1"}'`, "VsphereGuestInfo ", ""},
+		{"not erased yet", `[ "${1#info-get}" != "$1" ] || touch "$0.called"; echo '{"agent_id":"a-1"}'`,
+			"VsphereGuestInfo ", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dirs, tool := vcap.New(t.TempDir()), filepath.Join(t.TempDir(), "rpctool")
