@@ -63,8 +63,9 @@ func (d *Dummy) SetStatus(status string) {
 	d.status = status
 }
 
-// Observe returns the current state. There are no processes or, for -M dummy-nats, the three of cloudfoundry/bosh-agent,
-// which the specs of the Director's suite expect in the output of `bosh instances --ps`: the third is failing.
+// Observe returns the current state. There are no processes or, for -M dummy-nats, the three of
+// cloudfoundry/bosh-agent, which the specs of the Director's suite expect in the output of `bosh instances --ps`: the
+// third is failing.
 func (d *Dummy) Observe(context.Context) (state string, processes []monit.Process, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

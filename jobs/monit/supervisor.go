@@ -98,8 +98,8 @@ func (s Supervisor) statusWithRetry(ctx context.Context) (status Status, err err
 	return status, err
 }
 
-// Observe returns the state of all services together, and the services in the format of get_state. It ignores the marker
-// of a stopped instance. If monit does not answer at once, the state is unknown.
+// Observe returns the state of all services together, and the services in the format of get_state. It ignores the
+// marker of a stopped instance. If monit does not answer at once, the state is unknown.
 func (s Supervisor) Observe(ctx context.Context) (state string, processes []Process, err error) {
 	status, err := s.Status(ctx)
 	if err != nil {

@@ -138,8 +138,8 @@ func (s *Systemd) Reload(ctx context.Context, name string) error {
 }
 
 // ReloadUnits makes systemd read its unit files again, unless it says that it knows the drop-in of the unit name as it
-// now is, or that it is gone: systemd reads the files of a unit that it has not loaded when it needs them. A reload takes
-// seconds on a slow machine, since it also runs systemd's generators.
+// now is, or that it is gone: systemd reads the files of a unit that it has not loaded when it needs them. A reload
+// takes seconds on a slow machine, since it also runs systemd's generators.
 func (s *Systemd) ReloadUnits(ctx context.Context, name, dropIn string) error {
 	conn, err := s.connect(ctx)
 	if err != nil {

@@ -56,7 +56,8 @@ func (d *Disks) planKnown(ctx context.Context, v surroundings, p settings.Persis
 }
 
 // plan returns the plan of mount without applying it.
-func (d *Disks) plan(ctx context.Context, v surroundings, p settings.PersistentDisk, why Occasion) (decide.Plan, error) {
+func (d *Disks) plan(ctx context.Context, v surroundings, p settings.PersistentDisk,
+	why Occasion) (decide.Plan, error) {
 	l := v.resolved[p.CID]
 	switch {
 	case machine.Missing(l.err):
