@@ -320,7 +320,7 @@ func TestTenThousandInFlight(t *testing.T) {
 	var states, tasks []<-chan []byte
 	for i := range n {
 		method, replies := "get_state", &states
-		if i%8 == 0 {
+		if i%20 == 0 {
 			method, replies = "apply", &tasks
 		}
 		subject, ch := w.director.Inbox(agentID)
