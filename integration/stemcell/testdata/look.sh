@@ -63,9 +63,10 @@ rm /etc/rsyslog.d/*-look.conf
 service rsyslog restart
 head -c 6M /dev/zero | tr '\0' x >>/var/log/syslog
 say logrotate "$(logrotate /etc/logrotate.conf 2>&1)"
-logger -t look third-line-$$
-until_true grep -q third-line-$$ /var/log/syslog
-say rotated "$(stat -c '%a %U:%G' /var/log/syslog.1) $(grep -o third-line /var/log/syslog)"
+# A line goes to the old file as long as rsyslog has not reopened it.
+logged() { logger -t look third-line-$$; grep -q third-line-$$ /var/log/syslog; }
+until_true logged
+say rotated "$(stat -c '%a %U:%G' /var/log/syslog.1) $(grep -m1 -o third-line /var/log/syslog)"
 
 # What auditors look at.
 say set-id "$(find / -xdev -type f -perm /6000 | sort)"
