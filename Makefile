@@ -21,6 +21,8 @@ export GORACE ?= atexit_sleep_ms=0
 export GO
 # Packages tested at the same time: tests wait more than they compute.
 PROCESSES := $(shell echo $$(($$(nproc) + 1)))
+# Tests of containers at the same time, with nothing beside them.
+CONTAINERS ?= 8
 # The tags of all test tiers, so that vet and lint see every file.
 TIERS := ns,root,machine,vm,bench,soak,nightly
 
@@ -84,7 +86,7 @@ nightly: build ## What takes too long for every change: the lab for macOS, relea
 
 .PHONY: test
 test: setup test-host ## Set-up and the tests of all tiers; the last two at once, because containers mostly wait
-	@$(MAKE) --no-print-directory -j2 test-machine test-vm
+	@$(MAKE) --no-print-directory -j2 test-machine test-vm CONTAINERS=4
 
 .PHONY: test-host
 test-host: ## The tiers unit, ns and root in one run, which links each package once (needs root)
@@ -104,7 +106,7 @@ test-root: ## Tests on loop devices (needs root)
 
 .PHONY: test-machine
 test-machine: build ## Tests of the real binary under a real systemd (needs root, nspawn)
-	@scripts/inotify-limit 512 scripts/test machine testname -race -tags machine -run '^TestMachine' -count=1 -p 2 -parallel 8 -timeout 60m $$(scripts/tier machine)
+	@scripts/inotify-limit 512 scripts/test machine testname -race -tags machine -run '^TestMachine' -count=1 -p 2 -parallel $(CONTAINERS) -timeout 60m $$(scripts/tier machine)
 
 .PHONY: test-vm
 test-vm: build ## Tests in QEMU virtual machines, built as the programs are: what both need is compiled once
