@@ -38,9 +38,7 @@ type Source interface {
 // Answer is a settings document, its origin, and a function to call once it is cached.
 type Answer = source.Answer
 
-// NeedNetwork is the error of a source without the network it needs; find it with errors.As. Networks, if set,
-// describes the network to bring up: the "networks" of the user data with the pointer to a registry. Otherwise a
-// minimal DHCP network is needed.
+// NeedNetwork is the error of Settings if a source needs a network, and none is up.
 type NeedNetwork = source.NeedNetwork
 
 // Time limits. cloudfoundry/bosh-agent tries each source ten times, a second apart, before the next one. These limits
@@ -55,7 +53,7 @@ const (
 	keyBudget = 30 * time.Second
 )
 
-// Options connects the sources to the rest of the agent.
+// Options are the callbacks and limits of Sources.
 type Options struct {
 	// NetworkUp reports whether a usable network is up. If it is nil, there always is one.
 	NetworkUp func(context.Context) bool

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// CheckStart returns the reason why jobs must not start, or nil.
+// CheckStart returns an error while jobs are withheld.
 func (i *Instance) CheckStart() error {
 	if i.Withheld == nil {
 		return nil
@@ -16,10 +16,10 @@ func (i *Instance) CheckStart() error {
 	return nil
 }
 
-// idle reports whether there is nothing to stop or reload, because jobs are withheld and the supervisor is not running.
+// idle reports whether jobs are withheld and the supervisor is down: it has nothing to stop or reload.
 func (i *Instance) idle(ctx context.Context) bool { return i.CheckStart() != nil && !i.Running(ctx) }
 
-// reload makes the supervisor read the files of the jobs again.
+// reload makes a running supervisor read the jobs' files again.
 func (i *Instance) reload(ctx context.Context) error {
 	if i.idle(ctx) {
 		return nil

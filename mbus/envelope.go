@@ -155,8 +155,8 @@ type exceptionBody struct {
 	Message string `json:"message,omitempty"`
 }
 
-// Encode encodes the reply in at most limit bytes; 0 means no limit. If a value is too long, TooLong is sent. A long
-// exception loses its middle.
+// Encode encodes the reply in at most limit bytes; 0 means no limit. It replaces a value that does not fit by TooLong,
+// and the middle of a long exception by a mark.
 func (r Reply) Encode(limit int) []byte {
 	if r.failed {
 		return encodeException(r.exception, limit)
@@ -190,8 +190,8 @@ func encodeException(text string, limit int) []byte {
 // truncated replaces the middle of a long exception.
 const truncated = "\n...[truncated]...\n"
 
-// shorten keeps the beginning and the end of text, so that both together need at most room bytes in JSON. The end gets
-// one byte more if room is odd, because tools print the cause last.
+// shorten replaces the middle of text; what is left takes at most room bytes in JSON. The odd byte goes to the end,
+// where tools print the cause.
 func shorten(text string, room int) string {
 	head := jsoncut.Head(text, room/2)
 	return head + truncated + jsoncut.Tail(text[len(head):], room-room/2)

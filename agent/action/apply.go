@@ -17,7 +17,7 @@ type JobInstance interface {
 	Start(ctx context.Context) error
 	Stop(ctx context.Context, wait bool) error
 	Unmonitor(ctx context.Context) error
-	// CheckStart returns the reason why jobs must not start, or nil.
+	// CheckStart returns an error while jobs are withheld.
 	CheckStart() error
 	// TakeOver cancels the start of jobs that the boot has begun, because the Director now starts them.
 	TakeOver() error

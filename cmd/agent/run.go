@@ -513,7 +513,7 @@ func newServing(b *booting, tasks *task.Tasks) *serving {
 	}}
 }
 
-// report starts to send heartbeats, and alerts of certificates and of monit.
+// report starts the heartbeats, and the alerts from monit and about expiring certificates.
 func (s *serving) report(ctx context.Context) {
 	log := s.logFor("report")
 	run := func(name string, f func(context.Context) error) {

@@ -1,10 +1,10 @@
-// Package jsoncut cuts a text so that its JSON encoding, without the quotes, fits into a message. It counts <, > and &
-// as json.Marshal encodes them, with six bytes each.
+// Package jsoncut truncates text to a length in JSON, not counting the quotes. Like json.Marshal, it escapes <, > and &,
+// six bytes each.
 package jsoncut
 
 import "unicode/utf8"
 
-// Head returns the longest beginning of text that needs at most room bytes.
+// Head returns the longest prefix of text that takes at most room bytes in JSON.
 func Head(text string, room int) string {
 	end := 0
 	for end < len(text) {
@@ -17,7 +17,7 @@ func Head(text string, room int) string {
 	return text[:end]
 }
 
-// Tail returns the longest end of text that needs at most room bytes.
+// Tail returns the longest suffix of text that takes at most room bytes in JSON.
 func Tail(text string, room int) string {
 	start := len(text)
 	for start > 0 {
@@ -30,7 +30,7 @@ func Tail(text string, room int) string {
 	return text[start:]
 }
 
-// encoded returns the number of bytes that json.Marshal writes for a rune of size bytes.
+// encoded returns the length of a rune of size bytes in JSON.
 func encoded(r rune, size int) int {
 	switch {
 	case r == '"', r == '\\', r == '\n', r == '\r', r == '\t', r == '\b', r == '\f':

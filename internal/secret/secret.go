@@ -20,10 +20,10 @@ import (
 // Redacted replaces a secret value in output.
 const Redacted = "***"
 
-// text is a value behind a pointer, which String and URL print differently.
+// text holds a secret behind a pointer: in an unexported field, where fmt calls no methods, it prints an address.
 type text struct{ value *string }
 
-// newText returns the zero value for an empty text, so that empty secrets are equal.
+// newText maps "" to the zero value, so that == holds for empty secrets.
 func newText(s string) text {
 	if s == "" {
 		return text{}

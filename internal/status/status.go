@@ -310,7 +310,7 @@ func Open(path, version string) (*Recorder, error) {
 	return r, r.Update(func(*Document) {})
 }
 
-// Alive records that the agent is still running, as the modification time of the file.
+// Alive touches the file, because its modification time tells when the agent was last seen running.
 func (r *Recorder) Alive() error { return os.Chtimes(r.path, time.Time{}, time.Now()) }
 
 // Stop records that the process ends on purpose.

@@ -212,8 +212,8 @@ func (h History) SaveBoot(ctx context.Context, delay time.Duration) {
 // aliveEvery is the minimum time between two updates by Alive.
 const aliveEvery = time.Minute
 
-// Alive records that the machine is up, as the modification time of the file. It does nothing if there is no file,
-// because then there is no earlier boot.
+// Alive touches the file, because its modification time tells when the machine was last seen up. Without an earlier
+// boot there is no file, and it does nothing.
 func (h History) Alive() error {
 	info, err := os.Stat(h.Path)
 	if err != nil || time.Since(info.ModTime()) < aliveEvery {

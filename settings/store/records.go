@@ -18,8 +18,8 @@ import (
 	"cambium/settings"
 )
 
-// Pending is an update that is not committed yet, with the settings that would be in force. The caller can try a new
-// bus before anything is persisted.
+// Pending is an uncommitted update, with the settings that result from it. The caller can try a new bus before it
+// commits.
 type Pending struct {
 	Effective settings.Effective
 
@@ -27,15 +27,15 @@ type Pending struct {
 	update  settings.Update
 }
 
-// Preview computes the result of an update and changes nothing. Updates come one after another: Commit would undo one
-// that was committed since.
+// Preview computes the result of an update and changes nothing. The caller serializes updates: a Commit overwrites any
+// other one since its Preview.
 func (c *Current) Preview(u settings.Update) *Pending {
 	s := c.state.Load()
 	next := s.update.Apply(u)
 	return &Pending{Effective: settings.Merge(s.settings, next), current: c, update: next}
 }
 
-// Commit persists the update and puts it in force. It keeps settings loaded since the Preview.
+// Commit persists and applies the update. It keeps settings that were loaded since the Preview.
 func (p *Pending) Commit(ctx context.Context) error {
 	c := p.current
 	c.writing.Lock()

@@ -21,9 +21,9 @@ type Migration struct {
 	Known []string
 }
 
-// Migrate returns an error if a call of migrate_disk does not match the mounted disks; it names the call to make first.
-// already is set if the call repeats a successful one. Otherwise the store is to be copied.
-func Migrate(o Migration) (already bool, err error) {
+// Migrate compares a migrate_disk call with the mounted disks. Its error names the call to make first. done means that
+// the migration was completed by an earlier call, and there is nothing to copy.
+func Migrate(o Migration) (done bool, err error) {
 	from, to := o.From.CID, o.To.CID
 	switch {
 	case to == "" && from != "":
@@ -38,22 +38,16 @@ func Migrate(o Migration) (already bool, err error) {
 	case from == "":
 		return false, fmt.Errorf("nothing is mounted on %s", o.Store)
 	case o.Recorded == to:
-		return false, fmt.Errorf(
-			"%s is on record as the store and %s is mounted there: run mount_disk %s first", to, from, from)
+		return false, fmt.Errorf("%s is on record as the store and %s is mounted there: run mount_disk %s first",
+			to, from, from)
 	case from == to:
 		return false, fmt.Errorf("%s is both the store and the migration target", to)
 	case o.WantFrom != "" && o.WantFrom != from:
 		return false, fmt.Errorf("%s is on %s, not %s", from, o.Store, o.WantFrom)
 	case o.From.FileSystem != "" && strings.EqualFold(o.From.FileSystem, o.To.FileSystem):
-		return false, fmt.Errorf(
-			"%s is a clone of %s: both have the file system %s. To replace it by a copy, "+
-				"run unmount_disk %s and 'agent disk format %s --yes', and mount_disk and migrate_disk again",
-			to,
-			from,
-			o.From.FileSystem,
-			to,
-			to,
-		)
+		return false, fmt.Errorf("%[1]s is a clone of %[2]s: both have the file system %[3]s. To replace it by a copy, "+
+			"run unmount_disk %[1]s and 'agent disk format %[1]s --yes', and mount_disk and migrate_disk again",
+			to, from, o.From.FileSystem)
 	}
 	return false, nil
 }

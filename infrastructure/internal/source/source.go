@@ -83,8 +83,8 @@ func KindOf(err error) Kind {
 	return Transport
 }
 
-// NeedNetwork is the error of a source that cannot be tried without a network. Networks is the "networks" member of the
-// user data with the pointer to a registry: the network to bring up. If it is empty, a minimal DHCP network is needed.
+// NeedNetwork means that a source needs a network, and none is up. Networks is the network to bring up, from the user
+// data that names a registry; if it is empty, DHCP will do.
 type NeedNetwork struct{ Networks json.RawMessage }
 
 func (n *NeedNetwork) Error() string { return "needs network" }

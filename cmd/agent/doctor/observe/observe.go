@@ -31,9 +31,8 @@ type Options struct {
 	Timeout time.Duration
 }
 
-// Facts collects all observations. Fields named Err give the reason why something could not be observed. If Superuser
-// is false, Settings, Identity, Bus, Drops, Disk, Supervisor, Tasks and Drift are empty, because only root may observe
-// them.
+// Facts holds all observations. A field Err has the error of a failed one. Settings, Identity, Bus, Drops, Disk,
+// Supervisor, Tasks and Drift need root, and are empty unless Superuser is set.
 type Facts struct {
 	Time        time.Time    `json:"time"`
 	Superuser   bool         `json:"superuser"`
