@@ -1,5 +1,5 @@
-// Package jsoncut truncates text to a length in JSON, not counting the quotes. Like json.Marshal, it escapes <, > and &,
-// six bytes each.
+// Package jsoncut truncates text to a length in JSON, not counting the quotes. As in json.Marshal, <, > and & take six
+// bytes each.
 package jsoncut
 
 import "unicode/utf8"
