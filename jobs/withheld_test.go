@@ -2,6 +2,7 @@ package jobs
 
 import (
 	"context"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -32,6 +33,9 @@ func TestWithheldJobs(t *testing.T) {
 		}
 		if err := m.Start(ctx); err == nil || !strings.Contains(err.Error(), reason) {
 			t.Errorf("Start = %v", err)
+		}
+		if files, err := filepath.Glob(m.Dirs.MonitFiles()); err != nil || len(files) > 0 {
+			t.Errorf("a refused start has written %v, %v, from which a supervisor would start jobs", files, err)
 		}
 		running = true
 	}

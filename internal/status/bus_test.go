@@ -118,7 +118,7 @@ func TestObserveTellsADeadAgent(t *testing.T) {
 		change func(*Document)
 		want   State
 	}{
-		"of another boot":             {func(d *Document) { d.BootID = "other" }, Ready}, // a copy from another machine
+		"of another machine":          {func(d *Document) { d.BootID, d.PID = "other", 1<<30 }, Ready}, // a copied file
 		"whose pid was used again":    {func(d *Document) { d.Origin.Process -= int64(tick) }, NotRunning},
 		"whose pid nobody has by now": {func(d *Document) { d.PID = 1 << 30 }, NotRunning},
 	} {

@@ -178,6 +178,29 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
+// TestStateOfServices: one service that starts makes the state "starting", wherever it is in the list; otherwise one
+// that is not monitored makes it "failing".
+func TestStateOfServices(t *testing.T) {
+	const unmonitored, monitored, starting = 0, 1, 2
+	for want, monitors := range map[string][]int{
+		"running, running":                   {monitored, monitored},
+		"failing, running running failing":   {monitored, monitored, unmonitored},
+		"starting, starting failing":         {starting, unmonitored},
+		"starting, failing starting running": {unmonitored, starting, monitored},
+		"starting, running failing starting": {monitored, unmonitored, starting},
+	} {
+		f := services("a", "b", "c")
+		f.order = f.order[:len(monitors)]
+		for i, name := range f.order {
+			f.services[name].monitor = monitors[i]
+		}
+		state, p, err := Supervisor{Client: serve(t, f)}.Observe(t.Context())
+		if first, _, _ := strings.Cut(want, ","); err != nil || state != first || len(p) != len(monitors) {
+			t.Errorf("%s: got %q, %v, %v", want, state, p, err)
+		}
+	}
+}
+
 func TestStartUnmonitored(t *testing.T) {
 	f := services("a", "b", "c")
 	f.services["b"].monitor, f.services["c"].monitor = 0, 2
