@@ -1,8 +1,11 @@
 package blobstore
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -71,4 +74,35 @@ func exists(t *testing.T, dir, id string) bool {
 	}
 	_ = f.Close()
 	return true
+}
+
+// TestSweep: what a crash left of unfinished blobs and downloads is removed, and complete blobs stay.
+func TestSweep(t *testing.T) {
+	d := dirs(t)
+	options := secret.NewJSON(fmt.Appendf(nil, `{"blobstore_path":%q}`, t.TempDir()))
+	s, err := New(Options{Provider: "local", Options: options, Dirs: d, Log: entry(t), Backoff: quick})
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := map[string]bool{}
+	for _, dir := range []string{d.Tmp(), s.used.sensitive.Path, s.used.blobs.Path} {
+		left[filepath.Join(dir, ".blob.cambium-tmp-ABC")] = false
+		left[filepath.Join(dir, "complete")] = true
+	}
+	left[filepath.Join(s.used.tmp, "blob-1")] = false
+	for path := range left {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if err := s.Sweep(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for path, want := range left {
+		if _, err := os.Lstat(path); (err == nil) != want {
+			t.Errorf("%s is there: %v, want %v", path, err == nil, want)
+		}
+	}
 }
