@@ -4,11 +4,14 @@ package bootstrap
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
+	"cambium/bootstrap/engine"
 	"cambium/internal/nstest"
 	"cambium/platform/network"
+	"cambium/settings"
 
 	"github.com/sirupsen/logrus"
 	"github.com/vishvananda/netlink"
@@ -45,6 +48,41 @@ func TestNSLinksAreNoticed(t *testing.T) {
 		}
 		if got := noticed(func() { peer.Veth(t, "veth9", "") }); got != "" {
 			t.Errorf("a link that is not a NIC: got %q, want nothing", got)
+		}
+	})
+}
+
+// TestNSNICThatComesLate: the network step waits for the NIC of a hardware address, and plans for it once it is there.
+func TestNSNICThatComesLate(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		const first, late = "02:00:00:00:00:01", "02:00:00:00:00:02"
+		peer := nstest.NewPeer(t)
+		peer.NIC(t, "eth0", first)
+		m := &Machine{Network: &network.Kernel{Root: t.TempDir()}}
+		nets := map[string]settings.Network{
+			"a": {Type: "manual", IP: "10.0.0.5", Netmask: "255.255.255.0", MAC: first},
+			"b": {Type: "manual", IP: "10.1.0.5", Netmask: "255.255.255.0", MAC: late},
+		}
+		var want network.Desired
+		planned := make(chan error, 1)
+		waits := make(chan struct{})
+		step := engine.Step{Name: "network", Deadline: time.Minute, Run: func(ctx context.Context, s *engine.Span) error {
+			close(waits)
+			_, plan, planErr, err := m.observeNetwork(ctx, s, nets)
+			want = plan
+			planned <- errors.Join(planErr, err)
+			return nil
+		}}
+		go func() { _, _, _ = newEngine(t).Run(t.Context(), []engine.Step{step}) }()
+		<-waits
+		select {
+		case err := <-planned:
+			t.Fatalf("without the second NIC: got a plan, %v", err)
+		case <-time.After(200 * time.Millisecond):
+		}
+		peer.NIC(t, "eth1", late)
+		if err := <-planned; err != nil || len(want.Links) != 2 {
+			t.Errorf("with both NICs: %+v, %v", want, err)
 		}
 	})
 }
