@@ -38,7 +38,7 @@ func SetReadOnly(ctx context.Context, target string, readOnly bool, report func(
 	if readOnly {
 		flag = "ro"
 	}
-	return whileBusy(ctx, "set "+flag+" on", target, occupants, report, func() error {
+	return whileBusy(ctx, "remount "+flag, target, occupants, report, func() error {
 		fd, err := unix.Fspick(unix.AT_FDCWD, target, unix.FSPICK_CLOEXEC|unix.FSPICK_NO_AUTOMOUNT)
 		if err != nil {
 			return err
@@ -58,7 +58,7 @@ func SetBindReadOnly(ctx context.Context, target string, readOnly bool, report f
 	if readOnly {
 		change = unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
 	}
-	return whileBusy(ctx, "change the mount", target, occupants, report,
+	return whileBusy(ctx, "remount", target, occupants, report,
 		func() error { return unix.MountSetattr(unix.AT_FDCWD, target, 0, &change) })
 }
 

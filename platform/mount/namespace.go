@@ -132,7 +132,7 @@ var goneErrors = []error{unix.ENOENT, unix.ENXIO, unix.ENODEV, unix.ENOMEDIUM}
 // AwaitReleased waits until Released returns true. If ctx ends before, the error names the processes.
 func AwaitReleased(ctx context.Context, m Entry, bind bool, report func([]Process)) error {
 	users := func(string) ([]Process, error) { return holders(m, bind) }
-	return whileBusy(ctx, "await the release of", m.Source, users, report, func() error {
+	return whileBusy(ctx, "wait for the users of", m.Source, users, report, func() error {
 		released, err := Released(m, bind)
 		if err == nil && !released {
 			err = unix.EBUSY

@@ -84,7 +84,7 @@ func UnmountReporting(ctx context.Context, target string, report func([]Process)
 
 // AwaitUnused waits until the mount at target could be unmounted, but does not unmount it.
 func AwaitUnused(ctx context.Context, target string, report func([]Process)) error {
-	return whileBusy(ctx, "await the end of use of", target, occupants, report, func() error {
+	return whileBusy(ctx, "wait for the users of", target, occupants, report, func() error {
 		path, err := resolve(target) // clears the mark of an earlier call
 		if err != nil {
 			return err
