@@ -23,6 +23,7 @@ import (
 	"cambium/settings"
 	"cambium/settings/store"
 	"cambium/storage"
+	"cambium/storage/decide"
 )
 
 // fixed are settings that are there already.
@@ -65,6 +66,8 @@ type drives struct {
 	store                    error            // why the store cannot be mounted
 	warning                  string           // why it is empty
 	working                  string           // the disk that is being checked
+	storePlan                []storage.Change // if set, the plan of the store
+	mounted                  int              // calls of MountStore that did not only plan
 }
 
 func (d *drives) SetupRaw(context.Context, []settings.DiskHint, bool) ([]storage.Change, error) {
@@ -86,7 +89,12 @@ func (d *drives) GrowRoot(context.Context, *settings.DiskHint, bool) (changes []
 	return changes, nil
 }
 
-func (d *drives) MountStore(context.Context, bool) (changes []storage.Change, warning string, err error) {
+func (d *drives) MountStore(_ context.Context, acting bool) (changes []storage.Change, warning string, err error) {
+	if acting {
+		d.mounted++
+	} else if d.storePlan != nil {
+		return d.storePlan, "", nil
+	}
 	if d.mounts {
 		changes = []storage.Change{{Device: "/dev/sdc1"}}
 	}
@@ -236,8 +244,8 @@ func TestNoJobStartsOnAnEmptyStore(t *testing.T) {
 		t.Fatalf("got %s %q, %d starts, withheld %q", v.State, v.Line(), daemon.starts, m.JobsWithheld())
 	}
 	m.RecheckStore(t.Context())
-	if daemon.starts != 0 || m.JobsWithheld() == "" {
-		t.Fatal("the phase ended without the disk")
+	if daemon.starts != 0 || m.JobsWithheld() == "" || disks.mounted != 1 {
+		t.Fatalf("the phase ended without the disk, or what rechecks has mounted it: %d mounts", disks.mounted)
 	}
 	disks.store = nil
 	for range 2 {
@@ -246,6 +254,30 @@ func TestNoJobStartsOnAnEmptyStore(t *testing.T) {
 	if daemon.starts != 1 || m.JobsWithheld() != "" || len(reasons) != 2 || reasons[1] != "" {
 		t.Errorf("%d starts, withheld %q, announced %q", daemon.starts, m.JobsWithheld(), reasons)
 	}
+}
+
+// A store whose disk is missing is not mounted, because waiting for it would block the disk actions. When the disk is
+// there, it is.
+func TestAwaitedStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disks, daemon := &drives{store: errors.New("the disk vol-1 is missing")}, &supervisor{}
+		m := &Machine{Settings: fixed{}, Persistent: disks, Supervisor: daemon}
+		_, rest := bootMachine(t, m)
+		rest()
+		disks.store, disks.storePlan = nil, []storage.Change{{Op: decide.Await, What: "wait for it"}}
+		hour, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		m.AwaitStore(hour)
+		if disks.mounted != 1 || daemon.starts != 0 || m.JobsWithheld() == "" {
+			t.Fatalf("without the disk: %d mounts besides that of the boot, %d starts", disks.mounted-1, daemon.starts)
+		}
+		disks.storePlan = []storage.Change{{Op: decide.Mount}}
+		m.AwaitStore(t.Context())
+		if disks.mounted != 2 || daemon.starts != 1 || m.JobsWithheld() != "" {
+			t.Errorf("with the disk: %d mounts besides that of the boot, %d starts, withheld %q", disks.mounted-1,
+				daemon.starts, m.JobsWithheld())
+		}
+	})
 }
 
 // A check that goes on does not hold the boot.
@@ -288,7 +320,7 @@ func (d slowDrives) CurrentWork() (cid, what string, since time.Time) {
 
 // A mount that takes long, because it replays a journal, goes on in the background of the boot. Its end starts the
 // jobs, or says why they are not.
-func TestStoreIsMountedBehindTheBoot(t *testing.T) {
+func TestStoreIsMountedAfterTheBoot(t *testing.T) {
 	for name, failure := range map[string]error{"mounted": nil, "not mounted": errors.New("bad superblock")} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -175,6 +175,9 @@ func TestJobsAreWithheldAsPlanned(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			if c.disks.mounted > 0 {
+				t.Error("the plan has mounted the store")
+			}
 			var warnings, planned string
 			for _, s := range steps {
 				if s.Error != "" {
